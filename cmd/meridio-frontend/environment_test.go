@@ -200,7 +200,7 @@ func TestIgnoredMeridioVariables(t *testing.T) {
 func TestRefusedMeridioVariables(t *testing.T) {
 	for variable, value := range map[string]string{
 		"NFE_LOCAL_AS": "64512.1", "NFE_BGP_LOCAL_PORT": "bgp", "NFE_TABLE_ID": "-1", "NFE_NSP_ENTRY_TIMEOUT": "30",
-		"NFE_ECMP": "perhaps", "NFE_VRRPS": "fe80::1%eth0", "NFE_METRICS_PORT": "70000", "NFE_BIRD_LOG_FILE_SIZE": "20k",
+		"NFE_ECMP": "perhaps", "NFE_VRRPS": "gateway-a", "NFE_METRICS_PORT": "70000", "NFE_BIRD_LOG_FILE_SIZE": "20k",
 	} {
 		t.Run(variable, func(t *testing.T) {
 			adopted(t, map[string]string{variable: value})

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -45,7 +44,7 @@ type runCommand struct {
 	BGPLocalPort      uint16        `name:"bgp-local-port" help:"Local BGP port, where the NSP names none." default:"10179" placeholder:"PORT" group:"BGP"`
 	BGPRemotePort     uint16        `name:"bgp-remote-port" help:"Gateways' BGP port, where the NSP names none." default:"10179" placeholder:"PORT" group:"BGP"`
 	BGPHoldTime       time.Duration `name:"bgp-hold-time" help:"Hold time, where the NSP names none." default:"3s" group:"BGP"`
-	VRRP              []nextHop     `name:"vrrp" help:"Next hop of static default routes, such as a VRRP address, repeatable. With one, no route is taken from gateways." placeholder:"ADDR" group:"BGP"`
+	VRRP              []netip.Addr  `name:"vrrp" help:"Next hop of static default routes, such as a VRRP address, repeatable. With one, no route is taken from gateways." placeholder:"ADDR" group:"BGP"`
 
 	BirdLogFile     string `help:"BIRD's own log file." default:"/var/log/bird.log" type:"path" placeholder:"FILE" group:"BIRD"`
 	BirdLogFileSize int    `help:"Size in bytes of BIRD's own log file; 0 writes none." default:"20000" placeholder:"BYTES" group:"BIRD"`
@@ -99,6 +98,11 @@ func (c *runCommand) check() error {
 	if c.HealthSocket != "" {
 		refused.Socket("--health-socket", c.HealthSocket)
 	}
+	for i, hop := range c.VRRP {
+		c.VRRP[i] = hop.Unmap()
+		refused.If(hop.IsUnspecified() || hop.IsLoopback() || hop.IsMulticast() || hop.Zone() != "",
+			"--vrrp=%s: write the address of a router on the external network, without a zone", hop)
+	}
 	c.Check(&refused)
 	refused.Add(c.CachedIdentity.Check(frontendcmd.DefaultID, true))
 	return refused.Err()
@@ -119,12 +123,14 @@ func (c *runCommand) options(log *slog.Logger) (frontend.Options, error) {
 		return frontend.Options{}, cli.Usage("%w", err)
 	}
 	o := c.Options(own, c.authorizeLB(own, log), log)
-	o.HealthSocket, o.BIRD.VRRP = c.HealthSocket, addresses(c.VRRP)
+	o.HealthSocket, o.BIRD.VRRP = c.HealthSocket, c.VRRP
 	o.BIRD.LogFile, o.BIRD.LogFileSize, o.BIRD.LogBIRD = c.BirdLogFile, c.BirdLogFileSize, c.LogBird
 	if !c.MetricsEnabled {
 		o.MetricsAddr = ""
 	}
 
+	// The watcher of Secrets writes the passwords that the NSP's gateways name, and explains why
+	// one is missing.
 	secrets := secret.New(secret.Options{
 		Dir: c.BirdDir, Namespace: c.Namespace, Log: log,
 		Host: os.Getenv("KUBERNETES_SERVICE_HOST"), Port: os.Getenv("KUBERNETES_SERVICE_PORT"),
@@ -135,10 +141,12 @@ func (c *runCommand) options(log *slog.Logger) (frontend.Options, error) {
 	source := nsp.NewSource(client)
 	o.Source, o.SourceName, o.StaleCondition = source, client.String(), nsp.Condition
 
+	// The frontend publishes the inputs of the registration and of the fallback.
 	o.Connected, o.VIPs = latest.New(false), latest.New[[]vip.VIP](nil)
 	registration := nsp.NewRegistration(client, o.Connected.Get)
 	lb := availability.NewClient(availability.ClientOptions{Host: host, VIPs: o.VIPs.Get, Log: log})
 	o.Fallback, o.Tasks = lb, []task.Task{registration, secrets}
+	// Each scrape reads copies; none of these calls blocks.
 	o.Collectors = []prometheus.Collector{metrics.NewMeridio(func() metrics.Meridio {
 		watch, registered := source.State().Load(), registration.State().Load()
 		m := metrics.Meridio{
@@ -182,22 +190,4 @@ func (c *runCommand) authorizeLB(own *identity.Source, log *slog.Logger) tlsconf
 	log.Warn("every member of the own trust domain is authorized as the load balancer, as in Meridio: "+
 		"restrict it with --lb-id", "nsp", c.NSPService)
 	return identity.AuthorizeOwnDomain(own)
-}
-
-// nextHop is a flag with an address of either family.
-type nextHop struct{ netip.Addr }
-
-func parseNextHop(s string) (nextHop, error) {
-	a, err := netip.ParseAddr(s)
-	if err == nil && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.Zone() != "") {
-		err = errors.New("write the address of a router on the external network, without a zone")
-	}
-	return nextHop{a.Unmap()}, err
-}
-
-func addresses(list []nextHop) (plain []netip.Addr) {
-	for _, hop := range list {
-		plain = append(plain, hop.Addr)
-	}
-	return plain
 }

@@ -73,6 +73,8 @@ func TestFlagsThatCannotWorkAreRefused(t *testing.T) {
 		"--namespace=A":                "--namespace=",
 		"--nsp-entry-timeout=2m":       "--nsp-entry-timeout=2m0s: at most 1m0s",
 		"--nsp-keepalive-time=-1s":     "--nsp-keepalive-time=-1s must not be negative",
+		"--vrrp=fe80::1%eth0":          "--vrrp=fe80::1%eth0: write the address of a router",
+		"--vrrp=0.0.0.0":               "--vrrp=0.0.0.0: write the address of a router",
 		"--health-socket=tcp://a:1":    "--health-socket",
 		"--local-as=0":                 "default local AS number is 0",
 		"--bgp-hold-time=1s":           "default hold time is 1s: BGP wants whole seconds between",

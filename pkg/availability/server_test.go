@@ -43,6 +43,7 @@ type fixture struct {
 	ca           *identitytest.CA
 	socket       string
 	table        *readiness.Table
+	readers      *readiness.Server
 	availability *availability.Server
 	log          lockedBuffer
 	kill         func()
@@ -79,10 +80,12 @@ func newFixture(t *testing.T, lease time.Duration) *fixture {
 		t: t, ca: identitytest.NewCA(t, "example.org"), socket: filepath.Join(identitytest.ShortDir(t), "lb.sock"),
 		table: readiness.NewTable(readiness.TableOptions{Lease: lease}),
 	}
-	f.availability = availability.NewServer(f.table, availability.ServerOptions{
-		Host: host, Peer: identity.PeerID, Log: slog.New(slog.NewTextHandler(&f.log, nil)),
+	log := slog.New(slog.NewTextHandler(&f.log, nil))
+	f.readers = readiness.NewServer(f.table, readiness.ServerOptions{
+		Peer: identity.PeerID, Log: log,
 		Role: readiness.RolesOf([]spiffeid.ID{f.ca.ID("/frontend")}, []spiffeid.ID{f.ca.ID("/reader")}),
 	})
+	f.availability = availability.NewServer(f.table, f.readers, host, log)
 	listener, err := net.Listen("unix", f.socket)
 	if err != nil {
 		t.Fatal(err)
@@ -224,7 +227,7 @@ func TestGoingAwayIsUnavailable(t *testing.T) {
 		t.Errorf("%d streams are open", n)
 	}
 	open(t, client).want(false)
-	if err := f.availability.EndWatches(t.Context()); err != nil {
+	if err := f.readers.EndWatches(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for _, o := range streams {
@@ -243,7 +246,7 @@ func TestEndIsUnavailableFirst(t *testing.T) {
 	commit(f, aReady)
 	o := open(t, f.dial("/frontend"))
 	o.want(true)
-	if err := f.availability.EndWatches(t.Context()); err != nil {
+	if err := f.readers.EndWatches(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	o.want(false)
@@ -267,7 +270,7 @@ func TestStuckReaderDelaysNoOther(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	began := time.Now()
-	err := f.availability.EndWatches(ctx)
+	err := f.readers.EndWatches(ctx)
 	t.Logf("ended after %v: %v", time.Since(began), err)
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)

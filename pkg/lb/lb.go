@@ -3,7 +3,6 @@ package lb
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"net"
@@ -201,17 +200,14 @@ func newProcess(o Options) (*process, error) {
 	if o.Targets.WriteReadinessDir != "" {
 		p.files = readinessfile.NewWriter(o.Targets.WriteReadinessDir, o.Log)
 	}
-	role := o.roles()
 	p.server = readiness.NewServer(p.table, readiness.ServerOptions{
-		Role: role, Peer: identity.PeerID, Log: o.Log,
+		Role: o.roles(), Peer: identity.PeerID, Log: o.Log,
 	})
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("failed to read the host name for frontends of Meridio: %w", err)
 	}
-	p.availability = availability.NewServer(p.table, availability.ServerOptions{
-		Host: host, Role: role, Peer: identity.PeerID, Log: o.Log,
-	})
+	p.availability = availability.NewServer(p.table, p.server, host, o.Log)
 	p.observer = newObserver(p)
 	p.loop = &loop{
 		config: p.config.Value(), sources: p.sources, checker: p.checker, index: p.index,
@@ -346,11 +342,7 @@ func (p *process) endWatches() {
 	p.health.Report(Serving, "stopping")
 	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()
-	// Concurrently, so that a hung reader of one service does not take the time of the other.
-	ends := make(chan error, 2)
-	go func() { ends <- p.server.EndWatches(ctx) }()
-	go func() { ends <- p.availability.EndWatches(ctx) }()
-	if err := errors.Join(<-ends, <-ends); err != nil {
+	if err := p.server.EndWatches(ctx); err != nil {
 		p.Log.Warn("a reader did not take the end of its stream; closing its connection", "error", err)
 	}
 }

@@ -91,7 +91,6 @@ func Program() cli.Program {
 		},
 		Options: []kong.Option{
 			cli.Mapper("a mark with a mask such as 0x01000000/0xff000000", parseMark),
-			cli.Mapper("a router id", parseRouterID),
 		},
 	}
 }
@@ -119,6 +118,7 @@ func (f *Flags) NamesLB() bool { return len(f.LBID) > 0 || !f.LBTrustDomain.IsZe
 // Check refuses flags that would fail after the start.
 func (f *Flags) Check(r *cli.Refusals) {
 	f.Log.Check(r)
+	// An empty socket or directory must not mean "no gating", which would advertise every VIP.
 	switch {
 	case f.Gating != "on":
 	case f.ReadinessDir != nil:
@@ -134,6 +134,8 @@ func (f *Flags) Check(r *cli.Refusals) {
 	executable := bird.Executable(f.BirdExecutable)
 	_, err := exec.LookPath(executable)
 	r.If(err != nil, "--bird-executable=%s: %w: install BIRD, or name its path", executable, err)
+	r.If(f.RouterID.IsValid() && (!f.RouterID.Is4() || f.RouterID.IsUnspecified()),
+		"--router-id=%s: write it like an IPv4 address other than 0.0.0.0", f.RouterID)
 	r.If(f.ImportLimit == 0,
 		"--import-limit=0: no gateway could give a route; leave it out for %d", bird.DefaultImportLimit)
 	r.Within("--drain-time", f.DrainTime, 0, time.Hour)
@@ -174,6 +176,7 @@ func (f *Flags) Options(own *identity.Source, authorize tlsconfig.Authorizer, lo
 	if f.OnLBLoss == "keep" {
 		o.Gate.OnLoss = gate.KeepOnLoss
 	}
+	// Without gating neither source of readiness is read.
 	switch {
 	case f.UsesLB():
 		o.Credentials = identity.NewCredentials(own, identity.CredentialOptions{Authorize: authorize, Log: log})
@@ -186,6 +189,7 @@ func (f *Flags) Options(own *identity.Source, authorize tlsconfig.Authorizer, lo
 // RunUntilStopped runs a frontend until the process is stopped, as the only one in its network
 // namespace.
 func (f *Flags) RunUntilStopped(ctx context.Context, o frontend.Options, stderr *logs.Writer) error {
+	// Two frontends would remove each other's rules and marks.
 	release, err := identity.OwnNetNS(ctx, "frontend", "admin socket "+f.AdminSocket)
 	if err != nil {
 		return err
@@ -203,17 +207,9 @@ func (f *Flags) RunUntilStopped(ctx context.Context, o frontend.Options, stderr 
 
 type mark struct{ Mark, Mask uint32 }
 
-func parseMark(s string) (mark, error) {
-	value, mask, _ := strings.Cut(s, "/")
-	a, errA := strconv.ParseUint(value, 0, 32)
-	b, errB := strconv.ParseUint(mask, 0, 32)
-	return mark{uint32(a), uint32(b)}, errors.Join(errA, errB)
-}
-
-func parseRouterID(s string) (netip.Addr, error) {
-	a, err := netip.ParseAddr(s)
-	if err == nil && (!a.Is4() || a.IsUnspecified()) {
-		err = errors.New("write it like an IPv4 address other than 0.0.0.0")
-	}
-	return a, err
+func parseMark(text string) (mark, error) {
+	first, second, _ := strings.Cut(text, "/")
+	value, errValue := strconv.ParseUint(first, 0, 32)
+	mask, errMask := strconv.ParseUint(second, 0, 32)
+	return mark{uint32(value), uint32(mask)}, errors.Join(errValue, errMask)
 }

@@ -134,9 +134,7 @@ func (f *fixture) vipgate(path string, o readiness.TableOptions) *vipgateLB {
 	b := &vipgateLB{table: readiness.NewTable(o), log: &logBuffer{}}
 	role := readiness.RolesOf([]spiffeid.ID{f.ca.ID("/frontend")}, []spiffeid.ID{f.ca.ID("/reader")})
 	b.readiness = readiness.NewServer(b.table, readiness.ServerOptions{Peer: identity.PeerID, Role: role})
-	b.availability = lbavailability.NewServer(b.table, lbavailability.ServerOptions{
-		Host: host, Peer: identity.PeerID, Role: role, Log: b.log.logger(),
-	})
+	b.availability = lbavailability.NewServer(b.table, b.readiness, host, b.log.logger())
 	b.kill = f.serve(path, func(r grpc.ServiceRegistrar) {
 		readinessv1.RegisterReadinessServiceServer(r, b.readiness)
 		loadbalancerv1.RegisterStreamAvailabilityServiceServer(r, b.availability)

@@ -4,8 +4,10 @@ package debug
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"math/bits"
 	"os"
 	"runtime"
 	"slices"
@@ -35,8 +37,8 @@ type document struct {
 // object is a JSON object. The key "text", which Meridio lacks, holds the complete textual form.
 type object map[string]any
 
-// maxDebugRoutes bounds the routes in the document: a gateway may announce a full table.
-const maxDebugRoutes = 20_000
+// maxRoutes bounds the routes in the document: a gateway may announce a full table.
+const maxRoutes = 20_000
 
 // neighborStates are the names of unix.NUD_* in iproute2, by bit.
 var neighborStates = [...]string{"INCOMPLETE", "REACHABLE", "STALE", "DELAY", "PROBE", "FAILED", "NOARP", "PERMANENT"}
@@ -45,36 +47,36 @@ var statisticNames = [...]string{
 	"rx-packets", "tx-packets", "rx-bytes", "tx-bytes", "rx-errors", "tx-errors", "rx-dropped", "tx-dropped",
 }
 
-// Document returns the document about this process and the network namespace of the calling thread,
-// as indented JSON. tableID is the routing table of the gateways' routes.
+// Document returns the document about this process and the network namespace of the calling
+// thread, as indented JSON. tableID is the routing table of the gateways' routes.
 func Document(version string, tableID uint32) ([]byte, error) {
 	d := &document{
 		Version: "v0.0.1", MeridioVersion: "vipgate " + version, UnixTime: time.Now().Unix(),
+		// Meridio's tools expect lists, also empty ones, and never null.
 		Environment: environment(), Interfaces: []object{}, Rules: []object{}, Routes: []object{}, Neighbors: []object{},
 	}
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return nil, fmt.Errorf("failed to read the kernel version: %w", err)
-	}
+	var kernel unix.Utsname
 	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err != nil {
-		return nil, fmt.Errorf("failed to read the uptime: %w", err)
+	if err := errors.Join(unix.Uname(&kernel), unix.Sysinfo(&info)); err != nil {
+		return nil, fmt.Errorf("failed to read kernel version and uptime: %w", err)
 	}
 	d.System = object{"cpus": runtime.NumCPU(), "cpu-info": cpus(), "host-info": object{
-		"hostname": unix.ByteSliceToString(u.Nodename[:]), "os": runtime.GOOS,
-		"kernelVersion": unix.ByteSliceToString(u.Release[:]), "kernelArch": unix.ByteSliceToString(u.Machine[:]),
-		"uptime": int64(info.Uptime), "bootTime": d.UnixTime - int64(info.Uptime), "procs": info.Procs,
+		"hostname": unix.ByteSliceToString(kernel.Nodename[:]), "os": runtime.GOOS,
+		"kernelVersion": unix.ByteSliceToString(kernel.Release[:]),
+		"kernelArch":    unix.ByteSliceToString(kernel.Machine[:]),
+		"uptime":        int64(info.Uptime), "bootTime": d.UnixTime - int64(info.Uptime), "procs": info.Procs,
 	}}
-	c, err := rtnetlink.Dial()
+	conn, err := rtnetlink.Dial()
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
-	if err := d.readLinks(c); err != nil {
+	defer conn.Close()
+	if err := d.readLinks(conn); err != nil {
 		return nil, err
 	}
-	for _, f := range vip.Families {
-		if err := d.readFamily(c, f, tableID); err != nil && !rtnetlink.FamilyAbsent(err) {
+	for _, family := range vip.Families {
+		// A kernel without IPv6 (ipv6.disable=1) has no tables of that family.
+		if err := d.readFamily(conn, family, tableID); err != nil && !rtnetlink.FamilyAbsent(err) {
 			return nil, err
 		}
 	}
@@ -85,28 +87,28 @@ func Document(version string, tableID uint32) ([]byte, error) {
 	return content, nil
 }
 
-func (d *document) readLinks(c *rtnetlink.Conn) error {
-	links, err := c.Links()
+func (d *document) readLinks(conn *rtnetlink.Conn) error {
+	links, err := conn.Links()
 	if err != nil {
 		return err
 	}
-	addrs, err := c.Addresses()
+	addresses, err := conn.Addresses()
 	if err != nil {
 		return err
 	}
-	for _, l := range links {
+	for _, link := range links {
 		ips, statistics := []string{}, object{}
-		for k, name := range statisticNames {
-			statistics[name] = l.Statistics[k]
+		for i, name := range statisticNames {
+			statistics[name] = link.Statistics[i]
 		}
-		for _, a := range addrs {
-			if a.Link == l.Index {
-				ips = append(ips, fmt.Sprintf("%s/%d", a.Addr, a.Network.Bits()))
+		for _, address := range addresses {
+			if address.Link == link.Index {
+				ips = append(ips, fmt.Sprintf("%s/%d", address.Addr, address.Network.Bits()))
 			}
 		}
 		d.Interfaces = append(d.Interfaces, object{
-			"index": l.Index, "name": l.Name, "mac": l.MAC.String(), "mtu": l.MTU, "up": l.Flags&unix.IFF_UP != 0,
-			"master-index": l.Master, "ips": ips, "statistics": statistics,
+			"index": link.Index, "name": link.Name, "mac": link.MAC.String(), "mtu": link.MTU,
+			"up": link.Flags&unix.IFF_UP != 0, "master-index": link.Master, "ips": ips, "statistics": statistics,
 		})
 	}
 	return nil
@@ -114,42 +116,41 @@ func (d *document) readLinks(c *rtnetlink.Conn) error {
 
 // readFamily reads the rules, the neighbor entries, and the routes of the main table, the gateway
 // table and the blackhole table.
-func (d *document) readFamily(c *rtnetlink.Conn, f vip.Family, tableID uint32) error {
-	rules, err := c.Rules(f)
+func (d *document) readFamily(conn *rtnetlink.Conn, family vip.Family, tableID uint32) error {
+	rules, err := conn.Rules(family)
 	if err != nil {
 		return err
 	}
-	for _, r := range rules {
+	for _, rule := range rules {
 		d.Rules = append(d.Rules, object{
-			"table": r.Table, "priority": r.Priority, "mark": r.Mark, "source": text(r.Source), "destination": "",
-			"text": r.String(),
+			"table": rule.Table, "priority": rule.Priority, "mark": rule.Mark, "source": text(rule.Source),
+			"destination": "", "text": rule.String(),
 		})
 	}
 	for _, table := range []uint32{unix.RT_TABLE_MAIN, tableID, tableID + 1} {
-		routes, err := c.Routes(f, rtnetlink.RouteFilter{Table: table})
+		routes, err := conn.Routes(family, rtnetlink.RouteFilter{Table: table})
 		if err != nil {
 			return err
 		}
-		for _, r := range routes[:min(len(routes), max(0, maxDebugRoutes-len(d.Routes)))] {
+		for _, route := range routes[:min(len(routes), max(0, maxRoutes-len(d.Routes)))] {
 			d.Routes = append(d.Routes, object{
-				"table": r.Table, "interface-index": r.Link, "destination": r.Prefix.String(),
-				"gateway": text(r.NextHop), "nexthops": []string{}, "source": "", "text": r.String(),
+				"table": route.Table, "interface-index": route.Link, "destination": route.Prefix.String(),
+				"gateway": text(route.NextHop), "nexthops": []string{}, "source": "", "text": route.String(),
 			})
 		}
 	}
-	neighbors, err := c.Neighbors(f)
+	neighbors, err := conn.Neighbors(family)
 	if err != nil {
 		return err
 	}
-	for _, n := range neighbors {
+	for _, neighbor := range neighbors {
+		// The kernel sets one bit, or none for NUD_NONE.
 		state := ""
-		for bit, name := range neighborStates {
-			if n.State&(1<<bit) != 0 {
-				state = name
-			}
+		if bit := bits.TrailingZeros(uint(neighbor.State)); bit < len(neighborStates) {
+			state = neighborStates[bit]
 		}
 		d.Neighbors = append(d.Neighbors, object{
-			"ip": n.Addr.String(), "mac": n.MAC.String(), "state": state, "interface-index": n.Link,
+			"ip": neighbor.Addr.String(), "mac": neighbor.MAC.String(), "state": state, "interface-index": neighbor.Link,
 		})
 	}
 	return nil
@@ -167,7 +168,6 @@ func cpus() []object {
 		return list
 	}
 	defer file.Close()
-	names := map[string]string{"vendor_id": "vendorId", "model name": "modelName", "cpu MHz": "mhz"}
 	lines := bufio.NewScanner(io.LimitReader(file, maxCPUInfo))
 	for lines.Scan() {
 		name, value, _ := strings.Cut(lines.Text(), ":")
@@ -175,31 +175,37 @@ func cpus() []object {
 		if name == "processor" {
 			list = append(list, object{"cpu": len(list)})
 		}
-		if key := names[name]; key == "mhz" && len(list) > 0 {
-			list[len(list)-1][key], _ = strconv.ParseFloat(value, 64) // 0 if the value is not a number
-		} else if key != "" && len(list) > 0 {
-			list[len(list)-1][key] = value
+		if len(list) == 0 {
+			continue
+		}
+		switch processor := list[len(list)-1]; name {
+		case "vendor_id":
+			processor["vendorId"] = value
+		case "model name":
+			processor["modelName"] = value
+		case "cpu MHz":
+			processor["mhz"], _ = strconv.ParseFloat(value, 64) // 0 if the value is not a number
 		}
 	}
 	return list
 }
 
 // text formats a value, or returns "" for the zero value.
-func text(v interface {
+func text(value interface {
 	IsValid() bool
 	String() string
 },
 ) string {
-	if !v.IsValid() {
+	if !value.IsValid() {
 		return ""
 	}
-	return v.String()
+	return value.String()
 }
 
 // environment returns the variables that configure a frontend. Other variables may hold secrets.
 func environment() []string {
 	prefixes := []string{"VIPGATE_", "NFE_", "MERIDIO_", "SPIFFE_ENDPOINT_SOCKET="}
-	return slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return !slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(v, prefix) })
+	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		return !slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(variable, prefix) })
 	})
 }

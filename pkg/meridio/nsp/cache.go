@@ -24,16 +24,10 @@ const (
 
 // cache stores the last accepted list in a file, for a start without the NSP.
 type cache struct {
-	o      *Options
-	failed func() // counts a failure
-	calls  files.Calls
-	wanted latest.Value[*accepted] // nil before the first accepted list since the start
-}
-
-// accepted is a list to write, and the time of its acceptance.
-type accepted struct {
-	list *nspv1.Attractor
-	at   time.Time
+	options *Options
+	failed  func() // counts a failure
+	calls   files.Calls
+	wanted  latest.Value[*cached] // nil before the first accepted list since the start
 }
 
 // cached is the content of the file.
@@ -44,8 +38,6 @@ type cached struct {
 	List      json.RawMessage `json:"list"`
 }
 
-func newCache(o *Options, failed func()) *cache { return &cache{o: o, failed: failed} }
-
 // read returns the list in the file and the time when it was received, or nil without a usable
 // file.
 func (c *cache) read() (list *nspv1.Attractor, received time.Time) {
@@ -53,49 +45,42 @@ func (c *cache) read() (list *nspv1.Attractor, received time.Time) {
 		cached
 		found bool
 	}
-	x, err := files.Do(context.Background(), &c.calls, "cache "+c.o.Cache, func() (x content, err error) {
-		_, x.found, err = durable.Read(c.o.Cache, &x.cached)
-		return x, err
+	path, log := c.options.Cache, c.options.Log
+	file, err := files.Do(context.Background(), &c.calls, "cache "+path, func() (file content, err error) {
+		_, file.found, err = durable.Read(path, &file.cached)
+		return file, err
 	})
-	if err == nil && x.found {
+	if err == nil && file.found {
 		list = &nspv1.Attractor{}
-		if err = (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(x.List, list); err != nil {
-			err = fmt.Errorf("%s %w: %w", c.o.Cache, durable.ErrCorrupt, err)
+		if err = (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(file.List, list); err != nil {
+			err = fmt.Errorf("%s %w: %w", path, durable.ErrCorrupt, err)
 		}
 	}
 	switch {
 	case errors.Is(err, durable.ErrCorrupt):
 		c.failed()
-		durable.SetAside(c.o.Cache, err, time.Now(), c.o.Log)
-		return nil, time.Time{}
+		durable.SetAside(path, err, time.Now(), log)
 	case err != nil:
 		c.failed()
-		c.o.Log.Error("failed to read the cache, starting without it", "error", err)
-		return nil, time.Time{}
-	case !x.found:
-		return nil, time.Time{}
-	case x.Trench != c.o.Trench || x.Attractor != c.o.Attractor:
-		c.o.Log.Info("cache ignored: it is of another attractor", "file", c.o.Cache,
-			"trench", x.Trench, "attractor", x.Attractor)
-		return nil, time.Time{}
+		log.Error("failed to read the cache, starting without it", "error", err)
+	case !file.found:
+	case file.Trench != c.options.Trench || file.Attractor != c.options.Attractor:
+		log.Info("cache ignored: it is of another attractor", "file", path,
+			"trench", file.Trench, "attractor", file.Attractor)
+	default:
+		return list, file.Received
 	}
-	return list, x.Received
+	return nil, time.Time{}
 }
 
 // write passes the list to run, which writes it. It does not block.
-func (c *cache) write(list *nspv1.Attractor) { c.wanted.Set(&accepted{list, time.Now().UTC()}) }
-
-// save writes a list to the file.
-func (c *cache) save(ctx context.Context, a *accepted) error {
-	list, err := protojson.Marshal(a.list)
-	if err != nil {
-		return fmt.Errorf("failed to encode the cache: %w", err)
+func (c *cache) write(list *nspv1.Attractor) {
+	content, err := protojson.Marshal(list)
+	if err != nil { // a received message can be encoded
+		c.failed()
+		return
 	}
-	_, err = files.Do(ctx, &c.calls, "cache "+c.o.Cache, func() (struct{}, error) {
-		return struct{}{}, durable.Write(c.o.Cache,
-			&cached{Trench: c.o.Trench, Attractor: c.o.Attractor, Received: a.at, List: list})
-	})
-	return err
+	c.wanted.Set(&cached{c.options.Trench, c.options.Attractor, time.Now().UTC(), content})
 }
 
 // run writes the newest list until ctx ends, and retries failed writes.
@@ -103,26 +88,30 @@ func (c *cache) run(ctx context.Context) {
 	retry := backoff.Backoff{Min: minCacheBackoff, Max: maxCacheBackoff, Jitter: 0.2}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var written *accepted
+	var written *cached
 	failure := ""
+	path, log := c.options.Cache, c.options.Log
 	for {
 		wanted, changed := c.wanted.Get()
 		timer.Stop()
 		if wanted != written {
-			err := c.save(ctx, wanted)
+			// The file system may hang; files.Do bounds the wait and has one call at a time.
+			_, err := files.Do(ctx, &c.calls, "cache "+path, func() (struct{}, error) {
+				return struct{}{}, durable.Write(path, wanted)
+			})
 			switch {
 			case ctx.Err() != nil:
 				return
 			case err == nil:
 				if failure != "" {
-					c.o.Log.Info("cache written again", "file", c.o.Cache)
+					log.Info("cache written again", "file", path)
 				}
 				written, failure = wanted, ""
 				retry.Reset()
 			default:
 				c.failed()
 				if err.Error() != failure {
-					c.o.Log.Error("failed to write the cache, retrying; a start without the NSP would use an older list",
+					log.Error("failed to write the cache, retrying; a start without the NSP would use an older list",
 						"error", err)
 				}
 				failure = err.Error()

@@ -75,7 +75,7 @@ func (o *Options) String() string { return "NSP " + o.Target }
 func (o *Options) dial() (*grpc.ClientConn, error) {
 	// passthrough uses the system resolver at each attempt. The resolver of gRPC waits up to two
 	// minutes after a failed lookup.
-	c, err := grpc.NewClient("passthrough:///"+o.Target, grpc.WithTransportCredentials(o.Credentials),
+	conn, err := grpc.NewClient("passthrough:///"+o.Target, grpc.WithTransportCredentials(o.Credentials),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: grpcbackoff.Config{
 				BaseDelay: minBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: max(minBackoff, o.MaxBackoff),
@@ -88,5 +88,5 @@ func (o *Options) dial() (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", o, err)
 	}
-	return c, nil
+	return conn, nil
 }

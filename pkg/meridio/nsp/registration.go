@@ -30,16 +30,16 @@ type RegistrationState struct {
 // Registration keeps the frontend registered at the NSP while it has external connectivity. It
 // implements task.Task.
 type Registration struct {
-	o     Options
-	up    func() (bool, <-chan struct{})
-	state latest.Value[RegistrationState]
+	options Options
+	up      func() (bool, <-chan struct{})
+	state   latest.Value[RegistrationState]
 }
 
 // NewRegistration returns a registration. up reports whether the frontend has external
 // connectivity, and returns a channel that is closed when that may have changed.
-func NewRegistration(o Options, up func() (bool, <-chan struct{})) *Registration {
-	o.Log = o.Log.With("component", "nsp", "nsp", o.Target)
-	return &Registration{o: o, up: up}
+func NewRegistration(options Options, up func() (bool, <-chan struct{})) *Registration {
+	options.Log = options.Log.With("component", "nsp", "nsp", options.Target)
+	return &Registration{options: options, up: up}
 }
 
 // State returns the state of the registration.
@@ -50,12 +50,12 @@ func (r *Registration) String() string { return "nsp-registration" }
 
 // Run keeps the registration until ctx ends, and then unregisters the frontend within a second.
 func (r *Registration) Run(ctx context.Context) error {
-	conn, err := r.o.dial()
+	conn, err := r.options.dial()
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	retry := backoff.Backoff{Min: minBackoff, Max: r.o.MaxBackoff, Jitter: 0.2}
+	retry := backoff.Backoff{Min: minBackoff, Max: r.options.MaxBackoff, Jitter: 0.2}
 	timer := time.NewTimer(0)
 	timer.Stop()
 	defer timer.Stop()
@@ -69,30 +69,29 @@ func (r *Registration) Run(ctx context.Context) error {
 			due, last = false, up
 			err := r.callWhile(ctx, conn, up)
 			entry = up || entry && err != nil
-			switch {
-			case ctx.Err() != nil:
+			if ctx.Err() != nil {
 				return r.end(conn, entry)
-			case errors.Is(err, errChanged):
+			}
+			if errors.Is(err, errChanged) {
 				due = true // the call was canceled: repeat it even if the connectivity has changed back
 				continue
 			}
 			r.show(up, err)
-			again := up && err == nil && !stored
+			// The NSP stores a new entry as disabled, and the next registration enables it.
+			due = up && err == nil && !stored
 			stored = up && err == nil
+			timer.Stop()
 			switch {
+			case due:
+				continue
 			case err != nil:
 				conn.ResetConnectBackoff()
 				timer.Reset(retry.Next())
-			case again:
-				// The NSP stores a new entry as disabled, and the next registration enables it.
-				due = true
-				continue
 			case up:
+				timer.Reset(r.options.EntryTimeout)
+			}
+			if err == nil {
 				retry.Reset()
-				timer.Reset(r.o.EntryTimeout)
-			default:
-				retry.Reset()
-				timer.Stop()
 			}
 		}
 		select {
@@ -114,11 +113,10 @@ func (r *Registration) end(conn *grpc.ClientConn, entry bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	conn.ResetConnectBackoff() // the NSP may be reachable again
-	err := r.call(ctx, conn, false, grpc.WaitForReady(true))
-	if err != nil {
-		r.o.Log.Warn("failed to unregister at the NSP, which removes the entry after a minute", "error", reason(err))
+	if err := r.call(ctx, conn, false, grpc.WaitForReady(true)); err != nil {
+		r.options.Log.Warn("failed to unregister at the NSP, which removes the entry after a minute", "error", reason(err))
 	}
-	r.state.Update(func(s RegistrationState) RegistrationState { s.Registered = false; return s })
+	r.state.Update(func(state RegistrationState) RegistrationState { state.Registered = false; return state })
 	return nil
 }
 
@@ -127,14 +125,14 @@ var errChanged = errors.New("the external connectivity changed")
 
 // callWhile registers or unregisters the frontend. It cancels the call when the connectivity
 // changes, so that a slow NSP does not delay the correction of a wrong entry.
-func (r *Registration) callWhile(ctx context.Context, conn *grpc.ClientConn, up bool) error {
+func (r *Registration) callWhile(ctx context.Context, conn *grpc.ClientConn, register bool) error {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- r.call(ctx, conn, up) }()
+	go func() { done <- r.call(ctx, conn, register) }()
 	for {
-		is, changed := r.up()
-		if is != up {
+		up, changed := r.up()
+		if up != register {
 			cancel()
 			<-done
 			return errChanged
@@ -151,38 +149,34 @@ func (r *Registration) callWhile(ctx context.Context, conn *grpc.ClientConn, up 
 func (r *Registration) call(
 	ctx context.Context, conn *grpc.ClientConn, register bool, options ...grpc.CallOption,
 ) error {
-	client := nspv1.NewTargetRegistryClient(conn)
-	target := &nspv1.Target{
-		Ips: []string{r.o.Host}, Type: nspv1.Target_FRONTEND, Context: map[string]string{"identifier": r.o.Host},
-	}
+	client, host := nspv1.NewTargetRegistryClient(conn), r.options.Host
 	method := client.Unregister
 	if register {
 		method = client.Register
 	}
-	_, err := method(ctx, target, options...)
+	_, err := method(ctx, &nspv1.Target{
+		Ips: []string{host}, Type: nspv1.Target_FRONTEND, Context: map[string]string{"identifier": host},
+	}, options...)
 	return err
 }
 
 // show publishes the result of a call. It does not log refreshes and repeated failures.
-func (r *Registration) show(up bool, err error) {
-	was := r.state.Load()
-	is := was
-	is.Err = nil
+func (r *Registration) show(register bool, err error) {
+	before := r.state.Load()
+	after := RegistrationState{Registered: register, Failures: before.Failures}
 	if err != nil {
-		is.Err = errors.New(reason(err))
-		is.Failures++
-	} else {
-		is.Registered = up
+		// The NSP may have the entry of before.
+		after = RegistrationState{before.Registered, before.Failures + 1, errors.New(reason(err))}
 	}
-	r.state.Set(is)
+	r.state.Set(after)
 	switch {
-	case err != nil && logs.Text(was.Err) != is.Err.Error():
-		r.o.Log.Warn("registration at the NSP failed, retrying", "register", up, "error", is.Err)
-	case err == nil && (is.Registered != was.Registered || was.Err != nil):
+	case err != nil && logs.Text(before.Err) != after.Err.Error():
+		r.options.Log.Warn("registration at the NSP failed, retrying", "register", register, "error", after.Err)
+	case err == nil && (after.Registered != before.Registered || before.Err != nil):
 		message := "unregistered at the NSP"
-		if up {
+		if register {
 			message = "registered at the NSP"
 		}
-		r.o.Log.Info(message, "host", r.o.Host)
+		r.options.Log.Info(message, "host", r.options.Host)
 	}
 }

@@ -43,12 +43,12 @@ type SourceState struct {
 // Source watches the attractor at the NSP. The last accepted configuration stays in force while
 // the NSP is unreachable. It implements task.Task.
 type Source struct {
-	o      Options
-	cache  *cache
-	loaded latest.Value[trench.Loaded]
-	stale  latest.Value[*trench.Stale]
-	state  latest.Value[SourceState]
-	first  time.Duration // firstListTimeout
+	options Options
+	cache   cache
+	loaded  latest.Value[trench.Loaded]
+	stale   latest.Value[*trench.Stale]
+	state   latest.Value[SourceState]
+	first   time.Duration // firstListTimeout
 
 	// The fields below are used by NewSource, and then only by Run.
 	response              *nspv1.AttractorResponse // last response of the NSP
@@ -64,13 +64,15 @@ var errNoList = errors.New("no list since the start")
 
 // NewSource returns a source with the list of the cache in force. Reading the cache takes at most
 // [files.Timeout].
-func NewSource(o Options) *Source {
-	o.Log = o.Log.With("component", "nsp", "nsp", o.Target)
-	s := &Source{o: o, current: time.Now(), first: firstListTimeout}
-	s.cache = newCache(&s.o, s.cacheFailed)
+func NewSource(options Options) *Source {
+	options.Log = options.Log.With("component", "nsp", "nsp", options.Target)
+	s := &Source{options: options, current: time.Now(), first: firstListTimeout}
+	s.cache = cache{options: &s.options, failed: func() {
+		s.change(func(state *SourceState) { state.CacheFailures++ })
+	}}
 	s.loaded.Set(trench.Loaded{
-		Config: &trench.Config{Trench: o.Trench, Attractor: trench.Attractor{
-			Name: o.Attractor, Interface: o.Defaults.Interface,
+		Config: &trench.Config{Trench: options.Trench, Attractor: trench.Attractor{
+			Name: options.Attractor, Interface: options.Defaults.Interface,
 		}},
 	})
 	s.failed = 1 // no watch has sent a list yet, so report the first failure
@@ -83,10 +85,16 @@ func NewSource(o Options) *Source {
 		return s // the version that wrote the cache had different rules
 	}
 	s.current = received
-	s.state.Update(func(st SourceState) SourceState { st.FromCache = true; return st })
+	s.change(func(state *SourceState) { state.FromCache = true })
 	s.setStale(errNoList)
-	o.Log.Warn("configuration taken from the cache until the NSP sends a list", "file", o.Cache, "received", received)
+	options.Log.Warn("configuration taken from the cache until the NSP sends a list", "file", options.Cache,
+		"received", received)
 	return s
+}
+
+// change publishes a change of the state.
+func (s *Source) change(apply func(*SourceState)) {
+	s.state.Update(func(state SourceState) SourceState { apply(&state); return state })
 }
 
 // Value returns the configuration in force. Its Err names the refused objects, or is the reason
@@ -105,7 +113,7 @@ func (s *Source) String() string { return "nsp-source" }
 
 // Run watches the attractor until ctx ends.
 func (s *Source) Run(ctx context.Context) error {
-	conn, err := s.o.dial()
+	conn, err := s.options.dial()
 	if err != nil {
 		return err
 	}
@@ -113,7 +121,7 @@ func (s *Source) Run(ctx context.Context) error {
 	defer writer.Wait()
 	defer conn.Close()
 	writer.Go(func() { s.cache.run(ctx) })
-	retry := backoff.Backoff{Min: minBackoff, Max: s.o.MaxBackoff, Jitter: 0.2}
+	retry := backoff.Backoff{Min: minBackoff, Max: s.options.MaxBackoff, Jitter: 0.2}
 	for {
 		begun := time.Now()
 		err := s.watch(ctx, conn)
@@ -121,7 +129,7 @@ func (s *Source) Run(ctx context.Context) error {
 			return ctx.Err()
 		}
 		// Do not reset the back-off for a watch that ends soon after its first list.
-		if s.failed == 0 && time.Since(begun) > s.o.MaxBackoff {
+		if s.failed == 0 && time.Since(begun) > s.options.MaxBackoff {
 			retry.Reset()
 		}
 		s.fail(err)
@@ -144,11 +152,11 @@ func (s *Source) watch(parent context.Context, conn *grpc.ClientConn) error {
 	received, ended := latest.New[*nspv1.AttractorResponse](nil), make(chan error, 1)
 	go func() { ended <- s.read(ctx, conn, received) }()
 	take := func() (changed <-chan struct{}) {
-		r, changed := received.Get()
-		if r != nil {
+		response, changed := received.Get()
+		if response != nil {
 			first.Stop()
 			s.connected()
-			s.takeResponse(r)
+			s.takeResponse(response)
 		}
 		return changed
 	}
@@ -170,28 +178,28 @@ func (s *Source) watch(parent context.Context, conn *grpc.ClientConn) error {
 // read publishes the responses of a watch until it ends, and returns the reason.
 func (s *Source) read(ctx context.Context, conn *grpc.ClientConn, to *latest.Value[*nspv1.AttractorResponse]) error {
 	stream, err := nspv1.NewConfigurationManagerClient(conn).WatchAttractor(ctx,
-		&nspv1.Attractor{Name: s.o.Attractor, Trench: &nspv1.Trench{Name: s.o.Trench}})
+		&nspv1.Attractor{Name: s.options.Attractor, Trench: &nspv1.Trench{Name: s.options.Trench}})
 	for err == nil {
-		var r *nspv1.AttractorResponse
-		if r, err = stream.Recv(); err == nil {
-			to.Set(r)
+		var response *nspv1.AttractorResponse
+		if response, err = stream.Recv(); err == nil {
+			to.Set(response)
 		}
 	}
 	return err
 }
 
 // takeResponse puts the attractor of a response in force, and passes it to the cache.
-func (s *Source) takeResponse(r *nspv1.AttractorResponse) {
-	if proto.Equal(r, s.response) { // the NSP repeats all lists after any change in the trench
+func (s *Source) takeResponse(response *nspv1.AttractorResponse) {
+	if proto.Equal(response, s.response) { // the NSP repeats all lists after any change in the trench
 		return
 	}
-	s.response = r
-	if s.take(s.o.pick(r.GetAttractors())); s.accepted != s.saved {
+	s.response = response
+	if s.take(s.options.pick(response.GetAttractors())); s.accepted != s.saved {
 		s.saved = s.accepted
 		s.cache.write(s.saved)
 	}
 	if s.accepted == s.list {
-		s.state.Update(func(st SourceState) SourceState { st.FromCache = false; return st })
+		s.change(func(state *SourceState) { state.FromCache = false })
 	}
 }
 
@@ -202,44 +210,45 @@ func (s *Source) connected() {
 		return
 	}
 	if s.list == nil || s.stale.Load() != nil {
-		s.o.Log.Info("NSP sent a list", "absent", time.Since(s.current).Round(time.Millisecond))
+		s.options.Log.Info("NSP sent a list", "absent", time.Since(s.current).Round(time.Millisecond))
 	}
 	s.current = time.Time{}
 	s.stale.Set(nil)
-	s.state.Update(func(st SourceState) SourceState { st.Connected = true; return st })
+	s.change(func(state *SourceState) { state.Connected = true })
 }
 
 // fail counts a failed watch. It does not report the first failure after a list, because the
 // watch of a reachable NSP is reopened immediately.
 func (s *Source) fail(err error) {
 	s.failed++
-	s.state.Update(func(st SourceState) SourceState { st.Failures++; return st })
+	s.change(func(state *SourceState) { state.Failures++ })
 	if s.current.IsZero() {
 		s.current = time.Now()
 	}
 	if s.failed < 2 {
-		s.o.Log.Debug("watch of the NSP ended, opening it again", "error", err)
+		s.options.Log.Debug("watch of the NSP ended, opening it again", "error", err)
 		return
 	}
-	s.state.Update(func(st SourceState) SourceState { st.Connected = false; return st })
+	s.change(func(state *SourceState) { state.Connected = false })
 	reason := errors.New(reason(err))
 	s.setStale(reason)
-	s.throttle.Log(s.o.Log.Warn, reason.Error(), "watch of the NSP failed, retrying", "error", reason)
+	s.throttle.Log(s.options.Log.Warn, reason.Error(), "watch of the NSP failed, retrying", "error", reason)
 }
 
 // setStale publishes why the NSP does not confirm the configuration in force.
 func (s *Source) setStale(reason error) {
-	cause := fmt.Sprintf("%s: %s", &s.o, reason)
-	now := s.loaded.Load()
-	if now.Generation == 0 {
-		if logs.Text(now.Err) != cause {
-			now.Err, now.At = errors.New(cause), time.Now()
-			s.loaded.Set(now)
+	cause := fmt.Sprintf("%s: %s", &s.options, reason)
+	loaded := s.loaded.Load()
+	if loaded.Generation == 0 {
+		// No configuration is in force, and this is why.
+		if logs.Text(loaded.Err) != cause {
+			loaded.Err, loaded.At = errors.New(cause), time.Now()
+			s.loaded.Set(loaded)
 		}
 	} else if s.state.Load().FromCache {
-		cause += "; the list of " + s.o.Cache + " is in force"
+		cause += "; the list of " + s.options.Cache + " is in force"
 	}
-	if was := s.stale.Load(); was == nil || was.Cause != cause {
+	if before := s.stale.Load(); before == nil || before.Cause != cause {
 		s.stale.Set(&trench.Stale{Since: s.current, Cause: cause})
 	}
 }
@@ -267,35 +276,37 @@ func (s *Source) take(list *nspv1.Attractor) {
 		return
 	}
 	s.list = list
-	now := s.loaded.Load()
-	was := now
-	c, err := s.o.convert(list)
+	before := s.loaded.Load()
+	loaded := before
+	converted, err := s.options.convert(list)
 	if err != nil {
-		now.Err, now.Partial, now.At = err, false, time.Now()
-		now.Refused++
-		s.loaded.Set(now)
-		s.o.Log.Error("list of the NSP refused, the old configuration stays in force", "error", err,
-			"generation", now.Generation)
+		loaded.Err, loaded.Partial, loaded.At = err, false, time.Now()
+		loaded.Refused++
+		s.loaded.Set(loaded)
+		s.options.Log.Error("list of the NSP refused, the old configuration stays in force", "error", err,
+			"generation", loaded.Generation)
 		return
 	}
-	s.refuse(c.refused)
-	if s.o.Keys != nil {
-		s.o.Keys.Want(secrets(list.GetGateways(), c.Config))
+	s.refuse(converted.refused)
+	if s.options.Keys != nil {
+		s.options.Keys.Want(secrets(list.GetGateways(), converted.Config))
 	}
 	s.accepted = list
-	now.Err, now.Partial = c.refused.err(), len(c.refused) > 0
-	if now.Partial {
-		now.Refused++
+	loaded.Err, loaded.Partial = converted.refused.err(), len(converted.refused) > 0
+	if loaded.Partial {
+		loaded.Refused++
 	}
-	changed := now.Generation == 0 || !reflect.DeepEqual(c.Config, now.Config)
+	// An equal configuration must not disturb the sessions, even if other objects are refused.
+	changed := before.Generation == 0 || !reflect.DeepEqual(converted.Config, before.Config)
 	if changed {
-		now.Config, now.Generation = c.Config, now.Generation+1
-		s.o.Log.Info("new configuration in force", "generation", now.Generation,
-			"vips", len(c.Attractor.VIPs), "gateways", len(c.Attractor.Gateways), "refused", len(c.refused))
+		loaded.Config, loaded.Generation = converted.Config, before.Generation+1
+		s.options.Log.Info("new configuration in force", "generation", loaded.Generation,
+			"vips", len(converted.Attractor.VIPs), "gateways", len(converted.Attractor.Gateways),
+			"refused", len(converted.refused))
 	}
-	if changed || logs.Text(was.Err) != logs.Text(now.Err) {
-		now.At = time.Now()
-		s.loaded.Set(now)
+	if changed || logs.Text(before.Err) != logs.Text(loaded.Err) {
+		loaded.At = time.Now()
+		s.loaded.Set(loaded)
 	}
 }
 
@@ -305,24 +316,20 @@ const maxRefusalLines = 20
 // refuse publishes the refused objects of a list, and logs new refusals.
 func (s *Source) refuse(refused Refusals) {
 	known := map[Refusal]bool{}
-	for _, r := range s.state.Load().Refused {
-		known[r] = true
+	for _, refusal := range s.state.Load().Refused {
+		known[refusal] = true
 	}
 	logged := 0
-	for _, r := range refused {
-		if known[r] {
+	for _, refusal := range refused {
+		if known[refusal] {
 			continue
 		}
 		if logged++; logged > maxRefusalLines {
-			s.o.Log.Error("more objects of the NSP refused; see frontend status", "refused", len(refused))
+			s.options.Log.Error("more objects of the NSP refused; see frontend status", "refused", len(refused))
 			break
 		}
-		s.o.Log.Error("object of the NSP refused, the others are in force", "kind", r.Kind, "name", quoteName(r.Name),
-			"problem", r.Problem)
+		s.options.Log.Error("object of the NSP refused, the others are in force", "kind", refusal.Kind,
+			"name", quoteName(refusal.Name), "problem", refusal.Problem)
 	}
-	s.state.Update(func(st SourceState) SourceState { st.Refused = refused; return st })
-}
-
-func (s *Source) cacheFailed() {
-	s.state.Update(func(st SourceState) SourceState { st.CacheFailures++; return st })
+	s.change(func(state *SourceState) { state.Refused = refused })
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protojson"
+
 	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
 	"github.com/vipgate/vipgate/pkg/durable"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -36,10 +38,10 @@ func TestSourceAfterCache(t *testing.T) {
 	}
 	end := func() { s.fail(errors.New("EOF")) }
 	refuse := func() {
-		valid := s.o.Defaults
-		s.o.Defaults = trench.Defaults{}
+		valid := s.options.Defaults
+		s.options.Defaults = trench.Defaults{}
 		take("20.0.0.2/32")()
-		s.o.Defaults = valid
+		s.options.Defaults = valid
 	}
 	for i, step := range []struct {
 		input                       func()
@@ -59,8 +61,12 @@ func TestSourceAfterCache(t *testing.T) {
 	} {
 		step.input()
 		written := ""
-		if a := s.cache.wanted.Load(); a != nil {
-			written = a.list.GetVips()[0].GetAddress()
+		if wanted := s.cache.wanted.Load(); wanted != nil {
+			var list nspv1.Attractor
+			if err := protojson.Unmarshal(wanted.List, &list); err != nil {
+				t.Fatal(err)
+			}
+			written = list.GetVips()[0].GetAddress()
 		}
 		st := s.State().Load()
 		if got := text(s.Value().Load().Config); got != step.vips || st.FromCache != step.fromCache ||
@@ -80,7 +86,7 @@ func TestWantedKeys(t *testing.T) {
 	static.Protocol = "static"
 	f := newFixture(t)
 	s := NewSource(f.o)
-	s.take(s.o.pick([]*nspv1.Attractor{attractor(vips("20.0.0.1/32"),
+	s.take(s.options.pick([]*nspv1.Attractor{attractor(vips("20.0.0.1/32"),
 		with(gateway("one", "169.254.100.150"), "gw", "one"), with(gateway("two", "169.254.100.151"), "gw", "two"),
 		with(gateway("same key", "169.254.100.152"), "gw", "one"), with(gateway("taken", "169.254.100.150"), "gw", "taken"),
 		with(gateway("no address", "x"), "other", "k"), gateway("open", "169.254.100.154"), static)}))
