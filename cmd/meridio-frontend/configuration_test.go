@@ -11,22 +11,18 @@ import (
 )
 
 func TestConfigurationDocument(t *testing.T) {
-	if err := clitest.Section("../../docs/meridio.md", "meridio", meridioTable(t), *update); err != nil {
-		t.Error(err)
-	}
-	variables := strings.Join(cli.Variables(program(), parser(t)), "\n")
-	if err := clitest.Section("../internal/cli/variables.txt", "meridio-frontend", variables, *update); err != nil {
-		t.Error(err)
-	}
+	clitest.Texts(t, "meridio-frontend", false, parser(t), cli.Variables(program(), parser(t)))
+	clitest.GeneratedSection(t, "../../docs/meridio.md", "meridio", meridioTable(t))
 }
 
 // meridioTable returns the table of Meridio's variables. Converting a number and a word shows the
 // effect of each conversion.
 func meridioTable(t *testing.T) string {
 	notes := map[[2]string]string{
-		{"3", "TRACE"}:    "the same values",
-		{"3s", "TRACE"}:   "whole seconds, or a duration with its unit",
-		{"info", "debug"}: "in upper or lower case; `TRACE` is `debug`, and what Meridio does not know is `info`",
+		{"0.0.0.0:3", "0.0.0.0:TRACE"}: "a port, at every address",
+		{"3", "TRACE"}:                 "the same values",
+		{"3s", "TRACE"}:                "whole seconds, or a duration with its unit",
+		{"info", "debug"}:              "in upper or lower case; `TRACE` is `debug`, and an unknown level is `info`",
 	}
 	var b strings.Builder
 	b.WriteString("| Meridio's variable | vipgate's | Values |\n|---|---|---|\n")
@@ -56,5 +52,5 @@ func meridioTable(t *testing.T) string {
 // podDefaults lists the variables whose defaults belong to Meridio's pod.
 var podDefaults = []string{
 	"VIPGATE_ADMIN_SOCKET", "VIPGATE_BIRD_LOG_FILE", "VIPGATE_BIRD_LOG_FILE_SIZE", "VIPGATE_HEALTH_SOCKET",
-	"VIPGATE_IDENTITY_CACHE", "VIPGATE_METRICS_HOST",
+	"VIPGATE_IDENTITY_CACHE", "VIPGATE_METRICS_ADDRESS",
 }
