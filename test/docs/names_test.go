@@ -1,7 +1,6 @@
 package docs
 
 import (
-	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -43,8 +42,6 @@ func known() map[string]metrics.Metric {
 	return all
 }
 
-var update = flag.Bool("update", false, "write the list of metrics instead of comparing it")
-
 // TestMetricsAreListed compares the list of metrics in the reference with the programs. What each
 // metric means is in its HELP line at /metrics.
 func TestMetricsAreListed(t *testing.T) {
@@ -83,9 +80,7 @@ func TestMetricsAreListed(t *testing.T) {
 		}
 		b.WriteString("\n")
 	}
-	if err := clitest.Section(reference(t).path, "metrics", b.String(), *update); err != nil {
-		t.Error(err)
-	}
+	clitest.GeneratedSection(t, reference(t).path, "metrics", b.String())
 }
 
 var metricPattern = regexp.MustCompile(`\b(?:vipgate|grpc_server)_[a-z0-9_]*[a-z0-9]\b`)
