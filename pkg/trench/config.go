@@ -48,8 +48,8 @@ type Config struct {
 	Trench string `yaml:"trench,required" form:"name" remedy:"write the name of the trench"`
 	// The VIPs that the frontend advertises, and the gateways they are advertised to.
 	Attractor Attractor `yaml:"attractor,required" remedy:"write its name, vips and gateways"`
-	// The streams that the load balancer serves. A VIP is ready when at least one stream that serves it has
-	// minReady ready targets of the VIP's family.
+	// The streams that the load balancer serves. A VIP is ready when at least one stream that serves
+	// it has minReady ready targets of the VIP's family.
 	Streams []Stream `yaml:"streams"` // in the order of the file
 
 	// Digest is the SHA-256 of the file that the configuration was read from, by which its watcher
@@ -138,13 +138,13 @@ type Stream struct {
 	// How many targets of a VIP's family must be ready.
 	MinReady int `yaml:"minReady" min:"1" max:"1000000" default:"1"`
 	// How the targets are checked. May be left out when the file has no targets of the stream.
-	Check Check `yaml:"check" remedy:"write one of tcp, http, grpc, such as tcp: {port: 5000}" empty:"the field"` // the zero Check when it is left out
+	Check Check `yaml:"check" remedy:"write one of tcp, http, grpc, such as tcp: {port: 5000}" empty:"the field"`
 	// How long a target that leaves keeps the flows it has.
 	DrainTime time.Duration `yaml:"drainTime" min:"0s" max:"1h" default:"5s"`
 	// How the flows of the stream are spread over its targets. Left out, or {}: the defaults.
 	Maglev Maglev `yaml:"maglev"`
-	// The packets that the data plane forwards in addition to ICMP; it drops all other packets to the VIPs. Left out: all
-	// packets are forwarded.
+	// The packets that the data plane forwards in addition to ICMP; it drops all other packets to the
+	// VIPs. Left out: all packets are forwarded.
 	//
 	// No two have a port of a protocol in common, and all of them have MaxMatch ports at most.
 	Match []Match `yaml:"match" max:"100" remedy:"write protocols and ports" empty:"the field to forward all packets"`

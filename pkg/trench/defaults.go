@@ -72,8 +72,10 @@ func (gateway *Gateway) complete(defaults Defaults) {
 	if gateway.Protocol == Static {
 		return
 	}
-	gateway.LocalASN, gateway.RemoteASN = cmp.Or(gateway.LocalASN, int64(defaults.LocalASN)), cmp.Or(gateway.RemoteASN, int64(defaults.RemoteASN))
-	gateway.LocalPort, gateway.RemotePort = cmp.Or(gateway.LocalPort, int(defaults.LocalPort)), cmp.Or(gateway.RemotePort, int(defaults.RemotePort))
+	gateway.LocalASN, gateway.RemoteASN = cmp.Or(gateway.LocalASN, int64(defaults.LocalASN)),
+		cmp.Or(gateway.RemoteASN, int64(defaults.RemoteASN))
+	gateway.LocalPort, gateway.RemotePort = cmp.Or(gateway.LocalPort, int(defaults.LocalPort)),
+		cmp.Or(gateway.RemotePort, int(defaults.RemotePort))
 	gateway.HoldTime = cmp.Or(gateway.HoldTime, defaults.HoldTime)
 }
 

@@ -107,11 +107,12 @@ func (result *validation) object(path string, object reflect.Value) {
 		field, fieldPath := &fields[i], member(path, fields[i].Key)
 		value := field.Of(object)
 		switch {
-		// A static gateway must not have the fields of a BGP session, although zero is out of their bounds.
+		// A static gateway has no fields of a BGP session: zero, which is out of bounds otherwise.
 		case gateway == nil || field.protocol == "" || gateway.Protocol.String() == field.protocol:
 			result.value(fieldPath, value, field)
 		case !value.IsZero():
-			result.report(fieldPath, "conflicts with protocol: static, which has no BGP session", "remove it, or write protocol: bgp")
+			result.report(fieldPath, "conflicts with protocol: static, which has no BGP session",
+				"remove it, or write protocol: bgp")
 		}
 	}
 	if constrained, ok := pointer.(checker); ok {
@@ -206,7 +207,8 @@ func (config *Config) check(result *validation, _ string) {
 
 func (attractor *Attractor) check(result *validation, path string) {
 	if count := len(attractor.VIPs); count > MaxVIPs {
-		result.report(member(path, "vips"), fmt.Sprintf("has %d VIPs", count), fmt.Sprintf("an attractor has %d at most", MaxVIPs))
+		result.report(member(path, "vips"), fmt.Sprintf("has %d VIPs", count),
+			fmt.Sprintf("an attractor has %d at most", MaxVIPs))
 	} else {
 		result.checkVIPs(member(path, "vips"), attractor.VIPs)
 	}
@@ -218,7 +220,8 @@ func (attractor *Attractor) check(result *validation, path string) {
 	unique(result, "gateway address", addresses, within(gateways, "address"))
 	first := -1 // static gateway with BFD
 	for i, gateway := range attractor.Gateways {
-		result.outsideVIPs(within(gateways, "address")(i), gateway.Address, "a gateway cannot be reached through itself, change one of them")
+		result.outsideVIPs(within(gateways, "address")(i), gateway.Address,
+			"a gateway cannot be reached through itself, change one of them")
 		switch at := within(gateways, "bfd"); {
 		case gateway.Protocol != Static || gateway.BFD == nil:
 		case first < 0:
@@ -247,7 +250,8 @@ func (result *validation) checkVIPs(path string, vips []vip.VIP) {
 			continue
 		}
 		wide := result.covers[len(result.covers)-1]
-		result.conflict(place(first[candidate]), place(first[wide]), fmt.Sprintf("VIP %s lies in the VIP %s", candidate, wide), "remove one of them, "+
+		result.conflict(place(first[candidate]), place(first[wide]), fmt.Sprintf("VIP %s lies in the VIP %s",
+			candidate, wide), "remove one of them, "+
 			"since the wider VIP attracts the traffic of the narrower one even while that is withdrawn")
 	}
 }
@@ -274,7 +278,8 @@ func (stream *Stream) check(result *validation, path string) {
 	place := func(i int) string { return index(member(path, "vips"), i) }
 	unique(result, "VIP", stream.VIPs, place)
 	for i, served := range stream.VIPs {
-		if _, found := slices.BinarySearchFunc(result.sorted, served, vip.Compare); result.vipsKnown && !found && !served.IsZero() {
+		if _, found := slices.BinarySearchFunc(result.sorted, served, vip.Compare); result.vipsKnown && !found &&
+			!served.IsZero() {
 			result.report(place(i), fmt.Sprintf("VIP %s is not one of the attractor", served),
 				"add it to attractor.vips or remove it here")
 		}
@@ -333,11 +338,14 @@ func (stream *Stream) checkTargets(result *validation, path string) {
 		for nth, address := range ips {
 			addresses, paths = append(addresses, address), append(paths, func() string { return place(nth) })
 		}
-		if len(ips) > 0 && !slices.ContainsFunc(ips, func(address netip.Addr) bool { return families.Has(vip.FamilyOf(address)) }) {
-			result.report(within(path, "ips")(i), fmt.Sprintf("has no %s address, and the stream's check.families is %s, so that "+
-				"nothing would check it", familyName(families == OnlyIPv4), families), "add one, or write families: both")
+		if len(ips) > 0 && !slices.ContainsFunc(ips,
+			func(address netip.Addr) bool { return families.Has(vip.FamilyOf(address)) }) {
+			result.report(within(path, "ips")(i),
+				fmt.Sprintf("has no %s address, and the stream's check.families is %s, so that "+
+					"nothing would check it", familyName(families == OnlyIPv4), families), "add one, or write families: both")
 		}
-		result.onePerFamily(ips, "a target has one of a family, make a second target of it", "write the target's own address", place)
+		result.onePerFamily(ips, "a target has one of a family, make a second target of it",
+			"write the target's own address", place)
 	}
 	unique(result, "target address", addresses, func(i int) string { return paths[i]() })
 }
@@ -417,13 +425,15 @@ func (check *Check) check(result *validation, path string) {
 				check.Families), "remove it, or write families: both")
 		}
 	}
-	result.onePerFamily(check.Sources[:], "checks of a family come from one", "what comes from a VIP is sent to the gateways, write "+
-		"an address of the load balancer's own", place)
+	result.onePerFamily(check.Sources[:], "checks of a family come from one",
+		"what comes from a VIP is sent to the gateways, write "+
+			"an address of the load balancer's own", place)
 }
 
 func (settings *TLSCheck) check(result *validation, path string) {
 	if settings.Insecure && settings.CAFile != "" {
-		result.report(member(path, "caFile"), "conflicts with insecure: true, which takes any certificate", "remove one of them")
+		result.report(member(path, "caFile"), "conflicts with insecure: true, which takes any certificate",
+			"remove one of them")
 	}
 }
 

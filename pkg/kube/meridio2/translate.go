@@ -35,7 +35,8 @@ func Translate(objects Objects) translation.Result {
 	}
 	result.Trench = translation.Verdict{Object: reference(objects.Gateway), Generation: objects.Gateway.GetGeneration()}
 	if objects.Gateway.GetDeletionTimestamp() != nil {
-		result.Trench.Reason, result.Trench.Message = ReasonDeleting, "the Gateway is being deleted: create it again to change it"
+		result.Trench.Reason, result.Trench.Message = ReasonDeleting,
+			"the Gateway is being deleted: create it again to change it"
 		return result
 	}
 	state := translator{gateway: objects.Gateway}
@@ -53,7 +54,8 @@ func Translate(objects Objects) translation.Result {
 
 func reference(object *unstructured.Unstructured) corev1.ObjectReference {
 	return corev1.ObjectReference{
-		APIVersion: object.GetAPIVersion(), Kind: object.GetKind(), Namespace: object.GetNamespace(), Name: object.GetName(), UID: object.GetUID(),
+		APIVersion: object.GetAPIVersion(), Kind: object.GetKind(), Namespace: object.GetNamespace(),
+		Name: object.GetName(), UID: object.GetUID(),
 	}
 }
 
@@ -89,7 +91,8 @@ func (state *translator) translate(routers []*unstructured.Unstructured) error {
 		if !refersTo(object, state.gateway) || object.GetDeletionTimestamp() != nil {
 			continue
 		}
-		verdict := translation.ServiceVerdict{Verdict: translation.Verdict{Object: reference(object), Generation: object.GetGeneration()}}
+		verdict := translation.ServiceVerdict{Verdict: translation.Verdict{Object: reference(object),
+			Generation: object.GetGeneration()}}
 		if refused := state.accept(object); refused == nil {
 			verdict.Accepted, verdict.Reason = true, ReasonAccepted
 			verdict.Message = fmt.Sprintf("is gateway %s of interface %s", object.GetName(), state.config.Attractor.Interface)
@@ -130,7 +133,10 @@ func (state *translator) readVIPs() error {
 	}
 	slices.SortFunc(vips, vip.Compare)
 	state.config.Attractor.VIPs = slices.Compact(vips)
-	slices.SortFunc(state.problems, func(address, b translation.Problem) int { return cmp.Compare(address.Message, b.Message) })
+	slices.SortFunc(state.problems, func(address, b translation.Problem) int {
+		return cmp.Compare(address.Message,
+			b.Message)
+	})
 	return nil
 }
 
@@ -158,7 +164,8 @@ func (state *translator) accept(object *unstructured.Unstructured) *refusal {
 	case router.Spec.Interface == "":
 		return refuse(ReasonInvalid, "spec.interface: is missing: write the name of an interface")
 	case len(object.GetName()) > maxName:
-		return refuse(ReasonNameTooLong, "metadata.name: has %d characters: create the GatewayRouter with a name of %d at most",
+		return refuse(ReasonNameTooLong,
+			"metadata.name: has %d characters: create the GatewayRouter with a name of %d at most",
 			len(object.GetName()), maxName)
 	}
 	gateway, refused := router.gateway(object.GetName())
@@ -174,7 +181,8 @@ func (state *translator) accept(object *unstructured.Unstructured) *refusal {
 	}
 	if common := state.config.Attractor.Interface; len(older) > 0 && common != router.Spec.Interface {
 		return refuse(ReasonInterfaceDiffers, "spec.interface: is %s, but that of the older GatewayRouter %s is %s: reach "+
-			"all routers of a Gateway by one interface, or use one Gateway for each", router.Spec.Interface, older[0].Name, common)
+			"all routers of a Gateway by one interface, or use one Gateway for each", router.Spec.Interface,
+			older[0].Name, common)
 	}
 	state.config = config
 	return nil

@@ -33,7 +33,8 @@ type record struct {
 func Record(service *corev1.Service) string {
 	last, _ := recordOf(service)
 	accepted := record{
-		Generation: last.Generation, Annotations: map[string]string{}, Ports: service.Spec.Ports, Selector: service.Spec.Selector,
+		Generation: last.Generation, Annotations: map[string]string{}, Ports: service.Spec.Ports,
+		Selector:                 service.Spec.Selector,
 		PublishNotReadyAddresses: service.Spec.PublishNotReadyAddresses,
 	}
 	for _, name := range annotations {
@@ -192,7 +193,8 @@ func (candidate *candidate) vips() []vip.VIP {
 
 // verdict returns the verdict on a candidate, and adds its stream, if any, to the trench file.
 func (state *translator) verdict(candidate *candidate) ServiceVerdict {
-	verdict := ServiceVerdict{Verdict: Verdict{Object: reference(candidate.service), Generation: candidate.service.Generation}}
+	verdict := ServiceVerdict{Verdict: Verdict{Object: reference(candidate.service),
+		Generation: candidate.service.Generation}}
 	if stream := candidate.stream; stream != nil {
 		state.settings.names[stream.Name] = true
 		state.streams = append(state.streams, stream)

@@ -21,7 +21,8 @@ func fileName(name string) string {
 func shortened(name string, limit int) string {
 	allowed := func(character rune) rune {
 		switch {
-		case character >= 'a' && character <= 'z', character >= 'A' && character <= 'Z', character >= '0' && character <= '9', character == '.', character == '_', character == '-':
+		case character >= 'a' && character <= 'z', character >= 'A' && character <= 'Z', character >= '0' &&
+			character <= '9', character == '.', character == '_', character == '-':
 			return character
 		}
 		return '-'

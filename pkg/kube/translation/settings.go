@@ -45,8 +45,8 @@ func newSettings(source *v1alpha1.Trench, secrets []*corev1.Secret, keyDir strin
 		return nil, err
 	}
 	result.readPublish()
-	// A gateway has a Secret where the trench file has a path, so it is replaced before the file's reader
-	// checks all fields.
+	// A gateway has a Secret where the trench file has a path, so it is replaced before the file's
+	// reader checks all fields.
 	attractor, err := result.readGateways(secrets, keyDir)
 	if err != nil {
 		return nil, err
@@ -105,7 +105,8 @@ func (settings *settings) readNetwork() error {
 	for position, text := range network.Subnets {
 		subnet, err := netip.ParsePrefix(text)
 		if err != nil || subnet.Addr().Is4In6() || subnet != subnet.Masked() {
-			return fmt.Errorf("spec.network.subnets[%d]: is %q: write a prefix such as 172.16.0.0/16 or fd00:16::/64", position, text)
+			return fmt.Errorf("spec.network.subnets[%d]: is %q: write a prefix such as 172.16.0.0/16 or fd00:16::/64",
+				position, text)
 		}
 		settings.subnets = append(settings.subnets, subnet)
 	}
@@ -161,7 +162,8 @@ const maxFileName = 255
 
 func (settings *settings) readPassword(secrets []*corev1.Secret, name, key, file string) {
 	namespace := settings.trench.Namespace
-	position := slices.IndexFunc(secrets, func(secret *corev1.Secret) bool { return secret.Namespace == namespace && secret.Name == name })
+	position := slices.IndexFunc(secrets,
+		func(secret *corev1.Secret) bool { return secret.Namespace == namespace && secret.Name == name })
 	if position >= 0 && len(secrets[position].Data[key]) > 0 {
 		settings.keys[file] = secrets[position].Data[key]
 		return

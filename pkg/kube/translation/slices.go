@@ -86,7 +86,8 @@ func (state *translator) sliceEndpoints(service *corev1.Service) []*endpoint {
 			}
 			// An address identifies a target, and a target has one of a family.
 			holder, taken := holders[address]
-			if ofFamily := &found.ips[vip.FamilyOf(address)]; taken && holder != name || ofFamily.IsValid() && *ofFamily != address {
+			if ofFamily := &found.ips[vip.FamilyOf(address)]; taken && holder != name || ofFamily.IsValid() &&
+				*ofFamily != address {
 				found.problem(ReasonAddressTaken, "EndpointSlice %s has address %s of %s, which has another one of that family, "+
 					"or the address belongs to another endpoint: remove one of them", slice.Name, address, name)
 			} else {
@@ -105,10 +106,12 @@ func (state *translator) sliceEndpoints(service *corev1.Service) []*endpoint {
 func translatedPort(service *corev1.Service, slice *discoveryv1.EndpointSlice) string {
 	for _, slicePort := range slice.Ports {
 		for _, servicePort := range service.Spec.Ports {
-			if slicePort.Port == nil || slicePort.Name != nil && *slicePort.Name != servicePort.Name && len(service.Spec.Ports) > 1 {
+			if slicePort.Port == nil || slicePort.Name != nil && *slicePort.Name != servicePort.Name &&
+				len(service.Spec.Ports) > 1 {
 				continue
 			}
-			if *slicePort.Port != servicePort.Port && (slicePort.Protocol == nil || *slicePort.Protocol == protocol(servicePort.Protocol)) {
+			if *slicePort.Port != servicePort.Port && (slicePort.Protocol == nil ||
+				*slicePort.Protocol == protocol(servicePort.Protocol)) {
 				return fmt.Sprintf("port %d of the Service is %d there, and vipgate does not translate ports: "+
 					"let the application listen on port %d", servicePort.Port, *slicePort.Port, servicePort.Port)
 			}

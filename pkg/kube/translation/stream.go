@@ -49,9 +49,11 @@ var annotations = map[string]string{
 // newStream returns the stream of a Service without targets.
 func (state *translator) newStream(service *corev1.Service) (*trench.Stream, *refusal) {
 	for _, port := range service.Spec.Ports {
-		if target := port.TargetPort.IntValue(); port.TargetPort.Type == intstr.Int && target != 0 && target != int(port.Port) {
+		if target := port.TargetPort.IntValue(); port.TargetPort.Type == intstr.Int && target != 0 &&
+			target != int(port.Port) {
 			return nil, refuse(ReasonPortTranslation, "port %d has the targetPort %d, and vipgate does not translate "+
-				"ports: let the application listen on port %d, or set port and targetPort to %d", port.Port, target, port.Port, target)
+				"ports: let the application listen on port %d, or set port and targetPort to %d", port.Port, target,
+				port.Port, target)
 		}
 	}
 	vips, refused := state.claim(service)

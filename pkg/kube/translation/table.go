@@ -15,7 +15,8 @@ func (result Result) Table() string {
 	fmt.Fprintln(writer, "KIND\tNAME\tACCEPTED\tREASON\tMESSAGE")
 	row := func(object corev1.ObjectReference, accepted bool, reason, message string) {
 		name := strings.TrimPrefix(object.Namespace+"/"+object.Name, "/")
-		fmt.Fprintf(writer, "%s\t%s\t%t\t%s\t%s\n", object.Kind, name, accepted, reason, strings.ReplaceAll(message, "\n", " "))
+		fmt.Fprintf(writer, "%s\t%s\t%t\t%s\t%s\n", object.Kind, name, accepted, reason, strings.ReplaceAll(message,
+			"\n", " "))
 	}
 	verdict := func(judged Verdict) {
 		row(judged.Object, judged.Accepted, judged.Reason, judged.Message)

@@ -42,7 +42,8 @@ func (state *translator) addTargets(service *corev1.Service, stream *trench.Stre
 		if !endpoint.terminating {
 			problems = append(problems, endpoint.problems...)
 		}
-		if endpoint.ips == (addresses{}) || !endpoint.ready && !endpoint.terminating && !service.Spec.PublishNotReadyAddresses {
+		if endpoint.ips == (addresses{}) || !endpoint.ready && !endpoint.terminating &&
+			!service.Spec.PublishNotReadyAddresses {
 			continue
 		}
 		// A target without a checked address would never become ready.

@@ -64,7 +64,8 @@ func (result *Result) translate(objects Objects, options Options) error {
 	class := v1alpha1.LoadBalancerClass(decoded.Name)
 	var services []*corev1.Service
 	for _, service := range objects.Services {
-		if named := service.Spec.LoadBalancerClass; service.Spec.Type == corev1.ServiceTypeLoadBalancer && named != nil && *named == class &&
+		if named := service.Spec.LoadBalancerClass; service.Spec.Type == corev1.ServiceTypeLoadBalancer &&
+			named != nil && *named == class &&
 			service.DeletionTimestamp == nil && slices.Contains(settings.namespaces, service.Namespace) {
 			services = append(services, service)
 		}
@@ -78,7 +79,8 @@ func (result *Result) translate(objects Objects, options Options) error {
 	}
 	slices.SortFunc(result.Services, func(a, b ServiceVerdict) int {
 		service, y := a.Object, b.Object
-		return cmp.Or(cmp.Compare(service.Namespace, y.Namespace), cmp.Compare(service.Name, y.Name), cmp.Compare(service.UID, y.UID))
+		return cmp.Or(cmp.Compare(service.Namespace, y.Namespace), cmp.Compare(service.Name, y.Name),
+			cmp.Compare(service.UID, y.UID))
 	})
 	slices.SortFunc(state.streams, func(a, b *trench.Stream) int { return strings.Compare(a.Name, b.Name) })
 	result.Keys, result.Trench.Problems = settings.keys, settings.problems
@@ -100,7 +102,8 @@ func list(vips []vip.VIP) string {
 }
 
 func reference(service *corev1.Service) corev1.ObjectReference {
-	return corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name, UID: service.UID}
+	return corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace,
+		Name: service.Name, UID: service.UID}
 }
 
 // file returns the content of the trench file, or why it is refused.

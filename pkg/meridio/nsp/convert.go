@@ -96,7 +96,8 @@ func (options *Options) pick(attractors []*nspv1.Attractor) *nspv1.Attractor {
 	picked := &nspv1.Attractor{Name: options.Attractor, Trench: &nspv1.Trench{Name: options.Trench}}
 	for _, attractor := range attractors {
 		// The NSP returns an attractor without a trench to the clients of each trench.
-		if name := attractor.GetTrench().GetName(); attractor.GetName() == options.Attractor && (name == options.Trench || name == "") {
+		if name := attractor.GetTrench().GetName(); attractor.GetName() == options.Attractor &&
+			(name == options.Trench || name == "") {
 			picked.Vips = append(picked.Vips, attractor.GetVips()...)
 			picked.Gateways = append(picked.Gateways, attractor.GetGateways()...)
 		}

@@ -26,7 +26,8 @@ type Problem struct {
 
 // String returns "file:line: field: message".
 func (problem Problem) String() string {
-	return fmt.Sprintf("%s:%d: %s%s", problem.File, problem.Line, strings.TrimPrefix(problem.Field+": ", ": "), problem.Message)
+	return fmt.Sprintf("%s:%d: %s%s", problem.File, problem.Line, strings.TrimPrefix(problem.Field+": ", ": "),
+		problem.Message)
 }
 
 // Errors lists the problems of a rejected file in file order: at least one, at most 100.

@@ -205,7 +205,8 @@ func checks(t *testing.T, c trench.Check, vips []vip.VIP) {
 			kinds++
 		}
 	}
-	if kinds != 1 || c.HTTP.Port == 0 && c.HTTP != (trench.HTTPCheck{}) || c.GRPC.Port == 0 && c.GRPC != (trench.GRPCCheck{}) {
+	if kinds != 1 || c.HTTP.Port == 0 && c.HTTP != (trench.HTTPCheck{}) || c.GRPC.Port == 0 &&
+		c.GRPC != (trench.GRPCCheck{}) {
 		t.Fatalf("check %+v", c)
 	}
 	between(t, "the interval", c.Interval, 10*time.Millisecond, time.Hour)
@@ -293,7 +294,8 @@ func FuzzParse(f *testing.F) {
 		checkConfig(t, c)
 		text := Marshal(c)
 		again, err := Parse("f", text,
-			trench.Defaults{Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second})
+			trench.Defaults{Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4,
+				HoldTime: 5 * time.Second})
 		if err != nil {
 			t.Fatalf("a marshaled configuration is refused: %v\n%s", err, text)
 		}

@@ -23,8 +23,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// MaxSize limits the file size, and thus the memory for a rejected file: parsing takes 20
-// times the size. [trench.MaxVIPs] in the attractor and in a stream with 10 000 targets take 5 MB; a
+// MaxSize limits the file size, and thus the memory for a rejected file: parsing takes 20 times
+// the size. [trench.MaxVIPs] in the attractor and in a stream with 10 000 targets take 5 MB; a
 // ConfigMap holds 1 MiB.
 const MaxSize = 8 << 20
 
@@ -142,7 +142,8 @@ func (rejected *Errors) syntax(err error, data []byte) {
 	last := lines(data)
 	message := failure.Message
 	if failure.ContextMsg != "" {
-		message = fmt.Sprintf("%s (%s that began in line %d)", message, failure.ContextMsg, min(failure.ContextMark.Line, last))
+		message = fmt.Sprintf("%s (%s that began in line %d)", message, failure.ContextMsg,
+			min(failure.ContextMark.Line, last))
 	}
 	rejected.add(min(failure.Mark.Line, last), failure.Mark.Column, "",
 		"not valid YAML: "+message+": mind the indentation, the brackets and the quotes")

@@ -115,7 +115,8 @@ func TestReferenceFile(t *testing.T) {
 			},
 			{
 				Name: "stream-a-5", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1,
-				Check: byDefault(trench.Check{HTTP: trench.HTTPCheck{Port: 80, Path: "/", Status: "200-399", TLS: trench.TLSCheck{On: true}}}),
+				Check: byDefault(trench.Check{HTTP: trench.HTTPCheck{Port: 80, Path: "/", Status: "200-399",
+					TLS: trench.TLSCheck{On: true}}}),
 			},
 			{Name: "stream-a-6", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second},
 		},
@@ -136,7 +137,8 @@ func byDefault(c trench.Check) trench.Check {
 }
 
 func TestDefaults(t *testing.T) {
-	d := trench.Defaults{Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second}
+	d := trench.Defaults{Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4,
+		HoldTime: 5 * time.Second}
 	c, err := Parse("f", []byte(good), d)
 	if err != nil {
 		t.Fatal(err)
@@ -488,7 +490,8 @@ func TestRefusedFiles(t *testing.T) {
 				"    - name: g1\n      address: 169.254.100.152\n      protocol: static\n      bfd: {}\n" +
 				"    - name: g2\n      address: 169.254.100.153\n      bfd: {minTx: 50ms}\n" +
 				"    - name: gw4\n      protocol: static\n      bfd: {minTx: 100ms}",
-			"f.yaml:18: attractor.gateways[3].bfd: differs from static gateway \"g1\" in line 12: static gateways share the BFD parameters of the interface, write the same values",
+			"f.yaml:18: attractor.gateways[3].bfd: differs from static gateway \"g1\" in line 12: static " +
+				"gateways share the BFD parameters of the interface, write the same values",
 		},
 		{
 			"other protocol", "name: gw4", "name: gw4\n      protocol: ospf",
@@ -584,7 +587,8 @@ func TestRefusedFiles(t *testing.T) {
 		},
 		{
 			"empty check", "{tcp: {port: 5000}}", "{}",
-			"f.yaml:13: streams[0].check: is an empty mapping: write one of tcp, http, grpc, such as tcp: {port: 5000}, or remove the field",
+			"f.yaml:13: streams[0].check: is an empty mapping: write one of tcp, http, grpc, such " +
+				"as tcp: {port: 5000}, or remove the field",
 		},
 		{
 			"null check", "{tcp: {port: 5000}}", "",
@@ -922,7 +926,8 @@ func TestWantedStatus(t *testing.T) {
 
 func TestUnreadableFile(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := Read(dir, trench.DefaultDefaults()); err == nil || !strings.Contains(err.Error(), "is not a regular file") {
+	if _, err := Read(dir, trench.DefaultDefaults()); err == nil || !strings.Contains(err.Error(),
+		"is not a regular file") {
 		t.Errorf("a directory: %v", err)
 	}
 	if _, err := Read(dir+"/missing.yaml", trench.DefaultDefaults()); !errors.Is(err, os.ErrNotExist) ||

@@ -396,10 +396,12 @@ func TestTagsMatchConstants(t *testing.T) {
 	if got := tag(reflect.TypeFor[trench.Stream](), "Match"); got != strconv.Itoa(trench.MaxMatch) {
 		t.Errorf("a match has %s entries at most, want %d", got, trench.MaxMatch)
 	}
-	if d, err := time.ParseDuration(tag(reflect.TypeFor[trench.Stream](), "DrainTime")); err != nil || d != trench.MaxDrainTime {
+	if d, err := time.ParseDuration(tag(reflect.TypeFor[trench.Stream](), "DrainTime")); err != nil ||
+		d != trench.MaxDrainTime {
 		t.Errorf("the longest drain time is %v, %v, want %v", d, err, trench.MaxDrainTime)
 	}
-	if d, err := time.ParseDuration(tag(reflect.TypeFor[trench.Gateway](), "HoldTime")); err != nil || d != 65535*time.Second {
+	if d, err := time.ParseDuration(tag(reflect.TypeFor[trench.Gateway](), "HoldTime")); err != nil ||
+		d != 65535*time.Second {
 		t.Errorf("the longest hold time is %v, %v, want 65535 s", d, err)
 	}
 }

@@ -24,7 +24,8 @@ func parseStale(data []byte) (*trench.Stale, error) {
 	at, cause, _ := strings.Cut(strings.TrimSuffix(string(data), "\n"), " ")
 	since, err := time.Parse(time.RFC3339, at)
 	if err != nil || strings.TrimSpace(cause) == "" {
-		return nil, fmt.Errorf("%s is not a time such as 2006-01-02T15:04:05Z, a space and a cause", trench.Quote(string(data)))
+		return nil, fmt.Errorf("%s is not a time such as 2006-01-02T15:04:05Z, a space and a cause",
+			trench.Quote(string(data)))
 	}
 	return &trench.Stale{Since: since, Cause: quoteControls(cause)}, nil
 }
