@@ -102,7 +102,8 @@ func (s sbom) add(to common.ElementID, relationship, name, version, locator stri
 		s.Packages = append(s.Packages, added)
 	}
 	s.Relationships = append(s.Relationships, &spdx.Relationship{
-		RefA: common.MakeDocElementID("", string(to)), RefB: common.MakeDocElementID("", string(id)), Relationship: relationship,
+		RefA: common.MakeDocElementID("", string(to)), RefB: common.MakeDocElementID("", string(id)),
+		Relationship: relationship,
 	})
 	return id
 }
