@@ -168,10 +168,13 @@ func (state *translator) accept(object *unstructured.Unstructured) *refusal {
 			"metadata.name: has %d characters: create the GatewayRouter with a name of %d at most",
 			len(object.GetName()), maxName)
 	}
+	// The CustomResourceDefinition refuses these, too; an object of a command line has not passed it.
 	gateway, refused := router.gateway(object.GetName())
 	if refused != nil {
 		return refused
 	}
+	// The older GatewayRouters are valid, so the first problem belongs to this one, alone or in a
+	// conflict.
 	config := state.config
 	older := config.Attractor.Gateways
 	config.Attractor.Gateways = append(slices.Clip(older), gateway)
@@ -209,6 +212,7 @@ func (router *router) gateway(name string) (gateway trench.Gateway, refused *ref
 	}
 	gateway.LocalASN, gateway.RemoteASN = session.LocalASN, session.RemoteASN
 	gateway.LocalPort, gateway.RemotePort = port(session.LocalPort), port(session.RemotePort)
+	// Meridio 2 sends whole seconds to BIRD: it cuts off the rest.
 	gateway.HoldTime = hold.Truncate(time.Second)
 	gateway.BFD, refused = session.BFD.convert("spec.bgp.bfd.")
 	return gateway, refused

@@ -149,6 +149,7 @@ func (options *Options) convert(list *nspv1.Attractor) (result converted, err er
 	}
 	config = config.Complete(options.Defaults)
 
+	// An object has one refusal with all its problems.
 	problems := map[place]string{}
 	describe := func(path string) string {
 		where, _ := placeOf(path)

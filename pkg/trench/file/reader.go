@@ -311,6 +311,7 @@ func (state *reader) list(source yamlValue, target reflect.Value, field *trench.
 	default:
 		target.SetZero()
 	}
+	// A hostile file may have a million invalid items: stop at the limit of reported problems.
 	path := source.fullPath()
 	for i := range items {
 		if state.full() {
