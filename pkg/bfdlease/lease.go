@@ -68,34 +68,34 @@ type change struct {
 
 // New returns a Lease that is idle until Run.
 func New(log *slog.Logger) *Lease {
-	l := &Lease{
+	lease := &Lease{
 		log: log, began: time.Now().Add(-time.Nanosecond), changes: make(chan change),
 		refresh: refreshTable, write: writeTable, version: generation, remove: removeTable,
 	}
-	_, _ = rand.Read(l.token[:]) // crypto/rand never fails
-	return l
+	_, _ = rand.Read(lease.token[:]) // crypto/rand never fails
+	return lease
 }
 
 // String implements task.Task.
-func (l *Lease) String() string { return "BFD lease" }
+func (lease *Lease) String() string { return "BFD lease" }
 
 // State returns the state of the lease in the kernel.
-func (l *Lease) State() *latest.Value[State] { return &l.state }
+func (lease *Lease) State() *latest.Value[State] { return &lease.state }
 
 // Attract orders the families that attract traffic. It does not block. Each call is also a
 // heartbeat: the lease of an order older than a second is not refreshed.
-func (l *Lease) Attract(now time.Time, families Families) {
-	l.heard.Store(int64(now.Sub(l.began)))
-	if l.ordered.Load() != families {
-		l.ordered.Set(families)
+func (lease *Lease) Attract(now time.Time, families Families) {
+	lease.heard.Store(int64(now.Sub(lease.began)))
+	if lease.ordered.Load() != families {
+		lease.ordered.Set(families)
 	}
 }
 
 // Settled reports whether the kernel permits BFD packets only for the ordered families.
-func (l *Lease) Settled() bool {
-	ordered, st := l.ordered.Load(), l.state.Load()
-	for f := range ordered {
-		if st.Attract[f] && !ordered[f] {
+func (lease *Lease) Settled() bool {
+	ordered, state := lease.ordered.Load(), lease.state.Load()
+	for family := range ordered {
+		if state.Attract[family] && !ordered[family] {
 			return false
 		}
 	}
@@ -104,11 +104,11 @@ func (l *Lease) Settled() bool {
 
 // Gateways replaces the addresses of static gateways and returns after they are written to the
 // kernel. Without addresses the table is removed. Run must be running.
-func (l *Lease) Gateways(ctx context.Context, addresses []netip.Addr) error {
-	c := change{addresses, make(chan error, 1)}
+func (lease *Lease) Gateways(ctx context.Context, addresses []netip.Addr) error {
+	change := change{addresses, make(chan error, 1)}
 	select {
-	case l.changes <- c:
-		return <-c.done // bounded by the netlink timeout
+	case lease.changes <- change:
+		return <-change.done // bounded by the netlink timeout
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -118,34 +118,34 @@ func (l *Lease) Gateways(ctx context.Context, addresses []netip.Addr) error {
 // writes the table without attracting families. Without gateways an order does not wake Run: with
 // a single VIP every flip is an order, and BIRD would answer the poll that a change of State
 // triggers before it reads the UPDATE of the flip.
-func (l *Lease) Run(ctx context.Context) error {
+func (lease *Lease) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	failures := backoff.Backoff{Min: 50 * time.Millisecond, Max: Interval}
 	for {
-		_, reordered := l.ordered.Get()
-		if len(l.gateways) == 0 {
+		_, reordered := lease.ordered.Get()
+		if len(lease.gateways) == 0 {
 			reordered = nil
 		}
 		var done chan error
 		select {
 		case <-ctx.Done():
-			l.apply(time.Now(), Families{})
+			lease.apply(time.Now(), Families{})
 			return nil
-		case c := <-l.changes:
-			l.written = l.written && slices.Equal(l.gateways, c.gateways)
-			l.gateways, done = slices.Clone(c.gateways), c.done
+		case change := <-lease.changes:
+			lease.written = lease.written && slices.Equal(lease.gateways, change.gateways)
+			lease.gateways, done = slices.Clone(change.gateways), change.done
 		case <-reordered:
 		case <-timer.C:
 		}
-		err := l.apply(time.Now(), l.ordered.Load())
+		err := lease.apply(time.Now(), lease.ordered.Load())
 		wait := Interval
 		if err != nil {
 			wait = failures.Next()
 		} else {
 			failures.Reset()
 		}
-		if timer.Reset(wait); err == nil && len(l.gateways) == 0 {
+		if timer.Reset(wait); err == nil && len(lease.gateways) == 0 {
 			timer.Stop() // without gateways no element needs a refresh
 		}
 		if done != nil {
@@ -155,89 +155,89 @@ func (l *Lease) Run(ctx context.Context) error {
 }
 
 // apply reconciles the table with the ordered families and updates State.
-func (l *Lease) apply(now time.Time, ordered Families) error {
-	st := l.state.Load()
-	heard := l.heard.Load()
-	fresh := heard != 0 && now.Sub(l.began)-time.Duration(heard) <= freshness
-	rest := Timeout - now.Sub(l.refreshed)
+func (lease *Lease) apply(now time.Time, ordered Families) error {
+	state := lease.state.Load()
+	heard := lease.heard.Load()
+	fresh := heard != 0 && now.Sub(lease.began)-time.Duration(heard) <= freshness
+	rest := Timeout - now.Sub(lease.refreshed)
 	var attract Families
-	for f := range ordered {
+	for family := range ordered {
 		// Without a fresh order the elements expire instead of being removed: a frontend that was
 		// briefly starved of CPU time must not lose its sessions.
-		attract[f] = len(l.gateways) > 0 && ordered[f] && (fresh || st.Attract[f] && rest > 0)
+		attract[family] = len(lease.gateways) > 0 && ordered[family] && (fresh || state.Attract[family] && rest > 0)
 	}
 	if fresh {
 		rest = Timeout
 	}
-	c := content{l.gateways, attract, rest, l.token}
-	if err := l.ensure(now, c, fresh && attract != Families{}, st.Attract); err != nil {
-		if st.Err == nil || st.Err.Error() != err.Error() {
-			l.log.Error("failed to write the lease of BFD sessions; static gateways may stay attracted", "error", err)
-			st.Err = err
-			l.state.Set(st)
+	content := content{lease.gateways, attract, rest, lease.token}
+	if err := lease.ensure(now, content, fresh && attract != Families{}, state.Attract); err != nil {
+		if state.Err == nil || state.Err.Error() != err.Error() {
+			lease.log.Error("failed to write the lease of BFD sessions; static gateways may stay attracted", "error", err)
+			state.Err = err
+			lease.state.Set(state)
 		}
 		return err
 	}
 	since := now
-	if !l.sessions {
+	if !lease.sessions {
 		since = time.Time{} // the order precedes the first gateway
 	}
-	l.sessions = len(l.gateways) > 0
-	if st.Err != nil || st.Attract != attract {
-		for f := range attract {
-			if st.Attract[f] != attract[f] {
-				st.Since[f] = since
+	lease.sessions = len(lease.gateways) > 0
+	if state.Err != nil || state.Attract != attract {
+		for family := range attract {
+			if state.Attract[family] != attract[family] {
+				state.Since[family] = since
 			}
 		}
-		if st.Err != nil {
-			l.log.Info("lease of BFD sessions written again")
+		if state.Err != nil {
+			lease.log.Info("lease of BFD sessions written again")
 		}
-		st.Attract, st.Err = attract, nil
-		l.state.Set(st)
+		state.Attract, state.Err = attract, nil
+		lease.state.Set(state)
 	}
 	return nil
 }
 
 // ensure refreshes the lease if a refresh is due. It writes the table if the content or the
 // ruleset has changed since the last write.
-func (l *Lease) ensure(now time.Time, c content, refresh bool, before Families) error {
-	if len(c.gateways) == 0 {
-		if l.written {
+func (lease *Lease) ensure(now time.Time, content content, refresh bool, before Families) error {
+	if len(content.gateways) == 0 {
+		if lease.written {
 			return nil
 		}
-		err := l.remove()
-		l.written = err == nil
+		err := lease.remove()
+		lease.written = err == nil
 		return err
 	}
-	generation, err := l.version()
+	generation, err := lease.version()
 	if err != nil {
 		generation = 0 // unknown: forces a write
 	}
-	unchanged := l.written && before == c.attract && generation != 0 && generation == l.generation
+	unchanged := lease.written && before == content.attract && generation != 0 && generation == lease.generation
 	if unchanged {
 		// A timer tick may be slightly early.
-		if !refresh || now.Sub(l.refreshed) < Interval-Interval/10 {
+		if !refresh || now.Sub(lease.refreshed) < Interval-Interval/10 {
 			return nil
 		}
-		err := l.refresh(c)
+		err := lease.refresh(content)
 		if err == nil {
-			l.refreshed = now
+			lease.refreshed = now
 			return nil
 		}
-		l.log.Warn("failed to refresh the lease of BFD sessions, writing its table again", "error", err)
+		lease.log.Warn("failed to refresh the lease of BFD sessions, writing its table again", "error", err)
 	}
-	l.written = false
-	if err := l.write(c); err != nil {
+	lease.written = false
+	if err := lease.write(content); err != nil {
 		return err
 	}
-	l.written, l.generation = true, 0
-	if c.rest == Timeout {
-		l.refreshed = now
+	lease.written, lease.generation = true, 0
+	if content.rest == Timeout {
+		lease.refreshed = now
 	}
 	// Only the write itself may separate the two generations: a concurrent transaction of another
 	// process may have changed the table.
-	if after, err := l.version(); err == nil && after == generation+1 {
-		l.generation = after
+	if after, err := lease.version(); err == nil && after == generation+1 {
+		lease.generation = after
 	}
 	return nil
 }

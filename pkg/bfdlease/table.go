@@ -44,7 +44,7 @@ const attractSet = "attract"
 var gatewaySets = [...]string{"gateways4", "gateways6"}
 
 // description describes the table.
-func (c content) description() nft.Table {
+func (content content) description() nft.Table {
 	// The elements of the attracting families expire unless refreshRule refreshes them.
 	attract := nft.Set{
 		Name: attractSet, Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, KeyType: nft.TypeFamily, KeyLen: 1,
@@ -52,14 +52,14 @@ func (c content) description() nft.Table {
 	table := inet
 	output := nft.Chain{
 		Name: "output", Type: "filter", Hook: unix.NF_INET_LOCAL_OUT, Policy: nft.PolicyAccept,
-		Priority: int32(*nftables.ChainPriorityRaw), Rules: []nft.Rule{refreshRule(c.token)},
+		Priority: int32(*nftables.ChainPriorityRaw), Rules: []nft.Rule{refreshRule(content.token)},
 	}
 	for _, family := range vip.Families {
-		if c.attract[family] {
-			attract.Elements = append(attract.Elements, nft.Element{Key: []byte{protocolOf(family)}, Timeout: c.rest})
+		if content.attract[family] {
+			attract.Elements = append(attract.Elements, nft.Element{Key: []byte{protocolOf(family)}, Timeout: content.rest})
 		}
 		gateways := nft.AddressSet(gatewaySets[family], family, 0)
-		for _, address := range c.gateways {
+		for _, address := range content.gateways {
 			if vip.FamilyOf(address) == family {
 				gateways.Elements = append(gateways.Elements, nft.Element{Key: address.AsSlice()})
 			}
@@ -72,8 +72,8 @@ func (c content) description() nft.Table {
 	return table
 }
 
-func protocolOf(f vip.Family) byte {
-	if f == vip.IPv6 {
+func protocolOf(family vip.Family) byte {
+	if family == vip.IPv6 {
 		return unix.NFPROTO_IPV6
 	}
 	return unix.NFPROTO_IPV4
@@ -115,17 +115,17 @@ func refreshRule(secret token) nft.Rule {
 
 // refreshTable refreshes the elements of the attracting families. The rule's drop verdict makes
 // each write fail with EPERM; any other result means that the rule is missing.
-func refreshTable(c content) error {
+func refreshTable(content content) error {
 	conn, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: refreshPort})
 	if err != nil {
 		return fmt.Errorf("failed to open a socket: %w", err)
 	}
 	defer conn.Close()
-	for _, f := range vip.Families {
-		if !c.attract[f] {
+	for _, family := range vip.Families {
+		if !content.attract[family] {
 			continue
 		}
-		_, err := conn.Write(append(c.token[:len(c.token):len(c.token)], protocolOf(f)))
+		_, err := conn.Write(append(content.token[:len(content.token):len(content.token)], protocolOf(family)))
 		if !errors.Is(err, unix.EPERM) {
 			return fmt.Errorf("rule in nftables table inet %s is missing: a packet was not dropped (%w)",
 				TableName, cmp.Or(err, errPassed))
@@ -138,21 +138,21 @@ var errPassed = errors.New("it was sent")
 
 // dropRule returns `udp dport 3784 ip daddr @gateways4 meta nfproto != @attract drop`, or the same
 // for IPv6.
-func dropRule(f vip.Family) nft.Rule {
+func dropRule(family vip.Family) nft.Rule {
 	// Offset and length of the destination address (RFC 791, RFC 8200).
 	offset, length := uint32(16), uint32(4)
-	if f == vip.IPv6 {
+	if family == vip.IPv6 {
 		offset, length = 24, 16
 	}
 	return nft.NewRule(inet.Family, "",
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocolOf(f)}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocolOf(family)}},
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{controlPort >> 8, controlPort & 0xff}},
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
-		&expr.Lookup{SourceRegister: 1, SetName: gatewaySets[f]},
+		&expr.Lookup{SourceRegister: 1, SetName: gatewaySets[family]},
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Lookup{SourceRegister: 1, SetName: attractSet, Invert: true},
 		&expr.Verdict{Kind: expr.VerdictDrop},
@@ -169,11 +169,11 @@ func inKernel(do func(*nft.Conn) error) error {
 }
 
 // writeTable replaces the table in one transaction.
-func writeTable(c content) error {
+func writeTable(content content) error {
 	return inKernel(func(conn *nft.Conn) error {
-		var t nft.Transaction
-		t.Replace(c.description(), nil)
-		return conn.Commit(&t, nil)
+		var transaction nft.Transaction
+		transaction.Replace(content.description(), nil)
+		return conn.Commit(&transaction, nil)
 	})
 }
 
@@ -196,9 +196,9 @@ func Cleanup(ctx context.Context) error {
 
 func removeTable() error {
 	err := inKernel(func(conn *nft.Conn) error {
-		t := nft.Transaction{Table: inet}
-		t.DeleteTable()
-		return conn.Commit(&t, nil)
+		transaction := nft.Transaction{Table: inet}
+		transaction.DeleteTable()
+		return conn.Commit(&transaction, nil)
 	})
 	if errors.Is(err, unix.ENOENT) {
 		return nil

@@ -62,16 +62,16 @@ type Addresses struct {
 // NewAddresses returns an Addresses that announces on the interface that named returns, or on all
 // interfaces if named is nil.
 func NewAddresses(log *slog.Logger, named func() string) *Addresses {
-	a := &Addresses{log: log.With("component", "addresses"), ready: make(chan struct{}), named: named}
-	a.read()
-	return a
+	addresses := &Addresses{log: log.With("component", "addresses"), ready: make(chan struct{}), named: named}
+	addresses.read()
+	return addresses
 }
 
 // Ready is closed after Run has subscribed to address notifications, or failed to subscribe.
-func (a *Addresses) Ready() <-chan struct{} { return a.ready }
+func (watched *Addresses) Ready() <-chan struct{} { return watched.ready }
 
 // String implements task.Task.
-func (a *Addresses) String() string { return "addresses" }
+func (watched *Addresses) String() string { return "addresses" }
 
 // Source returns why connections from the address from, or from an address that the kernel
 // selects, to the address to would lack a usable source address, or "". passing reports whether
@@ -79,31 +79,31 @@ func (a *Addresses) String() string { return "addresses" }
 // for a target that is reached through a router, any address of the family. If from belongs to
 // another interface, the link-local address is required, too, since the kernel sends IPv6
 // neighbor solicitations from it.
-func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.list == nil {
+func (watched *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
+	watched.mu.Lock()
+	defer watched.mu.Unlock()
+	if watched.list == nil {
 		return "", false // unknown: the health check itself will fail
 	}
 	var candidates, near, chosen, linkLocal []address
-	for _, x := range a.list {
+	for _, entry := range watched.list {
 		switch {
-		case vip.FamilyOf(x.Addr) != vip.FamilyOf(to) || x.Addr.IsLoopback() != to.IsLoopback():
+		case vip.FamilyOf(entry.Addr) != vip.FamilyOf(to) || entry.Addr.IsLoopback() != to.IsLoopback():
 			continue
-		case onLink(x.Addr) && !onLink(to):
-			linkLocal = append(linkLocal, x)
+		case onLink(entry.Addr) && !onLink(to):
+			linkLocal = append(linkLocal, entry)
 			continue
-		case x.Addr == from:
-			chosen = append(chosen, x)
+		case entry.Addr == from:
+			chosen = append(chosen, entry)
 		}
-		candidates = append(candidates, x)
-		if x.Network.Contains(to) {
-			near = append(near, x)
+		candidates = append(candidates, entry)
+		if entry.Network.Contains(to) {
+			near = append(near, entry)
 		}
 	}
 	on := func(addrs []address) func(address) bool {
-		return func(x address) bool {
-			return slices.ContainsFunc(addrs, func(y address) bool { return x.Link == y.Link })
+		return func(entry address) bool {
+			return slices.ContainsFunc(addrs, func(y address) bool { return entry.Link == y.Link })
 		}
 	}
 	switch {
@@ -116,7 +116,7 @@ func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
 				return problem, passing
 			}
 		}
-		linkLocal = slices.DeleteFunc(linkLocal, func(x address) bool { return x.Duplicate() || !on(near)(x) })
+		linkLocal = slices.DeleteFunc(linkLocal, func(entry address) bool { return entry.Duplicate() || !on(near)(entry) })
 		if len(linkLocal) == 0 {
 			return "", false
 		}
@@ -136,7 +136,7 @@ func lacking(addrs []address) (problem string, passing bool) {
 	if slices.ContainsFunc(addrs, address.usable) {
 		return "", false
 	}
-	i := slices.IndexFunc(addrs, func(x address) bool { return !x.Duplicate() })
+	i := slices.IndexFunc(addrs, func(entry address) bool { return !entry.Duplicate() })
 	if i < 0 {
 		return fmt.Sprintf("duplicate address detection failed for own address %s", addrs[0].Addr), false
 	}
@@ -144,32 +144,32 @@ func lacking(addrs []address) (problem string, passing bool) {
 }
 
 // Run watches the addresses until ctx ends, in the network namespace of the calling thread.
-func (a *Addresses) Run(ctx context.Context) error {
-	w := &watch{Listener: rtnetlink.NewListener(), changed: make(chan struct{}, 1)}
-	err := w.listen("addresses", unix.NETLINK_ROUTE, func(netlink.Message) bool { return true },
+func (watched *Addresses) Run(ctx context.Context) error {
+	watcher := &watch{Listener: rtnetlink.NewListener(), changed: make(chan struct{}, 1)}
+	err := watcher.listen("addresses", unix.NETLINK_ROUTE, func(netlink.Message) bool { return true },
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
-		a.log.Warn("address notifications are not available, polling only", "interval", addressPoll, "error", err)
+		watched.log.Warn("address notifications are not available, polling only", "interval", addressPoll, "error", err)
 	}
-	defer w.close(a.log)
-	a.notified = err == nil
-	close(a.ready)
+	defer watcher.close(watched.log)
+	watched.notified = err == nil
+	close(watched.ready)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	known, failed := map[address]progress{}, w.Failed()
+	known, failed := map[address]progress{}, watcher.Failed()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-failed:
-			failed, a.notified = nil, false
-			a.log.Warn("address notifications failed, polling only", "interval", addressPoll, "error", w.Err())
-		case <-w.changed:
+			failed, watched.notified = nil, false
+			watched.log.Warn("address notifications failed, polling only", "interval", addressPoll, "error", watcher.Err())
+		case <-watcher.changed:
 		case <-timer.C:
 		}
-		a.read()
+		watched.read()
 		var wait time.Duration
-		known, wait = a.announce(known, time.Now())
+		known, wait = watched.announce(known, time.Now())
 		timer.Reset(wait)
 	}
 }
@@ -182,90 +182,90 @@ type progress struct {
 
 // announce announces the due addresses. It returns the progress of each address and the wait
 // before the next announcement or listing.
-func (a *Addresses) announce(before map[address]progress, now time.Time) (map[address]progress, time.Duration) {
-	known := make(map[address]progress, len(a.list)) // only Run changes the list
+func (watched *Addresses) announce(before map[address]progress, now time.Time) (map[address]progress, time.Duration) {
+	known := make(map[address]progress, len(watched.list)) // only Run changes the list
 	wait := tick.Until(now, addressPoll)
-	if a.notified && a.err == nil {
+	if watched.notified && watched.err == nil {
 		wait = tick.Until(now, addressCheck)
 	}
 	var due []address
 	var first []netip.Addr
-	for _, x := range a.list {
-		if !x.usable() || x.mac == [6]byte{} {
+	for _, entry := range watched.list {
+		if !entry.usable() || entry.mac == [6]byte{} {
 			continue
 		}
-		p := before[x]
-		if p.sent < announcements && !p.due.After(now) {
-			if due = append(due, x); p.sent == 0 {
-				first = append(first, x.Addr)
+		problem := before[entry]
+		if problem.sent < announcements && !problem.due.After(now) {
+			if due = append(due, entry); problem.sent == 0 {
+				first = append(first, entry.Addr)
 			}
-			p.sent, p.due = p.sent+1, now.Add(announceEvery)
+			problem.sent, problem.due = problem.sent+1, now.Add(announceEvery)
 		}
-		if known[x] = p; p.sent < announcements {
-			wait = min(wait, p.due.Sub(now))
+		if known[entry] = problem; problem.sent < announcements {
+			wait = min(wait, problem.due.Sub(now))
 		}
 	}
-	if len(due) == 0 || a.mute {
+	if len(due) == 0 || watched.mute {
 		return known, wait
 	}
 	switch err := sendAnnouncements(due); {
 	case errors.Is(err, unix.EPERM):
-		a.mute = true
-		a.log.Info("own addresses are not announced without NET_RAW: neighbors with stale entries do not reach "+
+		watched.mute = true
+		watched.log.Info("own addresses are not announced without NET_RAW: neighbors with stale entries do not reach "+
 			"this pod for up to 45 s; grant it, or set net.ipv4.conf.all.arp_notify=1 and "+
 			"net.ipv6.conf.all.ndisc_notify=1 before the addresses are added", "error", err)
 	case err != nil:
-		a.log.Warn("failed to announce own addresses", "error", err)
+		watched.log.Warn("failed to announce own addresses", "error", err)
 	case len(first) > 0:
-		a.log.Info("own addresses announced", "addresses", first)
+		watched.log.Info("own addresses announced", "addresses", first)
 	}
 	return known, wait
 }
 
-func (a *Addresses) read() {
-	list, err := listAddresses(a.named)
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (watched *Addresses) read() {
+	list, err := listAddresses(watched.named)
+	watched.mu.Lock()
+	defer watched.mu.Unlock()
 	// The change that interrupted the dump also sends a notification, which triggers another read.
-	if err != nil && a.err == nil && !errors.Is(err, rtnetlink.ErrInterrupted) {
-		a.log.Warn("failed to list own addresses", "error", err)
+	if err != nil && watched.err == nil && !errors.Is(err, rtnetlink.ErrInterrupted) {
+		watched.log.Warn("failed to list own addresses", "error", err)
 	}
-	if a.err = err; err == nil {
-		a.list = list
+	if watched.err = err; err == nil {
+		watched.list = list
 	}
 }
 
 // listAddresses returns the addresses of all interfaces, with a MAC address if they are
 // announced.
 func listAddresses(named func() string) ([]address, error) {
-	c, err := rtnetlink.Dial()
+	conn, err := rtnetlink.Dial()
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
-	links, err := c.Links()
+	defer conn.Close()
+	links, err := conn.Links()
 	if err != nil {
 		return nil, err
 	}
-	listed, err := c.Addresses()
+	listed, err := conn.Addresses()
 	if err != nil {
 		return nil, err
 	}
 	announced := map[int]address{}
-	for _, l := range links {
+	for _, link := range links {
 		const required = unix.IFF_UP | unix.IFF_RUNNING | unix.IFF_BROADCAST
-		announces := named == nil || named() == l.Name
-		if announces && l.Flags&(required|unix.IFF_NOARP) == required && len(l.MAC) == 6 {
-			forwarding := sysctl.Key("net/ipv6/conf/" + l.Name + "/forwarding")
-			announced[l.Index] = address{mac: [6]byte(l.MAC), router: forwarding.Read() == "1"}
+		announces := named == nil || named() == link.Name
+		if announces && link.Flags&(required|unix.IFF_NOARP) == required && len(link.MAC) == 6 {
+			forwarding := sysctl.Key("net/ipv6/conf/" + link.Name + "/forwarding")
+			announced[link.Index] = address{mac: [6]byte(link.MAC), router: forwarding.Read() == "1"}
 		}
 	}
 	list := make([]address, 0, len(listed))
-	for _, x := range listed {
+	for _, entry := range listed {
 		// Ignore flags that have no effect on neighbors, so that their changes cause no announcement.
-		x.Flags &= unix.IFA_F_TENTATIVE | unix.IFA_F_OPTIMISTIC | unix.IFA_F_DADFAILED
-		own := announced[x.Link]
-		own.Address = x
+		entry.Flags &= unix.IFA_F_TENTATIVE | unix.IFA_F_OPTIMISTIC | unix.IFA_F_DADFAILED
+		own := announced[entry.Link]
+		own.Address = entry
 		list = append(list, own)
 	}
 	return list, nil
@@ -278,15 +278,15 @@ func sendAnnouncements(addrs []address) (err error) {
 	}
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
 	var errs []error
-	for _, x := range addrs {
-		protocol, to, packet := uint16(unix.ETH_P_ARP), [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, arpAnnouncement(x)
-		if x.Addr.Is6() {
-			protocol, to, packet = unix.ETH_P_IPV6, [8]byte{0x33, 0x33, 0, 0, 0, 1}, neighborAdvertisement(x)
+	for _, entry := range addrs {
+		protocol, to, packet := uint16(unix.ETH_P_ARP), [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, arpAnnouncement(entry)
+		if entry.Addr.Is6() {
+			protocol, to, packet = unix.ETH_P_IPV6, [8]byte{0x33, 0x33, 0, 0, 0, 1}, neighborAdvertisement(entry)
 		}
 		protocol = binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, protocol))
-		link := &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: x.Link, Halen: 6, Addr: to}
+		link := &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: entry.Link, Halen: 6, Addr: to}
 		if err := unix.Sendto(fd, packet, 0, link); err != nil {
-			errs = append(errs, fmt.Errorf("failed to announce %s on interface %d: %w", x.Addr, x.Link, err))
+			errs = append(errs, fmt.Errorf("failed to announce %s on interface %d: %w", entry.Addr, entry.Link, err))
 		}
 	}
 	return errors.Join(errs...)

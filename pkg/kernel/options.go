@@ -37,32 +37,33 @@ type Options struct {
 	Log *slog.Logger
 }
 
-func (o Options) withDefaults() Options {
-	if o.Mark == 0 && o.Mask == 0 {
-		o.Mark, o.Mask = DefaultMark, DefaultMask
+func (options Options) withDefaults() Options {
+	if options.Mark == 0 && options.Mask == 0 {
+		options.Mark, options.Mask = DefaultMark, DefaultMask
 	}
-	o.TableID, o.Priority = cmp.Or(o.TableID, DefaultTableID), cmp.Or(o.Priority, DefaultPriority)
-	o.checkInterval, o.Log = cmp.Or(o.checkInterval, 5*time.Second), cmp.Or(o.Log, slog.Default())
-	return o
+	options.TableID, options.Priority = cmp.Or(options.TableID, DefaultTableID), cmp.Or(options.Priority, DefaultPriority)
+	options.checkInterval, options.Log = cmp.Or(options.checkInterval, 5*time.Second), cmp.Or(options.Log, slog.Default())
+	return options
 }
 
 // Validate returns the first invalid option.
-func (o Options) Validate() error {
-	o = o.withDefaults()
+func (options Options) Validate() error {
+	options = options.withDefaults()
 	switch {
-	case o.TableID >= 251 && o.TableID <= 255, o.TableID == math.MaxUint32:
+	case options.TableID >= 251 && options.TableID <= 255, options.TableID == math.MaxUint32:
 		return fmt.Errorf("routing table %d: it or the next one belongs to the system; choose another ID, such as %d",
-			o.TableID, DefaultTableID)
-	case o.Priority < 1 || o.Priority > 32763:
+			options.TableID, DefaultTableID)
+	case options.Priority < 1 || options.Priority > 32763:
 		return fmt.Errorf("rule priority %d is not between those of the kernel's own rules; use 1 to 32763, such as %d",
-			o.Priority, DefaultPriority)
-	case o.Mark == 0:
+			options.Priority, DefaultPriority)
+	case options.Mark == 0:
 		return fmt.Errorf("mark 0 does not distinguish VIP traffic from other traffic; choose another, such as %#x",
 			DefaultMark)
-	case o.Mark&^o.Mask != 0:
-		return fmt.Errorf("mark %#x has bits outside its mask %#x; widen the mask or choose another", o.Mark, o.Mask)
+	case options.Mark&^options.Mask != 0:
+		return fmt.Errorf("mark %#x has bits outside its mask %#x; widen the mask or choose another", options.Mark,
+			options.Mask)
 	}
 	return nil
 }
 
-func (o Options) blackholeTable() uint32 { return o.TableID + 1 }
+func (options Options) blackholeTable() uint32 { return options.TableID + 1 }

@@ -35,18 +35,18 @@ type paths struct {
 }
 
 // configure sets a source address for each family with a VIP.
-func (p *paths) configure(desired vip.Set) {
-	p.sources = [len(vip.Families)]netip.Addr{}
-	for v := range desired {
+func (paths *paths) configure(desired vip.Set) {
+	paths.sources = [len(vip.Families)]netip.Addr{}
+	for address := range desired {
 		// The smallest address, so that the same VIPs always give the same source.
-		source := &p.sources[v.Family()]
-		if addr := v.Prefix().Addr(); !v.IsZero() && (!source.IsValid() || addr.Less(*source)) {
+		source := &paths.sources[address.Family()]
+		if addr := address.Prefix().Addr(); !address.IsZero() && (!source.IsValid() || addr.Less(*source)) {
 			*source = addr
 		}
 	}
-	for f, source := range p.sources {
+	for family, source := range paths.sources {
 		if !source.IsValid() {
-			p.found[f] = ""
+			paths.found[family] = ""
 		}
 	}
 }
@@ -54,120 +54,122 @@ func (p *paths) configure(desired vip.Set) {
 // findInputs lists the interfaces to which targets may be attached: interfaces with an address of
 // the family, except the external interface. The interface of the pod's default route counts only
 // if it is the only candidate.
-func (p *paths) findInputs() error {
-	if p.sources == [len(vip.Families)]netip.Addr{} {
+func (paths *paths) findInputs() error {
+	if paths.sources == [len(vip.Families)]netip.Addr{} {
 		return nil
 	}
-	c, err := p.dial()
+	conn, err := paths.dial()
 	if err != nil {
 		return err
 	}
-	links, err := c.Links()
+	links, err := conn.Links()
 	if err != nil {
 		return err
 	}
-	addresses, err := c.Addresses()
+	addresses, err := conn.Addresses()
 	if err != nil {
 		return err
 	}
 	external := ""
-	if p.External != nil {
-		external = p.External()
+	if paths.External != nil {
+		external = paths.External()
 	}
-	for _, f := range vip.Families {
-		if !p.sources[f].IsValid() {
+	for _, family := range vip.Families {
+		if !paths.sources[family].IsValid() {
 			continue
 		}
-		inputs := slices.DeleteFunc(slices.Clone(links), func(l rtnetlink.Link) bool {
-			return l.Flags&(unix.IFF_UP|unix.IFF_LOOPBACK) != unix.IFF_UP || l.Name == external ||
-				!slices.ContainsFunc(addresses, func(a rtnetlink.Address) bool {
-					return a.Link == l.Index && vip.FamilyOf(a.Addr) == f && !onLink(a.Addr)
+		inputs := slices.DeleteFunc(slices.Clone(links), func(link rtnetlink.Link) bool {
+			return link.Flags&(unix.IFF_UP|unix.IFF_LOOPBACK) != unix.IFF_UP || link.Name == external ||
+				!slices.ContainsFunc(addresses, func(address rtnetlink.Address) bool {
+					return address.Link == link.Index && vip.FamilyOf(address.Addr) == family && !onLink(address.Addr)
 				})
 		})
-		if route, err := c.Lookup(farClients[f], 0); err == nil && len(inputs) > 1 {
-			inputs = slices.DeleteFunc(inputs, func(l rtnetlink.Link) bool { return l.Index == route.Link })
+		if route, err := conn.Lookup(farClients[family], 0); err == nil && len(inputs) > 1 {
+			inputs = slices.DeleteFunc(inputs, func(link rtnetlink.Link) bool { return link.Index == route.Link })
 		}
-		p.inputs[f] = inputs
+		paths.inputs[family] = inputs
 	}
 	return nil
 }
 
 // dial returns the connection, which stays open for later lookups.
-func (p *paths) dial() (*rtnetlink.Conn, error) {
-	if p.conn == nil {
-		c, err := rtnetlink.Dial()
+func (paths *paths) dial() (*rtnetlink.Conn, error) {
+	if paths.conn == nil {
+		conn, err := rtnetlink.Dial()
 		if err != nil {
 			return nil, err
 		}
-		p.conn = c
+		paths.conn = conn
 	}
-	return p.conn, nil
+	return paths.conn, nil
 }
 
 // close closes the connection, if it is open. The next lookup dials again.
-func (p *paths) close() error {
-	if p.conn == nil {
+func (paths *paths) close() error {
+	if paths.conn == nil {
 		return nil
 	}
-	err := p.conn.Close()
-	p.conn = nil
+	err := paths.conn.Close()
+	paths.conn = nil
 	return err
 }
 
 // look looks up the routes of a family with VIPs and reports whether the problem has changed.
-func (p *paths) look(f vip.Family) (changed bool) {
-	if !p.sources[f].IsValid() {
+func (paths *paths) look(family vip.Family) (changed bool) {
+	if !paths.sources[family].IsValid() {
 		return false
 	}
-	c, err := p.dial()
+	conn, err := paths.dial()
 	if err != nil {
 		return false // reconcile reports the error
 	}
 	problem := ""
-	for _, input := range p.inputs[f] {
-		if problem = p.problem(c, f, input); problem != "" {
+	for _, input := range paths.inputs[family] {
+		if problem = paths.problem(conn, family, input); problem != "" {
 			break
 		}
 	}
-	if problem != "" && p.found[f] == "" {
-		p.since[f] = time.Now()
+	if problem != "" && paths.found[family] == "" {
+		paths.since[family] = time.Now()
 	}
-	changed = problem != p.found[f]
-	p.found[f] = problem
+	changed = problem != paths.found[family]
+	paths.found[family] = problem
 	return changed
 }
 
 // check looks up the routes of a family. It returns a problem as an error only if it persists for
 // lookAgain: a single lookup may fall between two steps of a change by BIRD or another process.
-func (p *paths) check(f vip.Family) (err error, unconfirmed bool) {
-	p.look(f)
+func (paths *paths) check(family vip.Family) (err error, unconfirmed bool) {
+	paths.look(family)
 	switch {
-	case p.found[f] == "":
+	case paths.found[family] == "":
 		return nil, false
-	case time.Since(p.since[f]) < lookAgain:
+	case time.Since(paths.since[family]) < lookAgain:
 		return nil, true
 	}
-	return errors.New(p.found[f]), false
+	return errors.New(paths.found[family]), false
 }
 
 // problem returns why packets from VIPs that arrive on an interface do not leave by the gateways.
-func (p *paths) problem(c *rtnetlink.Conn, f vip.Family, input rtnetlink.Link) string {
-	r, err := c.LookupForwarded(p.sources[f], farClients[f], input.Index, p.Mark)
-	subject := fmt.Sprintf("%s packets from VIPs that arrive on %s", f, input.Name)
+func (paths *paths) problem(conn *rtnetlink.Conn, family vip.Family, input rtnetlink.Link) string {
+	route, err := conn.LookupForwarded(paths.sources[family], farClients[family], input.Index, paths.Mark)
+	subject := fmt.Sprintf("%s packets from VIPs that arrive on %s", family, input.Name)
 	switch {
 	case err != nil:
-		if !p.mustPass(c, f, input, err) {
+		if !paths.mustPass(conn, family, input, err) {
 			return ""
 		}
-		return fmt.Sprintf("%s are dropped, although table %d has a route of BIRD: %s", subject, p.TableID,
-			p.blame(c, f, rtnetlink.Rule.Drops))
-	case r.Table == p.blackholeTable() && r.Drops():
+		return fmt.Sprintf("%s are dropped, although table %d has a route of BIRD: %s", subject, paths.TableID,
+			paths.blame(conn, family, rtnetlink.Rule.Drops))
+	case route.Table == paths.blackholeTable() && route.Drops():
 		return ""
-	case r.Table != p.TableID:
-		return fmt.Sprintf("%s leave by table %d, not by the gateways: %s", subject, r.Table,
-			p.blame(c, f, func(x rtnetlink.Rule) bool { return x.Action == unix.FR_ACT_TO_TBL && x.Table == r.Table }))
-	case r.Protocol != unix.RTPROT_BIRD:
-		return fmt.Sprintf("%s follow a route that is not BIRD's: remove the %s %s", subject, f, r)
+	case route.Table != paths.TableID:
+		return fmt.Sprintf("%s leave by table %d, not by the gateways: %s", subject, route.Table,
+			paths.blame(conn, family, func(problem rtnetlink.Rule) bool {
+				return problem.Action == unix.FR_ACT_TO_TBL && problem.Table == route.Table
+			}))
+	case route.Protocol != unix.RTPROT_BIRD:
+		return fmt.Sprintf("%s follow a route that is not BIRD's: remove the %s %s", subject, family, route)
 	}
 	return ""
 }
@@ -175,40 +177,40 @@ func (p *paths) problem(c *rtnetlink.Conn, f vip.Family, input rtnetlink.Link) s
 // mustPass reports whether the kernel should forward packets that it drops with an error. Drops
 // are expected without a gateway's route, and they are ignored on interfaces that do not forward
 // and for VIPs that are local addresses.
-func (p *paths) mustPass(c *rtnetlink.Conn, f vip.Family, input rtnetlink.Link, err error) bool {
+func (paths *paths) mustPass(conn *rtnetlink.Conn, family vip.Family, input rtnetlink.Link, err error) bool {
 	var rejected *nlmsg.Error
 	if !errors.As(err, &rejected) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ENODEV) {
 		return false // reverse path filtering, or the interface is gone
 	}
 	// Linux 6.18 returns EINVAL for packets that fail reverse path filtering, too, as for packets
 	// that a rule drops.
-	if f == vip.IPv4 && (sysctl.IPv4Interface(input.Name, "forwarding").Read() != "1" ||
+	if family == vip.IPv4 && (sysctl.IPv4Interface(input.Name, "forwarding").Read() != "1" ||
 		reversePathFilter(sysctl.IPv4Interface(input.Name, "rp_filter")) == "1") {
 		return false
 	}
-	if r, err := c.Lookup(p.sources[f], 0); err == nil && r.Type == unix.RTN_LOCAL {
+	if route, err := conn.Lookup(paths.sources[family], 0); err == nil && route.Type == unix.RTN_LOCAL {
 		return false
 	}
-	routes, err := c.Routes(f, rtnetlink.RouteFilter{Table: p.TableID, Protocol: unix.RTPROT_BIRD})
-	return err == nil && slices.ContainsFunc(routes, func(r rtnetlink.Route) bool {
-		return r.IsDefault() && !r.Drops() && !r.Dead
+	routes, err := conn.Routes(family, rtnetlink.RouteFilter{Table: paths.TableID, Protocol: unix.RTPROT_BIRD})
+	return err == nil && slices.ContainsFunc(routes, func(route rtnetlink.Route) bool {
+		return route.IsDefault() && !route.Drops() && !route.Dead
 	})
 }
 
 // blame returns the remedy for a diversion: it names the first matching rule of another process
 // that precedes the rules of this package.
-func (p *paths) blame(c *rtnetlink.Conn, f vip.Family, fits func(rtnetlink.Rule) bool) string {
-	rules, err := c.Rules(f)
+func (paths *paths) blame(conn *rtnetlink.Conn, family vip.Family, fits func(rtnetlink.Rule) bool) string {
+	rules, err := conn.Rules(family)
 	if err != nil {
 		return err.Error()
 	}
-	for _, r := range rules {
-		if r.Priority > uint32(p.Priority) {
+	for _, rule := range rules {
+		if rule.Priority > uint32(paths.Priority) {
 			break
 		}
-		if r.Protocol != protocol && fits(r) {
-			return fmt.Sprintf("remove the rule %s, or give it a priority above %d", r, p.Priority+2)
+		if rule.Protocol != protocol && fits(rule) {
+			return fmt.Sprintf("remove the rule %s, or give it a priority above %d", rule, paths.Priority+2)
 		}
 	}
-	return fmt.Sprintf("remove the rule before priority %d, see ip rule show", p.Priority)
+	return fmt.Sprintf("remove the rule before priority %d, see ip rule show", paths.Priority)
 }

@@ -41,98 +41,98 @@ type policy struct{ Options }
 // rules returns the desired rules in the order of their installation: while some are missing, VIP
 // traffic is dropped rather than sent through another network. ADR 6 explains the third IPv6
 // rule.
-func (p policy) rules(f vip.Family) []rtnetlink.Rule {
-	r := rtnetlink.Rule{Family: f, Mark: p.Mark, Mask: p.Mask, Protocol: protocol}
-	gateways, blackhole, drop := r, r, r
-	first, lookup := uint32(p.Priority), uint8(unix.FR_ACT_TO_TBL)
-	gateways.Priority, gateways.Action, gateways.Table = first, lookup, p.TableID
-	blackhole.Priority, blackhole.Action, blackhole.Table = first+1, lookup, p.blackholeTable()
+func (policy policy) rules(family vip.Family) []rtnetlink.Rule {
+	rule := rtnetlink.Rule{Family: family, Mark: policy.Mark, Mask: policy.Mask, Protocol: protocol}
+	gateways, blackhole, drop := rule, rule, rule
+	first, lookup := uint32(policy.Priority), uint8(unix.FR_ACT_TO_TBL)
+	gateways.Priority, gateways.Action, gateways.Table = first, lookup, policy.TableID
+	blackhole.Priority, blackhole.Action, blackhole.Table = first+1, lookup, policy.blackholeTable()
 	drop.Priority, drop.Action = first+2, unix.FR_ACT_BLACKHOLE
 	rules := []rtnetlink.Rule{blackhole, gateways}
-	if f == vip.IPv6 {
+	if family == vip.IPv6 {
 		rules = []rtnetlink.Rule{drop, blackhole, gateways}
 	}
-	for _, icmp := range icmpErrors[f] {
+	for _, icmp := range icmpErrors[family] {
 		// The kernel looks up the route of an ICMP error without the mark of the offending packet, and
 		// selects the source address by that route: a mark set by nftables would be too late.
-		r := gateways
-		r.Mark, r.Mask, r.LocalICMP = 0, 0, icmp
-		rules = append(rules, r)
+		rule := gateways
+		rule.Mark, rule.Mask, rule.LocalICMP = 0, 0, icmp
+		rules = append(rules, rule)
 	}
 	return rules
 }
 
 // ensure installs the blackhole route and the rules of a family and reads them back. It reports
 // whether it changed anything.
-func (p policy) ensure(f vip.Family) (changed bool, err error) {
-	c, err := rtnetlink.Dial()
+func (policy policy) ensure(family vip.Family) (changed bool, err error) {
+	conn, err := rtnetlink.Dial()
 	if err != nil {
 		return false, err
 	}
-	defer c.Close()
+	defer conn.Close()
 	for { // second iteration: read back after a change
-		blackhole, err := p.hasBlackhole(c, f)
+		blackhole, err := policy.hasBlackhole(conn, family)
 		if err != nil {
 			return changed, err
 		}
-		missing, err := p.missingRules(c, f)
+		missing, err := policy.missingRules(conn, family)
 		switch {
 		case err != nil || blackhole && len(missing) == 0:
 			return changed, err
 		case changed && !blackhole:
 			return true, fmt.Errorf("%s blackhole default route was added to table %d but is missing",
-				f, p.blackholeTable())
+				family, policy.blackholeTable())
 		case changed:
 			return true, fmt.Errorf("rule %s was added but is missing", missing[0])
 		}
 		if !blackhole {
-			r := rtnetlink.Route{
-				Family: f, Table: p.blackholeTable(), Prefix: rtnetlink.DefaultPrefix(f),
+			entry := rtnetlink.Route{
+				Family: family, Table: policy.blackholeTable(), Prefix: rtnetlink.DefaultPrefix(family),
 				Type: unix.RTN_BLACKHOLE, Protocol: protocol,
 			}
 			// Replace instead of relying on another process's blackhole route, which that process may
 			// delete.
-			if err := c.Apply(r.Replace()); err != nil {
+			if err := conn.Apply(entry.Replace()); err != nil {
 				return false, err
 			}
-			p.Log.Info("blackhole default route added", "family", f.String(), "table_id", p.blackholeTable())
+			policy.Log.Info("blackhole default route added", "family", family.String(), "table_id", policy.blackholeTable())
 		}
 		changed = true
-		for _, r := range missing {
-			if err := c.Apply(r.Add()); err != nil {
+		for _, entry := range missing {
+			if err := conn.Apply(entry.Add()); err != nil {
 				return true, err
 			}
-			p.Log.Info("policy rule added", "rule", r.String())
+			policy.Log.Info("policy rule added", "rule", entry.String())
 		}
 	}
 }
 
 // missingRules returns the desired rules that are not installed. An interrupted dump may omit an
 // installed rule; adding it again has no effect.
-func (p policy) missingRules(c *rtnetlink.Conn, f vip.Family) ([]rtnetlink.Rule, error) {
-	observed, err := c.Rules(f)
+func (policy policy) missingRules(conn *rtnetlink.Conn, family vip.Family) ([]rtnetlink.Rule, error) {
+	observed, err := conn.Rules(family)
 	if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) {
 		return nil, err
 	}
-	return slices.DeleteFunc(p.rules(f), func(d rtnetlink.Rule) bool {
-		return slices.ContainsFunc(observed, d.Same)
+	return slices.DeleteFunc(policy.rules(family), func(desired rtnetlink.Rule) bool {
+		return slices.ContainsFunc(observed, desired.Same)
 	}), nil
 }
 
 // hasBlackhole reports whether the blackhole route of this package is installed. It fails if its
 // table has a route that does not drop traffic.
-func (p policy) hasBlackhole(c *rtnetlink.Conn, f vip.Family) (installed bool, err error) {
-	table := p.blackholeTable()
-	routes, err := c.Routes(f, rtnetlink.RouteFilter{Table: table})
+func (policy policy) hasBlackhole(conn *rtnetlink.Conn, family vip.Family) (installed bool, err error) {
+	table := policy.blackholeTable()
+	routes, err := conn.Routes(family, rtnetlink.RouteFilter{Table: table})
 	if err != nil {
 		return false, err
 	}
-	for _, r := range routes {
-		if !r.Drops() {
+	for _, route := range routes {
+		if !route.Drops() {
 			return false, fmt.Errorf("table %d must contain only a blackhole route, but has the %s %s: "+
-				"remove it, or choose another table ID", table, f, r)
+				"remove it, or choose another table ID", table, family, route)
 		}
-		installed = installed || r.IsDefault() && r.Protocol == protocol
+		installed = installed || route.IsDefault() && route.Protocol == protocol
 	}
 	return installed, nil
 }
@@ -141,54 +141,55 @@ func (p policy) hasBlackhole(c *rtnetlink.Conn, f vip.Family) (installed bool, e
 // the ones that were added with other options, and the rules of a former Meridio frontend. It
 // then works in batches, so that new VIPs do not wait for the removal of thousands of rules, and
 // reports whether more remain.
-func (p policy) remove(f vip.Family, all bool) (more bool, err error) {
-	c, err := rtnetlink.Dial()
+func (policy policy) remove(family vip.Family, all bool) (more bool, err error) {
+	conn, err := rtnetlink.Dial()
 	if err != nil {
 		return false, err
 	}
-	defer c.Close()
-	observed, err := c.Rules(f)
+	defer conn.Close()
+	observed, err := conn.Rules(family)
 	if err != nil {
 		return false, err
 	}
-	observed = slices.DeleteFunc(observed, func(r rtnetlink.Rule) bool {
+	observed = slices.DeleteFunc(observed, func(entry rtnetlink.Rule) bool {
 		switch {
-		case slices.ContainsFunc(p.rules(f), r.Same):
+		case slices.ContainsFunc(policy.rules(family), entry.Same):
 			return !all
-		case r.Protocol == protocol && !r.Extra:
+		case entry.Protocol == protocol && !entry.Extra:
 			return false
 		}
-		return all || !p.meridio(r)
+		return all || !policy.meridio(entry)
 	})
+	// The kernel searches its rule list for each deletion.
 	more = !all && len(observed) > leftoverBatch
 	if more {
 		observed = observed[:leftoverBatch]
 	}
 	var errs []error
-	for _, r := range observed {
-		errs = append(errs, c.Apply(r.Delete()))
+	for _, entry := range observed {
+		errs = append(errs, conn.Apply(entry.Delete()))
 	}
 	if len(observed) > 0 {
-		p.Log.Info("policy rules removed", "family", f.String(), "rules", len(errs), "more", more)
+		policy.Log.Info("policy rules removed", "family", family.String(), "rules", len(errs), "more", more)
 	}
 	if more {
 		return true, errors.Join(errs...)
 	}
-	routes, err := c.Routes(f, rtnetlink.RouteFilter{Protocol: protocol})
+	routes, err := conn.Routes(family, rtnetlink.RouteFilter{Protocol: protocol})
 	errs = append(errs, err)
-	for _, r := range routes {
-		if r.Type == unix.RTN_BLACKHOLE && r.IsDefault() && (all || r.Table != p.blackholeTable()) {
-			errs = append(errs, c.Apply(r.Delete()))
-			p.Log.Info("blackhole default route removed", "family", f.String(), "table_id", r.Table)
+	for _, entry := range routes {
+		if entry.Type == unix.RTN_BLACKHOLE && entry.IsDefault() && (all || entry.Table != policy.blackholeTable()) {
+			errs = append(errs, conn.Apply(entry.Delete()))
+			policy.Log.Info("blackhole default route removed", "family", family.String(), "table_id", entry.Table)
 		}
 	}
 	return false, errors.Join(errs...)
 }
 
 // meridio reports whether r is a rule `from VIP lookup TABLE` of a Meridio frontend.
-func (p policy) meridio(r rtnetlink.Rule) bool {
-	return !r.Extra && r.Input == "" && r.Source.IsValid() && r.Mark == 0 && r.Mask == 0 &&
-		r.Action == unix.FR_ACT_TO_TBL &&
-		(r.Priority == meridioPriority && r.Table == p.TableID ||
-			r.Priority == meridioBlackholePriority && r.Table == p.blackholeTable())
+func (policy policy) meridio(rule rtnetlink.Rule) bool {
+	return !rule.Extra && rule.Input == "" && rule.Source.IsValid() && rule.Mark == 0 && rule.Mask == 0 &&
+		rule.Action == unix.FR_ACT_TO_TBL &&
+		(rule.Priority == meridioPriority && rule.Table == policy.TableID ||
+			rule.Priority == meridioBlackholePriority && rule.Table == policy.blackholeTable())
 }

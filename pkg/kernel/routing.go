@@ -65,77 +65,77 @@ type Routing struct {
 }
 
 // New returns a Routing that is idle until Run.
-func New(o Options) *Routing {
-	o = o.withDefaults()
-	o.Log = o.Log.With("component", "kernel")
-	return &Routing{o: o, ready: make(chan struct{}), listen: newWatch}
+func New(options Options) *Routing {
+	options = options.withDefaults()
+	options.Log = options.Log.With("component", "kernel")
+	return &Routing{o: options, ready: make(chan struct{}), listen: newWatch}
 }
 
 // Configure sets the desired VIPs. It never blocks; the newest call wins. Before the first call
 // the sets of an earlier run stay unchanged, so that no packet leaks during an in-place restart.
 //
 // A VIP that is absent from vips loses its source routing immediately: withdraw it first.
-func (r *Routing) Configure(vips []vip.VIP) { r.ConfigureSet(vip.NewSet(vips...)) }
+func (routing *Routing) Configure(vips []vip.VIP) { routing.ConfigureSet(vip.NewSet(vips...)) }
 
 // ConfigureSet is Configure with a set, which must not be modified afterwards.
-func (r *Routing) ConfigureSet(vips vip.Set) { r.desired.Set(&vips) }
+func (routing *Routing) ConfigureSet(vips vip.Set) { routing.desired.Set(&vips) }
 
 // Confirmed returns the configured VIPs whose source routing was read back from the kernel. It is
 // updated when the set or the error changes.
-func (r *Routing) Confirmed() *latest.Value[Confirmed] { return &r.confirmed }
+func (routing *Routing) Confirmed() *latest.Value[Confirmed] { return &routing.confirmed }
 
 // Ready is closed once the state that does not depend on VIPs is installed: blackhole routes,
 // rules and chains. BIRD must not start earlier. A family that the kernel does not support is
 // ignored.
-func (r *Routing) Ready() <-chan struct{} { return r.ready }
+func (routing *Routing) Ready() <-chan struct{} { return routing.ready }
 
 // String implements task.Task.
-func (r *Routing) String() string { return "kernel" }
+func (routing *Routing) String() string { return "kernel" }
 
 // Overdue implements task.Loop.
-func (r *Routing) Overdue() time.Duration { return r.pulse.Overdue() }
+func (routing *Routing) Overdue() time.Duration { return routing.pulse.Overdue() }
 
 // Run reconciles until ctx ends, in the network namespace of the calling thread. The state stays
 // in the kernel after Run returns. Run fails only for invalid options and retries after other
 // errors.
-func (r *Routing) Run(ctx context.Context) error {
-	if err := r.o.Validate(); err != nil {
+func (routing *Routing) Run(ctx context.Context) error {
+	if err := routing.o.Validate(); err != nil {
 		return fmt.Errorf("source routing: %w", err)
 	}
-	p := newReconciler(r.o)
+	reconciler := newReconciler(routing.o)
 	for _, problem := range reversePathProblems() {
-		r.o.Log.Warn(problem)
+		routing.o.Log.Warn(problem)
 	}
-	var w *watch
+	var watch *watch
 	defer func() {
-		w.close(r.o.Log)
-		if err := p.paths.close(); err != nil {
-			r.o.Log.Warn("failed to close netlink sockets", "error", err)
+		watch.close(routing.o.Log)
+		if err := reconciler.paths.close(); err != nil {
+			routing.o.Log.Warn("failed to close netlink sockets", "error", err)
 		}
 	}()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	failures := backoff.Backoff{Min: failurePause, Max: maxPause}
-	defer r.pulse.End()
+	defer routing.pulse.End()
 reconciliations:
 	for {
-		r.pulse.Next(0)
+		routing.pulse.Next(0)
 		var watchErr error
-		if w == nil {
+		if watch == nil {
 			// Subscribe before reading the kernel's state, so that no change is missed in between.
-			w, watchErr = r.listen(r.o)
+			watch, watchErr = routing.listen(routing.o)
 		}
-		desired, reconfigured := r.desired.Get()
-		removed := w != nil && w.removed.Swap(0) > 0
-		result := p.reconcile(desired)
+		desired, reconfigured := routing.desired.Get()
+		removed := watch != nil && watch.removed.Swap(0) > 0
+		result := reconciler.reconcile(desired)
 		result.err = errors.Join(result.err, watchErr)
-		r.publish(result, removed)
-		more, cleanErr := p.removeLeftovers()
+		routing.publish(result, removed)
+		more, cleanErr := reconciler.removeLeftovers()
 		if cleanErr != nil {
-			r.o.Log.Warn("failed to remove leftovers of an earlier frontend", "error", cleanErr)
+			routing.o.Log.Warn("failed to remove leftovers of an earlier frontend", "error", cleanErr)
 		}
 
-		next := tick.Until(time.Now(), r.o.checkInterval)
+		next := tick.Until(time.Now(), routing.o.checkInterval)
 		switch {
 		case result.unconfirmed:
 			next = min(lookAgain, next)
@@ -150,12 +150,12 @@ reconciliations:
 		wait := func() {
 			pause := min(time.Until(due), tick.Until(time.Now(), lookInterval))
 			timer.Reset(pause)
-			r.pulse.Next(pause)
+			routing.pulse.Next(pause)
 		}
 		wait()
 		var changed, failed <-chan struct{}
-		if w != nil {
-			changed, failed = w.changed, w.Failed()
+		if watch != nil {
+			changed, failed = watch.changed, watch.Failed()
 		}
 		var pause time.Duration
 		for pause == 0 {
@@ -165,21 +165,21 @@ reconciliations:
 			case <-reconfigured:
 				continue reconciliations
 			case <-timer.C:
-				if !time.Now().Before(due) || p.pathsChanged() {
+				if !time.Now().Before(due) || reconciler.pathsChanged() {
 					continue reconciliations
 				}
 				wait()
 			case <-failed:
-				r.o.Log.Warn("netlink subscription failed, resubscribing", "error", w.Err())
-				w.close(r.o.Log)
-				w = nil
+				routing.o.Log.Warn("netlink subscription failed, resubscribing", "error", watch.Err())
+				watch.close(routing.o.Log)
+				watch = nil
 				pause = failures.Next()
 			case <-changed:
 				pause = minPause
 			}
 		}
 		timer.Reset(pause)
-		r.pulse.Next(pause)
+		routing.pulse.Next(pause)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -189,36 +189,38 @@ reconciliations:
 	}
 }
 
-func (r *Routing) publish(x result, removed bool) {
-	old := r.confirmed.Load()
-	if x.base && !r.installed {
-		r.installed = true
-		close(r.ready)
-		r.o.Log.Info("source routing installed", "table_id", r.o.TableID, "priority", r.o.Priority,
-			"mark", fmt.Sprintf("%#x/%#x", r.o.Mark, r.o.Mask))
+func (routing *Routing) publish(result result, removed bool) {
+	old := routing.confirmed.Load()
+	if result.base && !routing.installed {
+		routing.installed = true
+		close(routing.ready)
+		routing.o.Log.Info("source routing installed", "table_id", routing.o.TableID, "priority", routing.o.Priority,
+			"mark", fmt.Sprintf("%#x/%#x", routing.o.Mark, routing.o.Mask))
 	}
-	c := old
-	c.VIPs, c.Err, c.Family, c.At = x.vips, x.err, x.family, time.Now()
+	confirmed := old
+	confirmed.VIPs, confirmed.Err, confirmed.Family, confirmed.At = result.vips, result.err, result.family, time.Now()
 	if removed {
-		c.Removed++
+		confirmed.Removed++
 	}
-	if x.repaired {
-		c.Repairs++
-		r.o.Log.Warn("drift detected and repaired: another process changed source routing", "repairs", c.Repairs)
+	if result.repaired {
+		confirmed.Repairs++
+		routing.o.Log.Warn("drift detected and repaired: another process changed source routing", "repairs",
+			confirmed.Repairs)
 	}
 	switch {
-	case x.err == nil && old.Err != nil:
-		c.Failures = 0
-		r.o.Log.Info("source routing restored", "failures", old.Failures)
-	case x.err != nil:
-		c.Failures++
-		if old.Err == nil || old.Err.Error() != x.err.Error() {
-			r.o.Log.Error("source routing is incomplete", "error", x.err, "failures", c.Failures)
+	case result.err == nil && old.Err != nil:
+		confirmed.Failures = 0
+		routing.o.Log.Info("source routing restored", "failures", old.Failures)
+	case result.err != nil:
+		confirmed.Failures++
+		if old.Err == nil || old.Err.Error() != result.err.Error() {
+			routing.o.Log.Error("source routing is incomplete", "error", result.err, "failures", confirmed.Failures)
 		}
 	}
-	if old.At.IsZero() || c.Failures != old.Failures || c.Repairs != old.Repairs || c.Removed != old.Removed ||
-		!c.VIPs.Equal(old.VIPs) {
-		r.confirmed.Set(c)
+	if old.At.IsZero() || confirmed.Failures != old.Failures || confirmed.Repairs != old.Repairs ||
+		confirmed.Removed != old.Removed ||
+		!confirmed.VIPs.Equal(old.VIPs) {
+		routing.confirmed.Set(confirmed)
 	}
 }
 
@@ -247,9 +249,12 @@ type reconciler struct {
 	forwarded   [len(vip.Families)]bool // forwarding was enabled at least once
 }
 
-func newReconciler(o Options) *reconciler {
-	p := policy{o}
-	return &reconciler{policy: p, table: newTable(o), ensurePolicy: p.ensure, now: time.Now, paths: paths{policy: p}}
+func newReconciler(options Options) *reconciler {
+	policy := policy{options}
+	return &reconciler{
+		policy: policy, table: newTable(options), ensurePolicy: policy.ensure, now: time.Now,
+		paths: paths{policy: policy},
+	}
 }
 
 type result struct {
@@ -264,114 +269,122 @@ type result struct {
 
 // reconcile installs the desired state, which is nil before Configure, and returns the observed
 // state.
-func (p *reconciler) reconcile(desired *vip.Set) result {
-	sameDesired := desired == p.desired
+func (reconciler *reconciler) reconcile(desired *vip.Set) result {
+	sameDesired := desired == reconciler.desired
 	if !sameDesired {
-		p.cleaned, p.needed = false, [len(vip.Families)]bool{}
-		for v := range *desired {
-			p.needed[v.Family()] = true
+		reconciler.cleaned, reconciler.needed = false, [len(vip.Families)]bool{}
+		for address := range *desired {
+			reconciler.needed[address.Family()] = true
 		}
-		p.paths.configure(*desired)
+		reconciler.paths.configure(*desired)
 	}
-	var x result
+	var result result
 	var installed [len(vip.Families)]bool
 	base, changed := true, false
-	pathErr := p.paths.findInputs()
-	for _, f := range vip.Families {
-		modified, err := p.ensurePolicy(f)
+	pathErr := reconciler.paths.findInputs()
+	for _, family := range vip.Families {
+		modified, err := reconciler.ensurePolicy(family)
 		absent := rtnetlink.FamilyAbsent(err)
 		changed = changed || modified
 		base = base && (err == nil || absent)
-		if err == nil && p.needed[f] {
-			err = p.checkSysctls(f)
+		if err == nil && reconciler.needed[family] {
+			err = reconciler.checkSysctls(family)
 		}
-		if err == nil && p.judgesPaths {
+		if err == nil && reconciler.judgesPaths {
 			var unconfirmed bool
-			err, unconfirmed = p.paths.check(f)
-			x.unconfirmed = x.unconfirmed || unconfirmed
+			err, unconfirmed = reconciler.paths.check(family)
+			result.unconfirmed = result.unconfirmed || unconfirmed
 		}
-		installed[f] = err == nil
+		// A VIP needs its family only, so that a fault of one family leaves the other advertised.
+		installed[family] = err == nil
 		switch {
-		case absent && p.needed[f]:
-			x.family[f] = fmt.Errorf("this kernel has no %s, but VIPs of it are configured: %w", f, err)
+		case absent && reconciler.needed[family]:
+			result.family[family] = fmt.Errorf("this kernel has no %s, but VIPs of it are configured: %w", family, err)
 		case !absent:
-			x.family[f] = err
+			result.family[family] = err
 		}
 	}
-	modified, unreadable, tableErr := p.table.ensure(desired)
+	// Rules precede marks: a marked packet without a rule would leave by the main table.
+	modified, unreadable, tableErr := reconciler.table.ensure(desired)
 	changed = changed || modified
 
-	x.repaired, x.vips = changed && p.settled && sameDesired, p.vips
-	observed := p.table.observed
+	result.repaired, result.vips = changed && reconciler.settled && sameDesired, reconciler.vips
+	observed := reconciler.table.observed
 	if unreadable {
 		observed = nil
 	} else {
-		p.readable = p.now()
+		reconciler.readable = reconciler.now()
 	}
-	x.base = base && observed != nil
+	result.base = base && observed != nil
 	switch {
-	case unreadable && p.now().Sub(p.readable) < unreadableLimit:
+	case unreadable && reconciler.now().Sub(reconciler.readable) < unreadableLimit:
 		// A failed read is no evidence that confirmed VIPs were removed.
-		x.vips = filterVIPs(desired, func(v vip.VIP) bool { return installed[v.Family()] && p.vips.Has(v) })
+		result.vips = filterVIPs(desired, func(address vip.VIP) bool {
+			return installed[address.Family()] &&
+				reconciler.vips.Has(address)
+		})
 	case observed == nil:
-		x.vips = vip.Set{}
-	case !sameDesired || observed != p.observed || installed != p.installed || p.vips == nil:
-		x.vips = filterVIPs(desired, func(v vip.VIP) bool {
-			return installed[v.Family()] && covered(observed[v.Family()], nft.RangeOf(v.Prefix()))
+		result.vips = vip.Set{}
+	case !sameDesired || observed != reconciler.observed || installed != reconciler.installed || reconciler.vips == nil:
+		result.vips = filterVIPs(desired, func(address vip.VIP) bool {
+			return installed[address.Family()] && covered(observed[address.Family()], nft.RangeOf(address.Prefix()))
 		})
 	}
-	p.vips, p.desired, p.observed, p.installed = x.vips, desired, observed, installed
+	reconciler.vips, reconciler.desired, reconciler.observed, reconciler.installed = result.vips, desired, observed,
+		installed
 
-	x.err = errors.Join(x.family[vip.IPv4], x.family[vip.IPv6], tableErr, pathErr)
-	for _, f := range vip.Families {
-		x.family[f] = errors.Join(x.family[f], tableErr)
+	result.err = errors.Join(result.family[vip.IPv4], result.family[vip.IPv6], tableErr, pathErr)
+	for _, family := range vip.Families {
+		result.family[family] = errors.Join(result.family[family], tableErr)
 	}
-	p.settled = x.err == nil
-	return x
+	// A change after a failed reconciliation may be its completion, not drift.
+	reconciler.settled = result.err == nil
+	return result
 }
 
 // removeLeftovers removes rules and routes of a former frontend after all desired VIPs are
 // confirmed.
-func (p *reconciler) removeLeftovers() (more bool, err error) {
-	if p.cleaned || !p.settled || p.desired == nil || len(p.vips) != len(*p.desired) {
+func (reconciler *reconciler) removeLeftovers() (more bool, err error) {
+	if reconciler.cleaned || !reconciler.settled || reconciler.desired == nil ||
+		len(reconciler.vips) != len(*reconciler.desired) {
 		return false, nil
 	}
-	for _, f := range vip.Families {
-		if p.installed[f] {
-			again, err := p.policy.remove(f, false)
+	for _, family := range vip.Families {
+		if reconciler.installed[family] {
+			again, err := reconciler.policy.remove(family, false)
 			if err != nil {
 				return false, err
 			}
 			more = more || again
 		}
 	}
-	p.cleaned, p.judgesPaths = !more, p.judgesPaths || !more
+	reconciler.cleaned, reconciler.judgesPaths = !more, reconciler.judgesPaths || !more
 	return more, nil
 }
 
 // pathsChanged reports whether the path problem of a family differs from the last lookup.
-func (p *reconciler) pathsChanged() (changed bool) {
-	for _, f := range vip.Families {
-		changed = p.judgesPaths && p.needed[f] && p.paths.look(f) || changed
+func (reconciler *reconciler) pathsChanged() (changed bool) {
+	for _, family := range vip.Families {
+		changed = reconciler.judgesPaths && reconciler.needed[family] && reconciler.paths.look(family) || changed
 	}
 	return changed
 }
 
 // filterVIPs returns the desired VIPs for which ok returns true. It returns the desired set
 // itself if that holds for all VIPs, so the result must not be modified.
-func filterVIPs(desired *vip.Set, ok func(vip.VIP) bool) vip.Set {
+func filterVIPs(desired *vip.Set, found func(vip.VIP) bool) vip.Set {
 	if desired == nil {
 		return vip.Set{}
 	}
 	chosen := *desired
-	for v := range *desired {
-		if ok(v) {
+	for address := range *desired {
+		if found(address) {
 			continue
 		}
 		if len(chosen) == len(*desired) {
 			chosen = maps.Clone(chosen)
 		}
-		delete(chosen, v)
+		delete(chosen, address)
 	}
 	return chosen
 }
@@ -379,17 +392,17 @@ func filterVIPs(desired *vip.Set, ok func(vip.VIP) bool) vip.Set {
 // Cleanup removes the state of this package from the network namespace of the calling thread:
 // first the table that sets the marks, then rules, then blackhole routes. It ignores absent
 // state.
-func Cleanup(ctx context.Context, o Options) error {
-	o = o.withDefaults()
-	if err := o.Validate(); err != nil {
+func Cleanup(ctx context.Context, options Options) error {
+	options = options.withDefaults()
+	if err := options.Validate(); err != nil {
 		return fmt.Errorf("failed to clean up source routing: %w", err)
 	}
 	errs := []error{removeTable()}
-	for _, f := range vip.Families {
+	for _, family := range vip.Families {
 		if ctx.Err() != nil {
 			return errors.Join(append(errs, ctx.Err())...)
 		}
-		if _, err := (policy{o}).remove(f, true); err != nil && !rtnetlink.FamilyAbsent(err) {
+		if _, err := (policy{options}).remove(family, true); err != nil && !rtnetlink.FamilyAbsent(err) {
 			errs = append(errs, err)
 		}
 	}

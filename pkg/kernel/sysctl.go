@@ -13,30 +13,30 @@ import (
 
 // checkSysctls returns an error, with the remedy, while a kernel parameter makes the kernel drop
 // packets that arrive for VIPs of a family.
-func (s *reconciler) checkSysctls(f vip.Family) error {
-	if s.policy.External == nil {
+func (reconciler *reconciler) checkSysctls(family vip.Family) error {
+	if reconciler.policy.External == nil {
 		return nil
 	}
-	external := s.policy.External()
+	external := reconciler.policy.External()
 	forwarding := sysctl.IPv4Interface(external, "forwarding")
-	if f == vip.IPv6 {
+	if family == vip.IPv6 {
 		// The IPv6 sysctl of a single interface only controls router advertisements.
 		forwarding = "net/ipv6/conf/all/forwarding"
 	}
 	switch forwarding.Read() {
 	case "1":
-		s.forwarded[f] = true
+		reconciler.forwarded[family] = true
 	case "0":
-		if !s.forwarded[f] {
+		if !reconciler.forwarded[family] {
 			break // off from the start: the pod delivers VIPs itself, or bypasses the kernel
 		}
-		if f == vip.IPv4 && sysctl.IPv4Interface("all", "forwarding").Read() == "0" {
+		if family == vip.IPv4 && sysctl.IPv4Interface("all", "forwarding").Read() == "0" {
 			forwarding = "net/ipv4/ip_forward"
 		}
-		return fmt.Errorf("%s packets are not forwarded: run %s", f, forwarding.SetCommand("1"))
+		return fmt.Errorf("%s packets are not forwarded: run %s", family, forwarding.SetCommand("1"))
 	}
 	own := sysctl.IPv4Interface(external, "rp_filter")
-	if f == vip.IPv4 && reversePathFilter(own) == "1" && !defaultRouteVia(external) {
+	if family == vip.IPv4 && reversePathFilter(own) == "1" && !defaultRouteVia(external) {
 		return fmt.Errorf("strict reverse path filtering drops packets that arrive on %s: run %s",
 			external, own.SetCommand("2"))
 	}
@@ -56,13 +56,13 @@ func defaultRouteVia(name string) bool {
 	if err != nil {
 		return false
 	}
-	c, err := rtnetlink.Dial()
+	conn, err := rtnetlink.Dial()
 	if err != nil {
 		return false
 	}
-	defer c.Close()
-	r, err := c.Lookup(netip.AddrFrom4([4]byte{192, 0, 2, 1}), 0) // TEST-NET-1, RFC 5737
-	return err == nil && r.Link == i.Index
+	defer conn.Close()
+	route, err := conn.Lookup(netip.AddrFrom4([4]byte{192, 0, 2, 1}), 0) // TEST-NET-1, RFC 5737
+	return err == nil && route.Link == i.Index
 }
 
 // reversePathProblems names the interfaces on which the strict filter drops traffic to VIPs.

@@ -54,14 +54,14 @@ type table struct {
 // setNames holds the names of the sets by family.
 var setNames = [...]string{"vip4", "vip6"}
 
-func newTable(o Options) *table {
-	t := &table{o: o, form: inet, generation: (*nft.Conn).Generation, ranges: readRanges}
+func newTable(options Options) *table {
+	table := &table{o: options, form: inet, generation: (*nft.Conn).Generation, ranges: readRanges}
 	var rules []nft.Rule
 	for _, family := range vip.Families {
 		set := nft.AddressSet(setNames[family], family, unix.NFT_SET_INTERVAL)
 		set.Volatile = true
-		t.form.Sets = append(t.form.Sets, set)
-		rules = append(rules, o.rule(family))
+		table.form.Sets = append(table.form.Sets, set)
+		rules = append(rules, options.rule(family))
 	}
 	// Prerouting marks forwarded packets before the route lookup. Output marks local packets after
 	// their first lookup; its type "route" makes the kernel repeat the lookup with the mark.
@@ -71,13 +71,13 @@ func newTable(o Options) *table {
 	}
 	output := prerouting
 	output.Name, output.Type, output.Hook = "output", "route", unix.NF_INET_LOCAL_OUT
-	t.form.Chains = []nft.Chain{prerouting, output}
-	return t
+	table.form.Chains = []nft.Chain{prerouting, output}
+	return table
 }
 
 // rule returns `ip saddr @vip4 meta mark set meta mark & ~mask | mark`, or the same for IPv6.
-func (o Options) rule(family vip.Family) nft.Rule {
-	native := func(x uint32) []byte { return binary.NativeEndian.AppendUint32(nil, x) }
+func (options Options) rule(family vip.Family) nft.Rule {
+	native := func(value uint32) []byte { return binary.NativeEndian.AppendUint32(nil, value) }
 	// Offset and length of the source address (RFC 791, RFC 8200).
 	offset, length, protocol := uint32(12), uint32(4), byte(unix.NFPROTO_IPV4)
 	if family == vip.IPv6 {
@@ -89,7 +89,7 @@ func (o Options) rule(family vip.Family) nft.Rule {
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
 		&expr.Lookup{SourceRegister: 1, SetName: setNames[family]},
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(^o.Mask), Xor: native(o.Mark)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(^options.Mask), Xor: native(options.Mark)},
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
 	)
 }
@@ -108,76 +108,78 @@ func readRanges(conn *nft.Conn, family vip.Family) ([]nft.Range, error) {
 // ensure installs the chains and, unless desired is nil, the VIPs' ranges in the sets. It reports
 // whether it changed the table and whether the table could not be read. After a change, also a
 // failed one, it reads the table back into observed.
-func (t *table) ensure(desired *vip.Set) (changed, unreadable bool, err error) {
+func (table *table) ensure(desired *vip.Set) (changed, unreadable bool, err error) {
 	// A connection belongs to the namespace of the calling thread.
 	conn, err := nft.Dial()
 	if err != nil {
 		return false, true, err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	if changed, err = t.read(conn); err != nil {
+	if changed, err = table.read(conn); err != nil {
 		// An unreadable table, such as one with a set too large for the deadline, must not prevent the
 		// installation of the desired content. It is replaced once per desired set.
 		_, rejected := errors.AsType[*nft.Error](err)
-		if rejected || desired == nil || desired == t.replaced {
+		if rejected || desired == nil || desired == table.replaced {
 			return changed, !rejected, err
 		}
-		t.o.Log.Warn("nftables table cannot be read, replacing it", "error", err)
-		if err := t.replace(conn, *desired); err != nil {
+		table.o.Log.Warn("nftables table cannot be read, replacing it", "error", err)
+		if err := table.replace(conn, *desired); err != nil {
 			return true, true, err
 		}
-		if _, err := t.read(conn); err != nil {
-			t.replaced = desired
+		if _, err := table.read(conn); err != nil {
+			table.replaced = desired
 			return true, true, err
 		}
 		changed, err = true, nil
 	}
-	t.replaced = nil
-	if desired == nil || desired == t.filled {
+	table.replaced = nil
+	if desired == nil || desired == table.filled {
 		return changed, false, nil
 	}
+	// One family must not wait for the repair of the other.
 	filled := false
 	for _, family := range vip.Families {
-		modified, fillErr := t.fill(conn, family, disjoint(*desired, family))
+		modified, fillErr := table.fill(conn, family, disjoint(*desired, family))
 		filled, err = filled || modified, errors.Join(err, fillErr)
 	}
 	if !filled {
-		t.filled = desired
+		table.filled = desired
 		return changed, false, err
 	}
-	_, readErr := t.read(conn)
+	_, readErr := table.read(conn)
 	return true, readErr != nil, errors.Join(err, readErr)
 }
 
 // read repairs the form of the table and reads its sets, unless the ruleset is unchanged. It
 // reports whether it changed the table.
-func (t *table) read(conn *nft.Conn) (changed bool, err error) {
-	id, err := t.generation(conn)
-	if err != nil || t.observed != nil && id == t.generationID {
+func (table *table) read(conn *nft.Conn) (changed bool, err error) {
+	id, err := table.generation(conn)
+	if err != nil || table.observed != nil && id == table.generationID {
 		return false, err
 	}
-	t.observed, t.filled = nil, nil
+	table.observed, table.filled = nil, nil
 	for range readAttempts {
-		difference, before, err := conn.Ensure(t.form)
+		difference, before, err := conn.Ensure(table.form)
 		if difference != "" {
 			changed = true
-			t.o.Log.Info("nftables table has drifted, writing it", "missing", difference)
+			table.o.Log.Info("nftables table has drifted, writing it", "missing", difference)
 		}
 		if err != nil {
 			return changed, err
 		}
+		// Only a listing between two equal generations is the content of one ruleset.
 		var observed content
 		for _, family := range vip.Families {
-			if observed[family], err = t.ranges(conn, family); err != nil {
+			if observed[family], err = table.ranges(conn, family); err != nil {
 				return changed, fmt.Errorf("failed to read set %s: %w", setNames[family], err)
 			}
 		}
-		after, err := t.generation(conn)
+		after, err := table.generation(conn)
 		if err != nil {
 			return changed, err
 		}
 		if after == before {
-			t.observed, t.generationID = &observed, after
+			table.observed, table.generationID = &observed, after
 			return changed, nil
 		}
 	}
@@ -186,8 +188,8 @@ func (t *table) read(conn *nft.Conn) (changed bool, err error) {
 }
 
 // replace replaces the table in one transaction, with the first of the VIPs' ranges.
-func (t *table) replace(conn *nft.Conn, desired vip.Set) error {
-	form := t.form
+func (table *table) replace(conn *nft.Conn, desired vip.Set) error {
+	form := table.form
 	form.Sets = slices.Clone(form.Sets)
 	for _, family := range vip.Families {
 		ranges := disjoint(desired, family)
@@ -199,39 +201,39 @@ func (t *table) replace(conn *nft.Conn, desired vip.Set) error {
 }
 
 // fill gives one set its desired content. It reports whether it tried to change the set.
-func (t *table) fill(conn *nft.Conn, family vip.Family, want []nft.Range) (changed bool, err error) {
+func (table *table) fill(conn *nft.Conn, family vip.Family, want []nft.Range) (changed bool, err error) {
 	name := setNames[family]
-	changes := steps(t.observed[family], want)
+	changes := steps(table.observed[family], want)
 	if len(changes) == 0 {
 		return false, nil
 	}
 	added, removed := 0, 0
-	for _, c := range changes {
-		if err := c.commit(conn, name, false); err != nil {
+	for _, part := range changes {
+		if err := part.commit(conn, name, false); err != nil {
 			// Another process added ranges that conflict with the computed change. Replace the whole
 			// content in one transaction, which leaves no gap either.
-			t.o.Log.Warn("set could not be changed, replacing its content", "set", name, "error", err)
+			table.o.Log.Warn("set could not be changed, replacing its content", "set", name, "error", err)
 			if err := (change{add: want}).commit(conn, name, true); err != nil {
 				return true, err
 			}
 			break
 		}
-		added, removed = added+len(c.add), removed+len(c.del)
+		added, removed = added+len(part.add), removed+len(part.del)
 	}
-	t.o.Log.Info("VIP set updated", "set", name, "added", added, "removed", removed, "ranges", len(want))
+	table.o.Log.Info("VIP set updated", "set", name, "added", added, "removed", removed, "ranges", len(want))
 	return true, nil
 }
 
 // commit changes a set in one transaction, after flushing it if flush is set.
-func (c change) commit(conn *nft.Conn, set string, flush bool) error {
-	t := nft.Transaction{Table: inet}
+func (change change) commit(conn *nft.Conn, set string, flush bool) error {
+	transaction := nft.Transaction{Table: inet}
 	if flush {
-		t.FlushSet(set)
+		transaction.FlushSet(set)
 	}
-	t.DeleteElements(set, elements(c.del))
-	t.AddElements(set, elements(c.add))
-	if err := conn.Commit(&t, nil); err != nil {
-		return fmt.Errorf("failed to change set %s by +%d -%d ranges: %w", set, len(c.add), len(c.del), err)
+	transaction.DeleteElements(set, elements(change.del))
+	transaction.AddElements(set, elements(change.add))
+	if err := conn.Commit(&transaction, nil); err != nil {
+		return fmt.Errorf("failed to change set %s by +%d -%d ranges: %w", set, len(change.add), len(change.del), err)
 	}
 	return nil
 }
@@ -242,9 +244,9 @@ func removeTable() error {
 	if err != nil {
 		return err
 	}
-	t := nft.Transaction{Table: inet}
-	t.DeleteTable()
-	if err = conn.Commit(&t, nil); errors.Is(err, unix.ENOENT) {
+	transaction := nft.Transaction{Table: inet}
+	transaction.DeleteTable()
+	if err = conn.Commit(&transaction, nil); errors.Is(err, unix.ENOENT) {
 		err = nil
 	}
 	return errors.Join(err, conn.Close())

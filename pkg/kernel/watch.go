@@ -27,26 +27,29 @@ type watch struct {
 }
 
 // newWatch subscribes in the network namespace of the calling thread.
-func newWatch(o Options) (*watch, error) {
-	w := &watch{Listener: rtnetlink.NewListener(), changed: make(chan struct{}, 1)}
+func newWatch(options Options) (*watch, error) {
+	watch := &watch{Listener: rtnetlink.NewListener(), changed: make(chan struct{}, 1)}
 	err := errors.Join(
-		w.listen("rtnetlink", unix.NETLINK_ROUTE, func(m netlink.Message) bool { return w.concernsPolicy(o, m) },
+		watch.listen("rtnetlink", unix.NETLINK_ROUTE,
+			func(message netlink.Message) bool { return watch.concernsPolicy(options, message) },
 			unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 			unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF),
-		w.listen("nftables", unix.NETLINK_NETFILTER, concernsTable, unix.NFNLGRP_NFTABLES),
+		watch.listen("nftables", unix.NETLINK_NETFILTER, concernsTable, unix.NFNLGRP_NFTABLES),
 	)
 	if err != nil {
-		return nil, errors.Join(err, w.Close())
+		return nil, errors.Join(err, watch.Close())
 	}
-	return w, nil
+	return watch, nil
 }
 
-func (w *watch) listen(name string, netlinkProtocol int, concerns func(netlink.Message) bool, groups ...uint32) error {
-	wake := func() { latest.Wake(w.changed) }
-	return w.Listen(name, rtnetlink.Subscription{
+func (watch *watch) listen(
+	name string, netlinkProtocol int, concerns func(netlink.Message) bool, groups ...uint32,
+) error {
+	wake := func() { latest.Wake(watch.changed) }
+	return watch.Listen(name, rtnetlink.Subscription{
 		Protocol: netlinkProtocol, Groups: groups, Overrun: wake,
-		Handle: func(m netlink.Message) {
-			if concerns(m) {
+		Handle: func(message netlink.Message) {
+			if concerns(message) {
 				wake()
 			}
 		},
@@ -54,11 +57,11 @@ func (w *watch) listen(name string, netlinkProtocol int, concerns func(netlink.M
 }
 
 // close ends the subscriptions of w, which may be nil.
-func (w *watch) close(log *slog.Logger) {
-	if w == nil {
+func (watch *watch) close(log *slog.Logger) {
+	if watch == nil {
 		return
 	}
-	if err := w.Close(); err != nil {
+	if err := watch.Close(); err != nil {
 		log.Warn("failed to close netlink subscription", "error", err)
 	}
 }
@@ -67,20 +70,20 @@ func (w *watch) close(log *slog.Logger) {
 // of the blackhole table, foreign routes in the gateways' table, and deletions of BIRD's routes
 // by another process. BIRD's own changes are ignored, because BIRD may write a large number of
 // routes.
-func (w *watch) concernsPolicy(o Options, m netlink.Message) bool {
-	switch m.Header.Type {
+func (watch *watch) concernsPolicy(options Options, message netlink.Message) bool {
+	switch message.Header.Type {
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWNETCONF, unix.RTM_DELNETCONF:
 		return true // any rule can divert traffic; netconf reports forwarding and rp_filter
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		r, err := rtnetlink.ParseRoute(m.Data)
+		route, err := rtnetlink.ParseRoute(message.Data)
 		switch {
-		case err != nil || r.Table != o.TableID || r.Protocol != unix.RTPROT_BIRD:
-			return err != nil || r.Table == o.TableID || r.Table == o.blackholeTable()
-		case m.Header.Type == unix.RTM_NEWROUTE:
-			w.birdPort = m.Header.PID
+		case err != nil || route.Table != options.TableID || route.Protocol != unix.RTPROT_BIRD:
+			return err != nil || route.Table == options.TableID || route.Table == options.blackholeTable()
+		case message.Header.Type == unix.RTM_NEWROUTE:
+			watch.birdPort = message.Header.PID
 		// The kernel itself (port 0) removes routes with their interface; BIRD handles that.
-		case m.Header.PID != 0 && m.Header.PID != w.birdPort:
-			w.removed.Add(1)
+		case message.Header.PID != 0 && message.Header.PID != watch.birdPort:
+			watch.removed.Add(1)
 			return true
 		}
 	}
@@ -89,7 +92,7 @@ func (w *watch) concernsPolicy(o Options, m netlink.Message) bool {
 
 // concernsTable reports whether an nftables message concerns the table of this package. Attribute
 // 1 is the table name in every message except NEWGEN.
-func concernsTable(m netlink.Message) bool {
-	return m.Header.Type>>8 == unix.NFNL_SUBSYS_NFTABLES && m.Header.Type&0xff != unix.NFT_MSG_NEWGEN &&
-		nlmsg.Netfilter(m.Data).Text(unix.NFTA_TABLE_NAME) == TableName
+func concernsTable(message netlink.Message) bool {
+	return message.Header.Type>>8 == unix.NFNL_SUBSYS_NFTABLES && message.Header.Type&0xff != unix.NFT_MSG_NEWGEN &&
+		nlmsg.Netfilter(message.Data).Text(unix.NFTA_TABLE_NAME) == TableName
 }

@@ -25,21 +25,21 @@ type Conn struct {
 
 // Dial opens a socket.
 func Dial() (*Conn, error) {
-	s, err := nlmsg.Open(unix.NETLINK_NETFILTER)
+	socket, err := nlmsg.Open(unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, err
 	}
-	return &Conn{Socket: s}, nil
+	return &Conn{Socket: socket}, nil
 }
 
 // Message returns the netlink message type of an nftables message.
 func Message(kind uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | kind }
 
 // Generation returns the generation ID of the ruleset, which every transaction increments.
-func (c *Conn) Generation() (uint32, error) {
-	var m nlmsg.Messages
-	m.Begin(Message(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-	data, err := c.Get(&m)
+func (conn *Conn) Generation() (uint32, error) {
+	var request nlmsg.Messages
+	request.Begin(Message(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
+	data, err := conn.Get(&request)
 	if err != nil {
 		return 0, fmt.Errorf("failed to read the generation of the nftables ruleset: %w", err)
 	}
@@ -54,9 +54,9 @@ const (
 
 // ReadConsistently repeats a read until no transaction took place during it. It returns the
 // generation of the ruleset that was read.
-func (c *Conn) ReadConsistently(object string, read func() error) (generation uint32, err error) {
+func (conn *Conn) ReadConsistently(object string, read func() error) (generation uint32, err error) {
 	began := time.Now()
-	before, err := c.Generation()
+	before, err := conn.Generation()
 	if err != nil {
 		return 0, err
 	}
@@ -65,7 +65,7 @@ func (c *Conn) ReadConsistently(object string, read func() error) (generation ui
 		if err != nil && !errors.Is(err, nlmsg.ErrInterrupted) {
 			return 0, fmt.Errorf("failed to read %s: %w", object, err)
 		}
-		after, generationErr := c.Generation()
+		after, generationErr := conn.Generation()
 		switch {
 		case generationErr != nil:
 			return 0, generationErr
@@ -80,11 +80,12 @@ func (c *Conn) ReadConsistently(object string, read func() error) (generation ui
 
 // List calls each for every object of a kind in a table, filtered by name unless it is empty. An
 // object is valid during the call only. The kernel may return ENOENT for a missing table or name.
-func (c *Conn) List(table Table, kind, attribute uint16, name string, each func(nlmsg.Attributes)) error {
-	_, err := c.Socket.Dump(request(table, kind, unix.NLM_F_DUMP, attribute, name), func(data []byte) {
+func (conn *Conn) List(table Table, kind, attribute uint16, name string, each func(nlmsg.Attributes)) error {
+	_, err := conn.Socket.Dump(request(table, kind, unix.NLM_F_DUMP, attribute, name), func(data []byte) {
 		// Kernels that ignore the filter list the objects of all tables.
-		if b := nlmsg.Netfilter(data); data[0] == table.Family && b.Text(unix.NFTA_TABLE_NAME) == table.Name {
-			each(b)
+		if attributes := nlmsg.Netfilter(data); data[0] == table.Family &&
+			attributes.Text(unix.NFTA_TABLE_NAME) == table.Name {
+			each(attributes)
 		}
 	})
 	if err != nil {
@@ -94,9 +95,9 @@ func (c *Conn) List(table Table, kind, attribute uint16, name string, each func(
 }
 
 func request(table Table, kind, flags, attribute uint16, name string) *nlmsg.Messages {
-	t := Transaction{Table: table}
-	t.begin("", kind, flags, attribute, name)
-	return &t.messages
+	transaction := Transaction{Table: table}
+	transaction.begin("", kind, flags, attribute, name)
+	return &transaction.messages
 }
 
 // absent reports whether an error means that an object, or its whole family, does not exist.
@@ -105,8 +106,10 @@ func absent(err error) bool {
 }
 
 // get reads one object by name; nil if it does not exist.
-func get[T any](c *Conn, table Table, kind, attribute uint16, name string, parse func(nlmsg.Attributes) T) (*T, error) {
-	data, err := c.Get(request(table, kind, 0, attribute, name))
+func get[T any](
+	conn *Conn, table Table, kind, attribute uint16, name string, parse func(nlmsg.Attributes) T,
+) (*T, error) {
+	data, err := conn.Get(request(table, kind, 0, attribute, name))
 	switch {
 	case absent(err):
 		return nil, nil
@@ -118,28 +121,28 @@ func get[T any](c *Conn, table Table, kind, attribute uint16, name string, parse
 }
 
 // Flags returns the flags of a table; nil if it does not exist.
-func (c *Conn) Flags(table Table) (*uint32, error) {
-	return get(c, table, unix.NFT_MSG_GETTABLE, 0, "", func(b nlmsg.Attributes) uint32 {
-		return b.Uint32BE(unix.NFTA_TABLE_FLAGS)
+func (conn *Conn) Flags(table Table) (*uint32, error) {
+	return get(conn, table, unix.NFT_MSG_GETTABLE, 0, "", func(attributes nlmsg.Attributes) uint32 {
+		return attributes.Uint32BE(unix.NFTA_TABLE_FLAGS)
 	})
 }
 
 // Chain reads a chain without its rules; nil if it does not exist.
-func (c *Conn) Chain(table Table, name string) (*Chain, error) {
-	return get(c, table, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_NAME, name, parseChain)
+func (conn *Conn) Chain(table Table, name string) (*Chain, error) {
+	return get(conn, table, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_NAME, name, parseChain)
 }
 
 // Set reads a set without its elements; nil if it does not exist.
-func (c *Conn) Set(table Table, name string) (*Set, error) {
-	return get(c, table, unix.NFT_MSG_GETSET, unix.NFTA_SET_NAME, name, parseSet)
+func (conn *Conn) Set(table Table, name string) (*Set, error) {
+	return get(conn, table, unix.NFT_MSG_GETSET, unix.NFTA_SET_NAME, name, parseSet)
 }
 
 // Rules reads the rules of a chain, or of all chains for "".
-func (c *Conn) Rules(table Table, chain string) (map[string][]Rule, error) {
+func (conn *Conn) Rules(table Table, chain string) (map[string][]Rule, error) {
 	rules := map[string][]Rule{}
-	err := c.List(table, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, chain, func(b nlmsg.Attributes) {
-		if r := parseRule(b); chain == "" || r.Chain == chain {
-			rules[r.Chain] = append(rules[r.Chain], r)
+	err := conn.List(table, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, chain, func(attributes nlmsg.Attributes) {
+		if rule := parseRule(attributes); chain == "" || rule.Chain == chain {
+			rules[rule.Chain] = append(rules[rule.Chain], rule)
 		}
 	})
 	if absent(err) {
@@ -153,29 +156,29 @@ func (c *Conn) Rules(table Table, chain string) (map[string][]Rule, error) {
 //
 // The kernel resumes a dump of several messages by the number of elements. Elements that the
 // packet path adds or removes in between can make it skip others; messages is then above 1.
-func (c *Conn) Elements(table Table, set string, each func(Element)) (messages int, err error) {
-	err = c.List(table, unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET, set, func(b nlmsg.Attributes) {
+func (conn *Conn) Elements(table Table, set string, each func(Element)) (messages int, err error) {
+	err = conn.List(table, unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET, set, func(attributes nlmsg.Attributes) {
 		messages++
-		for _, e := range b.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
-			each(parseElement(e))
+		for _, attributes := range attributes.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
+			each(parseElement(attributes))
 		}
 	})
 	return messages, err
 }
 
 // Element reads one element by its key; nil if it does not exist.
-func (c *Conn) Element(table Table, set string, key []byte) (*Element, error) {
-	t := Transaction{Table: table}
-	t.putElements("get element of set", unix.NFT_MSG_GETSETELEM, set, []Element{{Key: key}})
-	data, err := c.Get(&t.messages)
+func (conn *Conn) Element(table Table, set string, key []byte) (*Element, error) {
+	transaction := Transaction{Table: table}
+	transaction.putElements("get element of set", unix.NFT_MSG_GETSETELEM, set, []Element{{Key: key}})
+	data, err := conn.Get(&transaction.messages)
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("failed to read an element of set %s %s: %w", table, set, err)
 	}
-	for _, e := range nlmsg.Netfilter(data).Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
-		element := parseElement(e)
+	for _, attributes := range nlmsg.Netfilter(data).Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
+		element := parseElement(attributes)
 		return &element, nil
 	}
 	return nil, nil
@@ -196,25 +199,25 @@ func NewRuleset() *Ruleset {
 }
 
 // Dump reads the content of a table without set elements.
-func (c *Conn) Dump(table Table) (*Ruleset, error) {
-	r := NewRuleset()
-	flags, err := c.Flags(table)
+func (conn *Conn) Dump(table Table) (*Ruleset, error) {
+	content := NewRuleset()
+	flags, err := conn.Flags(table)
 	if err != nil || flags == nil {
-		return r, err
+		return content, err
 	}
-	r.Exists, r.Flags = true, *flags
+	content.Exists, content.Flags = true, *flags
 	if err := errors.Join(
-		c.List(table, unix.NFT_MSG_GETCHAIN, 0, "", func(b nlmsg.Attributes) {
-			chain := parseChain(b)
-			r.Chains[chain.Name] = chain
+		conn.List(table, unix.NFT_MSG_GETCHAIN, 0, "", func(attributes nlmsg.Attributes) {
+			chain := parseChain(attributes)
+			content.Chains[chain.Name] = chain
 		}),
-		c.List(table, unix.NFT_MSG_GETSET, 0, "", func(b nlmsg.Attributes) {
-			set := parseSet(b)
-			r.Sets[set.Name] = set
+		conn.List(table, unix.NFT_MSG_GETSET, 0, "", func(attributes nlmsg.Attributes) {
+			set := parseSet(attributes)
+			content.Sets[set.Name] = set
 		}),
 	); err != nil && !absent(err) {
 		return nil, err
 	}
-	r.Rules, err = c.Rules(table, "")
-	return r, err
+	content.Rules, err = conn.Rules(table, "")
+	return content, err
 }

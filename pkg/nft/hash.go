@@ -19,6 +19,7 @@ func jhash(key []byte, seed uint32) uint32 {
 		*x ^= bits.RotateLeft32(*z, by)
 		*z += *y
 	}
+	// Rotations of each block and of the rest, from include/linux/jhash.h.
 	for ; len(key) > 12; key = key[12:] {
 		a, b, c = a+word(key), b+word(key[4:]), c+word(key[8:])
 		step(&a, &b, &c, 4)

@@ -33,44 +33,44 @@ const MaxComment = 250
 
 // NewRule encodes a rule.
 func NewRule(family byte, comment string, expressions ...expr.Any) Rule {
-	r := Rule{Comment: comment}
+	rule := Rule{Comment: comment}
 	if len(comment) > MaxComment {
-		r.err = fmt.Errorf("rule %q: a comment has at most %d bytes", comment, MaxComment)
+		rule.err = fmt.Errorf("rule %q: a comment has at most %d bytes", comment, MaxComment)
 	}
-	var m nlmsg.Messages
-	for _, e := range expressions {
-		data, err := expr.Marshal(family, e)
+	var messages nlmsg.Messages
+	for _, expression := range expressions {
+		data, err := expr.Marshal(family, expression)
 		if err != nil {
-			r.err = fmt.Errorf("rule %q: failed to encode %T: %w", comment, e, err)
+			rule.err = fmt.Errorf("rule %q: failed to encode %T: %w", comment, expression, err)
 		}
-		m.Bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, data)
+		messages.Bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, data)
 	}
-	r.encoded = m.Data
-	r.normal = normal(r.encoded)
-	return r
+	rule.encoded = messages.Data
+	rule.normal = normal(rule.encoded)
+	return rule
 }
 
 // Same reports whether two rules have equal comments and expressions. It ignores counter values.
-func (r Rule) Same(other Rule) bool {
-	return r.Comment == other.Comment && bytes.Equal(r.normal, other.normal)
+func (rule Rule) Same(other Rule) bool {
+	return rule.Comment == other.Comment && bytes.Equal(rule.normal, other.normal)
 }
 
-func parseRule(b nlmsg.Attributes) Rule {
-	expressions := b.Get(unix.NFTA_RULE_EXPRESSIONS)
-	r := Rule{
-		Chain: b.Text(unix.NFTA_RULE_CHAIN), Handle: b.Uint64BE(unix.NFTA_RULE_HANDLE),
-		Comment: comment(b.Get(unix.NFTA_RULE_USERDATA)), normal: normal(expressions),
+func parseRule(attributes nlmsg.Attributes) Rule {
+	expressions := attributes.Get(unix.NFTA_RULE_EXPRESSIONS)
+	rule := Rule{
+		Chain: attributes.Text(unix.NFTA_RULE_CHAIN), Handle: attributes.Uint64BE(unix.NFTA_RULE_HANDLE),
+		Comment: comment(attributes.Get(unix.NFTA_RULE_USERDATA)), normal: normal(expressions),
 	}
-	for _, e := range expressions.All() {
-		data := e.Get(unix.NFTA_EXPR_DATA)
-		switch e.Text(unix.NFTA_EXPR_NAME) {
+	for _, attribute := range expressions.All() {
+		data := attribute.Get(unix.NFTA_EXPR_DATA)
+		switch attribute.Text(unix.NFTA_EXPR_NAME) {
 		case "counter":
-			r.Packets, r.Bytes = data.Uint64BE(unix.NFTA_COUNTER_PACKETS), data.Uint64BE(unix.NFTA_COUNTER_BYTES)
+			rule.Packets, rule.Bytes = data.Uint64BE(unix.NFTA_COUNTER_PACKETS), data.Uint64BE(unix.NFTA_COUNTER_BYTES)
 		case "hash":
-			r.Modulus, r.Seed = data.Uint32BE(unix.NFTA_HASH_MODULUS), data.Uint32BE(unix.NFTA_HASH_SEED)
+			rule.Modulus, rule.Seed = data.Uint32BE(unix.NFTA_HASH_MODULUS), data.Uint32BE(unix.NFTA_HASH_SEED)
 		}
 	}
-	return r
+	return rule
 }
 
 // commentType is the type of a comment in nft user data: type 0, length, NUL-terminated text.
@@ -103,14 +103,15 @@ var known = map[string]uint16{
 // transaction.
 func normal(expressions nlmsg.Attributes) []byte {
 	out := make([]byte, 0, len(expressions))
-	for _, e := range expressions.All() {
-		name, data := e.Text(unix.NFTA_EXPR_NAME), e.Get(unix.NFTA_EXPR_DATA)
+	for _, attribute := range expressions.All() {
+		name, data := attribute.Text(unix.NFTA_EXPR_NAME), attribute.Get(unix.NFTA_EXPR_DATA)
 		out = append(append(out, name...), 0)
 		highest, ok := known[name]
 		if !ok {
 			// Keep the raw data of unknown expressions, so that the rule differs.
 			out = append(out, data...)
 		}
+		// The kernel lists attributes in another order than the library sends.
 		var values [16]nlmsg.Attributes
 		for kind, value := range data.All() {
 			if kind <= highest && int(kind) < len(values) && !isSetID(name, kind) {

@@ -30,7 +30,7 @@ var familyNames = map[byte]string{
 }
 
 // String returns the name in nft syntax.
-func (t Table) String() string { return familyNames[t.Family] + " " + t.Name }
+func (table Table) String() string { return familyNames[table.Family] + " " + table.Name }
 
 // PolicyAccept is the default verdict of a base chain.
 const PolicyAccept = 1
@@ -47,26 +47,27 @@ type Chain struct {
 
 // Mismatch returns the difference between a chain and its description, or "". It ignores the
 // policy, which a transaction can change.
-func (c Chain) Mismatch(got Chain) string {
+func (want Chain) Mismatch(got Chain) string {
 	switch {
-	case c.Type == "" && got.Type != "":
+	case want.Type == "" && got.Type != "":
 		return fmt.Sprintf("it is a base chain of type %s", got.Type)
-	case c.Type != got.Type:
-		return fmt.Sprintf("its type is %q instead of %q", got.Type, c.Type)
-	case c.Hook != got.Hook || c.Priority != got.Priority:
+	case want.Type != got.Type:
+		return fmt.Sprintf("its type is %q instead of %q", got.Type, want.Type)
+	case want.Hook != got.Hook || want.Priority != got.Priority:
 		return fmt.Sprintf("it is at hook %d, priority %d instead of hook %d, priority %d",
-			got.Hook, got.Priority, c.Hook, c.Priority)
-	case c.Device != got.Device:
-		return fmt.Sprintf("it is on interface %q instead of %q", got.Device, c.Device)
+			got.Hook, got.Priority, want.Hook, want.Priority)
+	case want.Device != got.Device:
+		return fmt.Sprintf("it is on interface %q instead of %q", got.Device, want.Device)
 	}
 	return ""
 }
 
-func parseChain(b nlmsg.Attributes) Chain {
-	hook := b.Get(unix.NFTA_CHAIN_HOOK)
+func parseChain(attributes nlmsg.Attributes) Chain {
+	hook := attributes.Get(unix.NFTA_CHAIN_HOOK)
 	return Chain{
-		Name: b.Text(unix.NFTA_CHAIN_NAME), Type: b.Text(unix.NFTA_CHAIN_TYPE), Policy: b.Uint32BE(unix.NFTA_CHAIN_POLICY),
-		Hook: hook.Uint32BE(unix.NFTA_HOOK_HOOKNUM), Priority: int32(hook.Uint32BE(unix.NFTA_HOOK_PRIORITY)),
+		Name: attributes.Text(unix.NFTA_CHAIN_NAME), Type: attributes.Text(unix.NFTA_CHAIN_TYPE),
+		Policy: attributes.Uint32BE(unix.NFTA_CHAIN_POLICY),
+		Hook:   hook.Uint32BE(unix.NFTA_HOOK_HOOKNUM), Priority: int32(hook.Uint32BE(unix.NFTA_HOOK_PRIORITY)),
 		Device: hook.Text(unix.NFTA_HOOK_DEV),
 	}
 }
@@ -109,32 +110,32 @@ func AddressSet(name string, family vip.Family, flags uint32) Set {
 
 // Mismatch returns the difference between a set and its description, or "". It ignores the size,
 // the timeout and the elements.
-func (s Set) Mismatch(got Set) string {
+func (want Set) Mismatch(got Set) string {
 	const kinds = unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL | unix.NFT_SET_ANONYMOUS | unix.NFT_SET_CONSTANT |
 		unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL | nftables.NFT_SET_CONCAT
 	switch {
-	case got.Flags&kinds != s.Flags&kinds:
-		return fmt.Sprintf("its flags are %#x instead of %#x", got.Flags&kinds, s.Flags&kinds)
-	case got.KeyLen != s.KeyLen || got.KeyType != s.KeyType:
+	case got.Flags&kinds != want.Flags&kinds:
+		return fmt.Sprintf("its flags are %#x instead of %#x", got.Flags&kinds, want.Flags&kinds)
+	case got.KeyLen != want.KeyLen || got.KeyType != want.KeyType:
 		return "its keys are of another type"
-	case s.Flags&unix.NFT_SET_MAP != 0 && got.DataType != s.DataType:
+	case want.Flags&unix.NFT_SET_MAP != 0 && got.DataType != want.DataType:
 		return "its data are of another type"
 	}
 	return ""
 }
 
 // same reports whether a listed set can replace a described one.
-func (s Set) same(got Set) bool {
-	return s.Mismatch(got) == "" && s.Size == got.Size && s.Timeout == got.Timeout
+func (want Set) same(got Set) bool {
+	return want.Mismatch(got) == "" && want.Size == got.Size && want.Timeout == got.Timeout
 }
 
-func parseSet(b nlmsg.Attributes) Set {
+func parseSet(attributes nlmsg.Attributes) Set {
 	return Set{
-		Name: b.Text(unix.NFTA_SET_NAME), Flags: b.Uint32BE(unix.NFTA_SET_FLAGS),
-		KeyType: b.Uint32BE(unix.NFTA_SET_KEY_TYPE), KeyLen: b.Uint32BE(unix.NFTA_SET_KEY_LEN),
-		DataType: b.Uint32BE(unix.NFTA_SET_DATA_TYPE), DataLen: b.Uint32BE(unix.NFTA_SET_DATA_LEN),
-		Size:    b.Uint32BE(unix.NFTA_SET_DESC, unix.NFTA_SET_DESC_SIZE),
-		Timeout: time.Duration(b.Uint64BE(unix.NFTA_SET_TIMEOUT)) * time.Millisecond,
+		Name: attributes.Text(unix.NFTA_SET_NAME), Flags: attributes.Uint32BE(unix.NFTA_SET_FLAGS),
+		KeyType: attributes.Uint32BE(unix.NFTA_SET_KEY_TYPE), KeyLen: attributes.Uint32BE(unix.NFTA_SET_KEY_LEN),
+		DataType: attributes.Uint32BE(unix.NFTA_SET_DATA_TYPE), DataLen: attributes.Uint32BE(unix.NFTA_SET_DATA_LEN),
+		Size:    attributes.Uint32BE(unix.NFTA_SET_DESC, unix.NFTA_SET_DESC_SIZE),
+		Timeout: time.Duration(attributes.Uint64BE(unix.NFTA_SET_TIMEOUT)) * time.Millisecond,
 	}
 }
 
@@ -153,26 +154,26 @@ type Element struct {
 const gotoCode = 1<<32 - 4
 
 // parseElement parses an element in one pass, because lists have several hundred thousand.
-func parseElement(b nlmsg.Attributes) (e Element) {
-	for kind, value := range b.All() {
+func parseElement(attributes nlmsg.Attributes) (element Element) {
+	for kind, value := range attributes.All() {
 		switch kind {
 		case unix.NFTA_SET_ELEM_KEY:
-			e.Key = value.Get(unix.NFTA_DATA_VALUE)
+			element.Key = value.Get(unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_DATA:
 			for kind, data := range value.All() {
 				if kind == unix.NFTA_DATA_VALUE {
-					e.Data = data
+					element.Data = data
 				} else if data.Uint32BE(unix.NFTA_VERDICT_CODE) == gotoCode {
-					e.Chain = data.Text(unix.NFTA_VERDICT_CHAIN)
+					element.Chain = data.Text(unix.NFTA_VERDICT_CHAIN)
 				}
 			}
 		case unix.NFTA_SET_ELEM_FLAGS:
-			e.End = binary.BigEndian.Uint32(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+			element.End = binary.BigEndian.Uint32(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_EXPIRATION:
-			e.Timeout = time.Duration(binary.BigEndian.Uint64(value)) * time.Millisecond
+			element.Timeout = time.Duration(binary.BigEndian.Uint64(value)) * time.Millisecond
 		}
 	}
-	return e
+	return element
 }
 
 // compareElements sorts by key. The end of an interval precedes the start of the next one.
@@ -193,13 +194,13 @@ type Range struct {
 }
 
 // RangeOf returns the addresses of a prefix.
-func RangeOf(p netip.Prefix) Range { return Range{First: p.Addr(), Last: vip.Last(p)} }
+func RangeOf(prefix netip.Prefix) Range { return Range{First: prefix.Addr(), Last: vip.Last(prefix)} }
 
 // Elements returns the elements of a range in a set with intervals. A range up to the last address
 // of its family has no end.
-func (r Range) Elements() []Element {
-	list := []Element{{Key: r.First.AsSlice(), Chain: r.Chain}}
-	if end := r.Last.Next(); end.IsValid() {
+func (interval Range) Elements() []Element {
+	list := []Element{{Key: interval.First.AsSlice(), Chain: interval.Chain}}
+	if end := interval.Last.Next(); end.IsValid() {
 		list = append(list, Element{Key: end.AsSlice(), End: true})
 	}
 	return list
@@ -210,28 +211,28 @@ func (r Range) Elements() []Element {
 func Ranges(list []Element) []Range {
 	slices.SortFunc(list, compareElements)
 	ranges := make([]Range, 0, (len(list)+1)/2)
-	for i, e := range list {
-		first, ok := netip.AddrFromSlice(e.Key)
-		if !ok || e.End {
+	for index, element := range list {
+		first, valid := netip.AddrFromSlice(element.Key)
+		if !valid || element.End {
 			continue
 		}
-		r := Range{first, vip.Last(netip.PrefixFrom(first, 0)), e.Chain}
-		if i+1 < len(list) {
-			next, _ := netip.AddrFromSlice(list[i+1].Key)
-			r.Last = next.Prev()
+		interval := Range{first, vip.Last(netip.PrefixFrom(first, 0)), element.Chain}
+		if index+1 < len(list) {
+			next, _ := netip.AddrFromSlice(list[index+1].Key)
+			interval.Last = next.Prev()
 		}
-		ranges = append(ranges, r)
+		ranges = append(ranges, interval)
 	}
 	return ranges
 }
 
 // Compare orders ranges by their first address. Of two ranges with the same start the wider comes
 // first.
-func (r Range) Compare(other Range) int {
-	return cmp.Or(r.First.Compare(other.First), other.Last.Compare(r.Last))
+func (interval Range) Compare(other Range) int {
+	return cmp.Or(interval.First.Compare(other.First), other.Last.Compare(interval.Last))
 }
 
 // Covers reports whether r contains all addresses of other.
-func (r Range) Covers(other Range) bool {
-	return r.First.Compare(other.First) <= 0 && other.Last.Compare(r.Last) <= 0
+func (interval Range) Covers(other Range) bool {
+	return interval.First.Compare(other.First) <= 0 && other.Last.Compare(interval.Last) <= 0
 }

@@ -12,8 +12,8 @@ import (
 
 // Inspect compares a table with its description. It returns the listed content, and the first
 // difference or "".
-func (c *Conn) Inspect(want Table) (have *Ruleset, difference string, err error) {
-	have, err = c.Dump(want)
+func (conn *Conn) Inspect(want Table) (have *Ruleset, difference string, err error) {
+	have, err = conn.Dump(want)
 	switch {
 	case err != nil:
 		return nil, "", err
@@ -23,8 +23,8 @@ func (c *Conn) Inspect(want Table) (have *Ruleset, difference string, err error)
 		return have, fmt.Sprintf("table %s without flags %#x", want, have.Flags), nil
 	}
 	for _, chain := range want.Chains {
-		got, ok := have.Chains[chain.Name]
-		if !ok || chain.Mismatch(got) != "" || got.Policy != chain.Policy {
+		got, found := have.Chains[chain.Name]
+		if !found || chain.Mismatch(got) != "" || got.Policy != chain.Policy {
 			return have, "chain " + want.String() + " " + chain.Name, nil
 		}
 		if !slices.EqualFunc(have.Rules[chain.Name], chain.Rules, Rule.Same) {
@@ -32,17 +32,18 @@ func (c *Conn) Inspect(want Table) (have *Ruleset, difference string, err error)
 		}
 	}
 	for _, set := range want.Sets {
-		got, ok := have.Sets[set.Name]
-		if !ok || !set.same(got) {
+		got, found := have.Sets[set.Name]
+		if !found || !set.same(got) {
 			return have, "set " + want.String() + " " + set.Name, nil
 		}
 		if set.Volatile {
 			continue
 		}
-		if same, err := c.Holds(want, set); err != nil || !same {
+		if same, err := conn.Holds(want, set); err != nil || !same {
 			return have, "elements of set " + want.String() + " " + set.Name, err
 		}
 	}
+	// All described objects exist, so more objects are of another process.
 	if len(have.Chains) > len(want.Chains) || len(have.Sets) > len(want.Sets) {
 		return have, "table " + want.String() + " without foreign objects", nil
 	}
@@ -50,10 +51,10 @@ func (c *Conn) Inspect(want Table) (have *Ruleset, difference string, err error)
 }
 
 // Holds reports whether a set has exactly the described elements, without regard to timeouts.
-func (c *Conn) Holds(table Table, want Set) (bool, error) {
+func (conn *Conn) Holds(table Table, want Set) (bool, error) {
 	var list []Element
-	_, err := c.Elements(table, want.Name, func(e Element) {
-		list = append(list, Element{Key: slices.Clone(e.Key), Data: slices.Clone(e.Data), End: e.End})
+	_, err := conn.Elements(table, want.Name, func(element Element) {
+		list = append(list, Element{Key: slices.Clone(element.Key), Data: slices.Clone(element.Data), End: element.End})
 	})
 	return slices.EqualFunc(normalElements(list), normalElements(want.Elements), sameElement), err
 }
@@ -75,65 +76,66 @@ func sameElement(a, b Element) bool {
 
 // Replace adds the messages that give a table its described content. Volatile sets of have keep
 // their elements; nil replaces the whole table. A dormant table is only activated.
-func (t *Transaction) Replace(want Table, have *Ruleset) {
-	t.Table = want
-	t.AddTable()
+func (transaction *Transaction) Replace(want Table, have *Ruleset) {
+	transaction.Table = want
+	transaction.AddTable()
 	kept := map[string]bool{}
 	if have == nil {
-		t.DeleteTable()
-		t.AddTable()
+		transaction.DeleteTable()
+		transaction.AddTable()
 	} else if have.Flags != 0 {
 		return // the kernel rejects a change of chains in the transaction that activates the table
 	} else if have.Exists {
 		// Rules reference chains and sets, and elements reference chains.
-		t.begin("delete rules of table", unix.NFT_MSG_DELRULE, 0, 0, "")
+		transaction.begin("delete rules of table", unix.NFT_MSG_DELRULE, 0, 0, "")
 		for _, set := range want.Sets {
-			got, ok := have.Sets[set.Name]
-			kept[set.Name] = ok && set.Volatile && set.same(got)
+			got, found := have.Sets[set.Name]
+			kept[set.Name] = found && set.Volatile && set.same(got)
 		}
 		for _, name := range slices.Sorted(maps.Keys(have.Sets)) {
 			if !kept[name] {
-				t.DeleteSet(name)
+				transaction.DeleteSet(name)
 			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(have.Chains)) {
-			t.DeleteChain(name)
+			transaction.DeleteChain(name)
 		}
 	}
+	// Sets precede the rules that look them up.
 	for _, set := range want.Sets {
 		if !kept[set.Name] {
-			t.AddSet(set)
+			transaction.AddSet(set)
 		}
 	}
 	for _, chain := range want.Chains {
-		t.AddChain(chain)
-		t.AddRules(chain.Name, chain.Rules...)
+		transaction.AddChain(chain)
+		transaction.AddRules(chain.Name, chain.Rules...)
 	}
 }
 
 // Ensure gives tables their described content in one transaction and reads them back. It returns
 // the first difference that it found, or "", and the generation of the ruleset that was read.
-func (c *Conn) Ensure(tables ...Table) (difference string, generation uint32, err error) {
+func (conn *Conn) Ensure(tables ...Table) (difference string, generation uint32, err error) {
 	for range readAttempts {
-		if generation, err = c.Generation(); err != nil {
+		if generation, err = conn.Generation(); err != nil {
 			return difference, 0, err
 		}
-		var t Transaction
+		var transaction Transaction
 		for _, want := range tables {
-			have, found, err := c.Inspect(want)
+			have, found, err := conn.Inspect(want)
 			if err != nil {
 				return difference, 0, err
 			}
 			if found != "" {
-				t.Replace(want, have)
+				transaction.Replace(want, have)
 				difference = cmp.Or(difference, found)
 			}
 		}
-		if t.Len() == 0 {
+		if transaction.Len() == 0 {
 			return difference, generation, nil
 		}
 		// The kernel rejects the transaction if another process changed what was read.
-		if err := c.Commit(&t, &generation); err != nil && !errors.Is(err, unix.ERESTART) {
+		if err := conn.Commit(&transaction, &generation); err != nil && !errors.Is(err, unix.ERESTART) {
 			return difference, 0, err
 		}
 	}

@@ -54,102 +54,106 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // Len returns the number of messages.
-func (t *Transaction) Len() int { return t.messages.Len() }
+func (transaction *Transaction) Len() int { return transaction.messages.Len() }
 
 // begin starts a message for the object called name, or for the table if name is empty.
-func (t *Transaction) begin(operation string, kind, flags, attribute uint16, name string) {
-	t.steps = append(t.steps, step{operation, t.Table.Family, t.Table.Name, name})
-	t.messages.Begin(Message(kind), flags, t.Table.Family, unix.NFNETLINK_V0, 0, 0)
-	t.messages.Text(unix.NFTA_TABLE_NAME, t.Table.Name)
+func (transaction *Transaction) begin(operation string, kind, flags, attribute uint16, name string) {
+	transaction.steps = append(transaction.steps, step{operation, transaction.Table.Family, transaction.Table.Name, name})
+	transaction.messages.Begin(Message(kind), flags, transaction.Table.Family, unix.NFNETLINK_V0, 0, 0)
+	transaction.messages.Text(unix.NFTA_TABLE_NAME, transaction.Table.Name)
 	if name != "" {
-		t.messages.Text(attribute, name)
+		transaction.messages.Text(attribute, name)
 	}
 }
 
 // Append appends a transaction. Its new sets must have different IDs, see [Transaction.Sets].
-func (t *Transaction) Append(more *Transaction) {
-	t.messages.Append(&more.messages)
-	t.steps = append(t.steps, more.steps...)
-	t.Err = errors.Join(t.Err, more.Err)
+func (transaction *Transaction) Append(more *Transaction) {
+	transaction.messages.Append(&more.messages)
+	transaction.steps = append(transaction.steps, more.steps...)
+	transaction.Err = errors.Join(transaction.Err, more.Err)
 }
 
 // AddTable adds the table, or activates a dormant one.
-func (t *Transaction) AddTable() {
-	t.begin("add table", unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, "")
-	t.messages.Uint32BE(unix.NFTA_TABLE_FLAGS, 0)
+func (transaction *Transaction) AddTable() {
+	transaction.begin("add table", unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, "")
+	transaction.messages.Uint32BE(unix.NFTA_TABLE_FLAGS, 0)
 }
 
 // DeleteTable deletes the table with its content.
-func (t *Transaction) DeleteTable() { t.begin("delete table", unix.NFT_MSG_DELTABLE, 0, 0, "") }
+func (transaction *Transaction) DeleteTable() {
+	transaction.begin("delete table", unix.NFT_MSG_DELTABLE, 0, 0, "")
+}
 
 // AddChain adds a chain without rules, or sets the policy of an existing one.
-func (t *Transaction) AddChain(c Chain) {
-	t.begin("add chain", unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME, c.Name)
-	if c.Type == "" {
+func (transaction *Transaction) AddChain(chain Chain) {
+	transaction.begin("add chain", unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME, chain.Name)
+	if chain.Type == "" {
 		return
 	}
-	t.messages.Nested(unix.NFTA_CHAIN_HOOK, func() {
-		t.messages.Uint32BE(unix.NFTA_HOOK_HOOKNUM, c.Hook)
-		t.messages.Uint32BE(unix.NFTA_HOOK_PRIORITY, uint32(c.Priority))
-		if c.Device != "" {
-			t.messages.Text(unix.NFTA_HOOK_DEV, c.Device)
+	// Without a hook the chain is the target of a jump or goto.
+	transaction.messages.Nested(unix.NFTA_CHAIN_HOOK, func() {
+		transaction.messages.Uint32BE(unix.NFTA_HOOK_HOOKNUM, chain.Hook)
+		transaction.messages.Uint32BE(unix.NFTA_HOOK_PRIORITY, uint32(chain.Priority))
+		if chain.Device != "" {
+			transaction.messages.Text(unix.NFTA_HOOK_DEV, chain.Device)
 		}
 	})
-	t.messages.Uint32BE(unix.NFTA_CHAIN_POLICY, c.Policy)
-	t.messages.Text(unix.NFTA_CHAIN_TYPE, c.Type)
+	transaction.messages.Uint32BE(unix.NFTA_CHAIN_POLICY, chain.Policy)
+	transaction.messages.Text(unix.NFTA_CHAIN_TYPE, chain.Type)
 }
 
 // DeleteChain deletes a chain, which no rule or element may reference.
-func (t *Transaction) DeleteChain(name string) {
-	t.begin("delete chain", unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME, name)
+func (transaction *Transaction) DeleteChain(name string) {
+	transaction.begin("delete chain", unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME, name)
 }
 
 // AddRules appends rules to a chain.
-func (t *Transaction) AddRules(chain string, rules ...Rule) {
-	for _, r := range rules {
-		t.Err = errors.Join(t.Err, r.err)
-		t.begin("add rule to chain", unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFTA_RULE_CHAIN, chain)
-		t.messages.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.encoded)
-		if r.Comment != "" {
-			t.messages.Bytes(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, commentType, r.Comment))
+func (transaction *Transaction) AddRules(chain string, rules ...Rule) {
+	for _, rule := range rules {
+		transaction.Err = errors.Join(transaction.Err, rule.err)
+		transaction.begin("add rule to chain", unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND,
+			unix.NFTA_RULE_CHAIN, chain)
+		transaction.messages.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, rule.encoded)
+		if rule.Comment != "" {
+			transaction.messages.Bytes(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, commentType, rule.Comment))
 		}
 	}
 }
 
 // DeleteRule deletes a listed rule.
-func (t *Transaction) DeleteRule(r Rule) {
-	t.begin("delete rule of chain", unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, r.Chain)
-	t.messages.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, r.Handle))
+func (transaction *Transaction) DeleteRule(rule Rule) {
+	transaction.begin("delete rule of chain", unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, rule.Chain)
+	transaction.messages.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, rule.Handle))
 }
 
 // AddSet adds a set with its elements.
-func (t *Transaction) AddSet(s Set) {
-	t.Sets++
-	m := &t.messages
-	t.begin("add set", unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, s.Name)
-	m.Uint32BE(unix.NFTA_SET_FLAGS, s.Flags)
-	m.Uint32BE(unix.NFTA_SET_KEY_TYPE, s.KeyType)
-	m.Uint32BE(unix.NFTA_SET_KEY_LEN, s.KeyLen)
-	if s.Flags&unix.NFT_SET_MAP != 0 {
-		m.Uint32BE(unix.NFTA_SET_DATA_TYPE, s.DataType)
-		if s.DataType != TypeVerdict {
-			m.Uint32BE(unix.NFTA_SET_DATA_LEN, s.DataLen)
+func (transaction *Transaction) AddSet(set Set) {
+	transaction.Sets++
+	messages := &transaction.messages
+	transaction.begin("add set", unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, set.Name)
+	messages.Uint32BE(unix.NFTA_SET_FLAGS, set.Flags)
+	messages.Uint32BE(unix.NFTA_SET_KEY_TYPE, set.KeyType)
+	messages.Uint32BE(unix.NFTA_SET_KEY_LEN, set.KeyLen)
+	if set.Flags&unix.NFT_SET_MAP != 0 {
+		messages.Uint32BE(unix.NFTA_SET_DATA_TYPE, set.DataType)
+		if set.DataType != TypeVerdict {
+			messages.Uint32BE(unix.NFTA_SET_DATA_LEN, set.DataLen)
 		}
 	}
-	m.Uint32BE(unix.NFTA_SET_ID, t.Sets)
-	if s.Size != 0 {
-		m.Nested(unix.NFTA_SET_DESC, func() { m.Uint32BE(unix.NFTA_SET_DESC_SIZE, s.Size) })
+	messages.Uint32BE(unix.NFTA_SET_ID, transaction.Sets)
+	if set.Size != 0 {
+		messages.Nested(unix.NFTA_SET_DESC, func() { messages.Uint32BE(unix.NFTA_SET_DESC_SIZE, set.Size) })
 	}
-	if s.Timeout != 0 {
-		m.Uint64BE(unix.NFTA_SET_TIMEOUT, uint64(s.Timeout.Milliseconds()))
+	if set.Timeout != 0 {
+		messages.Uint64BE(unix.NFTA_SET_TIMEOUT, uint64(set.Timeout.Milliseconds()))
 	}
 	// nft needs the byte order of keys and data to list numbers correctly.
-	order := userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, byteOrder(s.KeyType))
-	if s.Flags&unix.NFT_SET_MAP != 0 && s.DataType != TypeVerdict {
-		order = userdata.AppendUint32(order, userdata.NFTNL_UDATA_SET_DATABYTEORDER, byteOrder(s.DataType))
+	order := userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, byteOrder(set.KeyType))
+	if set.Flags&unix.NFT_SET_MAP != 0 && set.DataType != TypeVerdict {
+		order = userdata.AppendUint32(order, userdata.NFTNL_UDATA_SET_DATABYTEORDER, byteOrder(set.DataType))
 	}
-	m.Bytes(unix.NFTA_SET_USERDATA, order)
-	t.AddElements(s.Name, s.Elements)
+	messages.Bytes(unix.NFTA_SET_USERDATA, order)
+	transaction.AddElements(set.Name, set.Elements)
 }
 
 // byteOrder returns the byte order of a type in user data: 1 is host, 2 network byte order.
@@ -161,65 +165,66 @@ func byteOrder(typ uint32) uint32 {
 }
 
 // DeleteSet deletes a set with its elements.
-func (t *Transaction) DeleteSet(name string) {
-	t.begin("delete set", unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME, name)
+func (transaction *Transaction) DeleteSet(name string) {
+	transaction.begin("delete set", unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME, name)
 }
 
 // FlushSet deletes all elements of a set.
-func (t *Transaction) FlushSet(name string) {
-	t.begin("flush set", unix.NFT_MSG_DELSETELEM, 0, unix.NFTA_SET_ELEM_LIST_SET, name)
+func (transaction *Transaction) FlushSet(name string) {
+	transaction.begin("flush set", unix.NFT_MSG_DELSETELEM, 0, unix.NFTA_SET_ELEM_LIST_SET, name)
 }
 
 // AddElements adds elements to a set.
-func (t *Transaction) AddElements(set string, list []Element) {
-	t.putElements("add elements to set", unix.NFT_MSG_NEWSETELEM, set, list)
+func (transaction *Transaction) AddElements(set string, list []Element) {
+	transaction.putElements("add elements to set", unix.NFT_MSG_NEWSETELEM, set, list)
 }
 
 // DeleteElements deletes elements by their keys.
-func (t *Transaction) DeleteElements(set string, list []Element) {
-	t.putElements("delete elements of set", unix.NFT_MSG_DELSETELEM, set, list)
+func (transaction *Transaction) DeleteElements(set string, list []Element) {
+	transaction.putElements("delete elements of set", unix.NFT_MSG_DELSETELEM, set, list)
 }
 
 // listRoom limits the elements of one message: the length of their attribute has 16 bits, and the
 // longest element takes less than the difference.
 const listRoom = math.MaxUint16 - 768
 
-func (t *Transaction) putElements(operation string, kind uint16, set string, list []Element) {
+func (transaction *Transaction) putElements(operation string, kind uint16, set string, list []Element) {
 	for len(list) > 0 {
 		flags := uint16(unix.NLM_F_CREATE)
-		if t.New {
+		if transaction.New {
 			flags |= unix.NLM_F_EXCL
 		}
-		if t.Echo {
+		if transaction.Echo {
 			flags |= unix.NLM_F_ECHO
 		}
-		t.begin(operation, kind, flags, unix.NFTA_SET_ELEM_LIST_SET, set)
-		t.messages.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
-			for begin := len(t.messages.Data); len(list) > 0 && len(t.messages.Data)-begin < listRoom; list = list[1:] {
-				t.messages.Nested(unix.NFTA_LIST_ELEM, func() { putElement(&t.messages, list[0]) })
+		transaction.begin(operation, kind, flags, unix.NFTA_SET_ELEM_LIST_SET, set)
+		transaction.messages.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
+			for begin := len(transaction.messages.Data); len(list) > 0 &&
+				len(transaction.messages.Data)-begin < listRoom; list = list[1:] {
+				transaction.messages.Nested(unix.NFTA_LIST_ELEM, func() { putElement(&transaction.messages, list[0]) })
 			}
 		})
 	}
 }
 
-func putElement(m *nlmsg.Messages, e Element) {
-	m.Nested(unix.NFTA_SET_ELEM_KEY, func() { m.Bytes(unix.NFTA_DATA_VALUE, e.Key) })
-	if e.End {
-		m.Uint32BE(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+func putElement(messages *nlmsg.Messages, element Element) {
+	messages.Nested(unix.NFTA_SET_ELEM_KEY, func() { messages.Bytes(unix.NFTA_DATA_VALUE, element.Key) })
+	if element.End {
+		messages.Uint32BE(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 	}
 	switch {
-	case e.Chain != "":
-		m.Nested(unix.NFTA_SET_ELEM_DATA, func() {
-			m.Nested(unix.NFTA_DATA_VERDICT, func() {
-				m.Uint32BE(unix.NFTA_VERDICT_CODE, gotoCode)
-				m.Text(unix.NFTA_VERDICT_CHAIN, e.Chain)
+	case element.Chain != "":
+		messages.Nested(unix.NFTA_SET_ELEM_DATA, func() {
+			messages.Nested(unix.NFTA_DATA_VERDICT, func() {
+				messages.Uint32BE(unix.NFTA_VERDICT_CODE, gotoCode)
+				messages.Text(unix.NFTA_VERDICT_CHAIN, element.Chain)
 			})
 		})
-	case e.Data != nil:
-		m.Nested(unix.NFTA_SET_ELEM_DATA, func() { m.Bytes(unix.NFTA_DATA_VALUE, e.Data) })
+	case element.Data != nil:
+		messages.Nested(unix.NFTA_SET_ELEM_DATA, func() { messages.Bytes(unix.NFTA_DATA_VALUE, element.Data) })
 	}
-	if e.Timeout != 0 {
-		m.Uint64BE(unix.NFTA_SET_ELEM_TIMEOUT, uint64(e.Timeout.Milliseconds()))
+	if element.Timeout != 0 {
+		messages.Uint64BE(unix.NFTA_SET_ELEM_TIMEOUT, uint64(element.Timeout.Milliseconds()))
 	}
 }
 
@@ -229,54 +234,56 @@ const batchGeneration = 1
 // Commit sends a transaction, unless it is empty, and waits for the result. With a generation, the
 // kernel rejects the transaction with ERESTART if the ruleset has another one. A rejection of a
 // message is an [*Error], for the first of them.
-func (c *Conn) Commit(t *Transaction, generation *uint32) error {
-	if t.Len() == 0 || t.Err != nil {
-		return t.Err
+func (conn *Conn) Commit(transaction *Transaction, generation *uint32) error {
+	if transaction.Len() == 0 || transaction.Err != nil {
+		return transaction.Err
 	}
-	var m nlmsg.Messages
+	var messages nlmsg.Messages
 	frame := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
-	m.Begin(unix.NFNL_MSG_BATCH_BEGIN, 0, frame...)
+	messages.Begin(unix.NFNL_MSG_BATCH_BEGIN, 0, frame...)
 	if generation != nil {
-		m.Uint32BE(batchGeneration, *generation)
+		messages.Uint32BE(batchGeneration, *generation)
 	}
-	m.Append(&t.messages)
+	messages.Append(&transaction.messages)
 	// Only the last message requests an acknowledgement: the kernel reports errors for every
 	// message, and an acknowledgement of each would overrun the receive buffer.
-	m.SetFlags(unix.NLM_F_ACK)
-	m.Begin(unix.NFNL_MSG_BATCH_END, 0, frame...)
-	if len(m.Data) > c.SendLimit {
+	messages.SetFlags(unix.NLM_F_ACK)
+	messages.Begin(unix.NFNL_MSG_BATCH_END, 0, frame...)
+	if len(messages.Data) > conn.SendLimit {
 		return fmt.Errorf("failed to change %d nftables objects: the transaction has %d bytes, and the socket's buffer "+
-			"has %d; give the process CAP_NET_ADMIN, or set net.core.wmem_max to more", t.Len(), len(m.Data), c.SendLimit)
+			"has %d; give the process CAP_NET_ADMIN, or set net.core.wmem_max to more", transaction.Len(), len(messages.Data),
+			conn.SendLimit)
 	}
 	var rejection error
-	err := c.Transact(&m, func(i int, err error) {
+	err := conn.Transact(&messages, func(index int, err error) {
 		switch {
 		case rejection != nil:
-		case i > 0 && i <= len(t.steps):
-			s := t.steps[i-1]
-			object := strings.TrimSpace(Table{Family: s.family, Name: s.table}.String() + " " + s.name)
-			rejection = &Error{Operation: s.operation, Object: object, Err: err}
+		case index > 0 && index <= len(transaction.steps):
+			step := transaction.steps[index-1]
+			object := strings.TrimSpace(Table{Family: step.family, Name: step.table}.String() + " " + step.name)
+			rejection = &Error{Operation: step.operation, Object: object, Err: err}
+			// Index 0 is the batch itself, such as ERESTART for its generation.
 		default:
 			rejection = fmt.Errorf("failed to change nftables: %w", err)
 		}
-	}, c.report)
+	}, conn.report)
 	if err = errors.Join(rejection, err); err != nil {
 		return err
 	}
-	c.Transactions++
-	c.Messages += uint32(t.Len())
+	conn.Transactions++
+	conn.Messages += uint32(transaction.Len())
 	return nil
 }
 
 // report passes the elements of an echoed message on.
-func (c *Conn) report(kind uint16, data []byte) {
+func (conn *Conn) report(kind uint16, data []byte) {
 	added, deleted := kind == Message(unix.NFT_MSG_NEWSETELEM), kind == Message(unix.NFT_MSG_DELSETELEM)
-	if c.Echo == nil || !added && !deleted {
+	if conn.Echo == nil || !added && !deleted {
 		return
 	}
-	b := nlmsg.Netfilter(data)
-	set := b.Text(unix.NFTA_SET_ELEM_LIST_SET)
-	for _, e := range b.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
-		c.Echo(set, parseElement(e), deleted)
+	attributes := nlmsg.Netfilter(data)
+	set := attributes.Text(unix.NFTA_SET_ELEM_LIST_SET)
+	for _, attributes := range attributes.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
+		conn.Echo(set, parseElement(attributes), deleted)
 	}
 }

@@ -24,41 +24,42 @@ const (
 
 // Flows counts the kernel's connection tracking entries of VIPs by the peer's link-layer address.
 // The key is the fwmark if its peer is unknown.
-func (p *Path) Flows(ctx context.Context) (map[string]int, error) {
-	s, err := nft.Dial()
+func (path *Path) Flows(ctx context.Context) (map[string]int, error) {
+	conn, err := nft.Dial()
 	if err != nil {
 		return nil, err
 	}
-	peers, err := readPeers(s)
+	peers, err := readPeers(conn)
 	if err != nil {
-		return nil, errors.Join(err, s.Close())
+		return nil, errors.Join(err, conn.Close())
 	}
 	flows := map[string]int{}
-	var m nlmsg.Messages
-	m.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8|conntrackGet, unix.NLM_F_DUMP, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-	_, err = s.Socket.Dump(&m, func(data []byte) {
-		b := nlmsg.Netfilter(data)
-		mark := b.Uint32BE(ctaMark)
-		if mark == 0 || !p.o.hasAddress(b.Get(ctaTupleOrig, ctaTupleIP)) {
+	var request nlmsg.Messages
+	request.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8|conntrackGet, unix.NLM_F_DUMP, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
+	_, err = conn.Socket.Dump(&request, func(data []byte) {
+		attributes := nlmsg.Netfilter(data)
+		mark := attributes.Uint32BE(ctaMark)
+		// Flows without a mark belong to no peer.
+		if mark == 0 || !path.o.hasAddress(attributes.Get(ctaTupleOrig, ctaTupleIP)) {
 			return
 		}
 		name := fmt.Sprintf("fwmark %#x", mark)
-		if l, ok := peers[mark]; ok {
-			name = l.mac.String()
+		if peer, found := peers[mark]; found {
+			name = peer.mac.String()
 		}
 		flows[name]++
 	})
-	if err = errors.Join(err, s.Close(), ctx.Err()); err != nil && !errors.Is(err, nlmsg.ErrInterrupted) {
+	if err = errors.Join(err, conn.Close(), ctx.Err()); err != nil && !errors.Is(err, nlmsg.ErrInterrupted) {
 		return nil, fmt.Errorf("failed to list connection tracking entries: %w", err)
 	}
 	return flows, nil
 }
 
 // hasAddress reports whether an address of the flow is in the pool.
-func (o Options) hasAddress(tuple nlmsg.Attributes) bool {
+func (options Options) hasAddress(tuple nlmsg.Attributes) bool {
 	for kind := uint16(1); kind <= ctaLastAddr; kind++ {
-		a := tuple.Addr(kind)
-		if slices.ContainsFunc(o.Pool, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		address := tuple.Addr(kind)
+		if slices.ContainsFunc(options.Pool, func(prefix netip.Prefix) bool { return prefix.Contains(address) }) {
 			return true
 		}
 	}

@@ -52,7 +52,7 @@ type kernel struct {
 	neighbors []rtnetlink.Neighbor // of the link
 }
 
-func dial(o Options) (*kernel, error) {
+func dial(options Options) (*kernel, error) {
 	socket, err := nft.Dial()
 	if err != nil {
 		return nil, err
@@ -61,17 +61,17 @@ func dial(o Options) (*kernel, error) {
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
-	return &kernel{o: o, rt: rt, nft: socket}, nil
+	return &kernel{o: options, rt: rt, nft: socket}, nil
 }
 
-func (k *kernel) close() error { return errors.Join(k.nft.Close(), k.rt.Close()) }
+func (kernel *kernel) close() error { return errors.Join(kernel.nft.Close(), kernel.rt.Close()) }
 
 // families lists the pool's address families that the kernel supports; ipv6.disable=1 removes
 // IPv6.
-func (k *kernel) families() (list []vip.Family) {
-	for _, f := range vip.Families {
-		if len(disjoint(k.o.Pool, f)) > 0 && (f == vip.IPv4 || disabledIPv6("all").Read() != "") {
-			list = append(list, f)
+func (kernel *kernel) families() (list []vip.Family) {
+	for _, family := range vip.Families {
+		if len(disjoint(kernel.o.Pool, family)) > 0 && (family == vip.IPv4 || disabledIPv6("all").Read() != "") {
+			list = append(list, family)
 		}
 	}
 	return list
@@ -92,69 +92,70 @@ type network struct {
 	loopback  int
 }
 
-func (k *kernel) observe() (*network, error) {
-	n := &network{}
-	links, err := k.rt.Links()
+func (kernel *kernel) observe() (*network, error) {
+	network := &network{}
+	links, err := kernel.rt.Links()
 	if err != nil {
 		return nil, err
 	}
-	for _, l := range links {
-		if l.Name == k.o.Interface {
-			n.link = l
+	for _, link := range links {
+		if link.Name == kernel.o.Interface {
+			network.link = link
 		}
-		if l.Flags&unix.IFF_LOOPBACK != 0 {
-			n.loopback = l.Index
+		if link.Flags&unix.IFF_LOOPBACK != 0 {
+			network.loopback = link.Index
 		}
 	}
-	for _, f := range vip.Families {
-		rules, err := k.rt.Rules(f)
+	// An interrupted dump lacks entries at most: what is missing is installed again, without effect.
+	for _, family := range vip.Families {
+		rules, err := kernel.rt.Rules(family)
 		if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) && !rtnetlink.FamilyAbsent(err) {
 			return nil, err
 		}
-		routes, err := k.rt.Routes(f, rtnetlink.RouteFilter{Protocol: protocol})
+		routes, err := kernel.rt.Routes(family, rtnetlink.RouteFilter{Protocol: protocol})
 		if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) && !rtnetlink.FamilyAbsent(err) {
 			return nil, err
 		}
-		neighbors, err := k.rt.Neighbors(f)
+		neighbors, err := kernel.rt.Neighbors(family)
 		if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) && !rtnetlink.FamilyAbsent(err) {
 			return nil, err
 		}
-		n.rules, n.routes = append(n.rules, rules...), append(n.routes, routes...)
-		n.neighbors = append(n.neighbors, neighbors...)
+		network.rules, network.routes = append(network.rules, rules...), append(network.routes, routes...)
+		network.neighbors = append(network.neighbors, neighbors...)
 	}
-	return n, nil
+	return network, nil
 }
 
 // apply sends the requests in order and stops at the first failure.
-func (k *kernel) apply(parts []part) (done []string, err error) {
-	for _, p := range parts {
-		if err := k.rt.Apply(p.add); err != nil {
+func (kernel *kernel) apply(parts []part) (done []string, err error) {
+	for _, part := range parts {
+		if err := kernel.rt.Apply(part.add); err != nil {
 			return done, err
 		}
-		done = append(done, p.name)
+		done = append(done, part.name)
 	}
 	return done, nil
 }
 
 // ethernet reports whether an interface exists and has Ethernet addresses.
-func ethernet(l rtnetlink.Link) bool {
-	return len(l.MAC) == len(placeholderMAC()) && l.Flags&unix.IFF_LOOPBACK == 0
+func ethernet(link rtnetlink.Link) bool {
+	return len(link.MAC) == len(placeholderMAC()) && link.Flags&unix.IFF_LOOPBACK == 0
 }
 
 // linkProblem returns the reason why the interface cannot carry replies, or nil.
-func (k *kernel) linkProblem(n *network) *Problem {
-	object := "interface " + k.o.Interface
-	switch l := n.link; {
-	case l.Index == 0:
+func (kernel *kernel) linkProblem(network *network) *Problem {
+	object := "interface " + kernel.o.Interface
+	switch link := network.link; {
+	case link.Index == 0:
 		return &Problem{object, "it does not exist", "create it, or name another one with --interface"}
-	case !ethernet(l):
+	case !ethernet(link):
 		return &Problem{object, "it has no Ethernet addresses", "name an Ethernet interface with --interface"}
-	case l.Flags&unix.IFF_UP == 0:
-		return &Problem{object, "it is down", "ip link set " + k.o.Interface + " up"}
-	case !l.Up():
+	case link.Flags&unix.IFF_UP == 0:
+		return &Problem{object, "it is down", "ip link set " + kernel.o.Interface + " up"}
+	case !link.Up():
 		return &Problem{object, "it has no carrier", "check the other end of the link"}
-	case len(disjoint(k.o.Pool, vip.IPv6)) > 0 && !k.usable(n, vip.IPv6):
-		return &Problem{object, "IPv6 is disabled", disabledIPv6(k.o.Interface).SetCommand("0")}
+	case len(disjoint(kernel.o.Pool, vip.IPv6)) > 0 && !kernel.usable(network, vip.IPv6):
+		return &Problem{object, "IPv6 is disabled", disabledIPv6(kernel.o.Interface).SetCommand("0")}
 	}
 	return nil
 }
@@ -162,58 +163,60 @@ func (k *kernel) linkProblem(n *network) *Problem {
 // problemOf returns the Problem for a failed kernel change.
 func problemOf(object string, err error) Problem {
 	remedy := "see the error; it is retried"
-	if h := hint(err); h != "" {
-		remedy = h
+	if remedyText := hint(err); remedyText != "" {
+		remedy = remedyText
 	}
 	return Problem{Object: object, Detail: err.Error(), Remedy: remedy}
 }
 
 // reconcile installs missing objects, removes stale ones, and reads the result back. With restore
 // false it only reads. It returns the names of the missing objects and the remaining problems.
-func (k *kernel) reconcile(restore bool) (missing []string, problems []Problem) {
-	n, err := k.observe()
+func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Problem) {
+	network, err := kernel.observe()
 	if err != nil {
 		return nil, []Problem{problemOf("netlink", err)}
 	}
-	if p := k.linkProblem(n); p != nil {
-		problems = append(problems, *p)
+	if part := kernel.linkProblem(network); part != nil {
+		problems = append(problems, *part)
 	}
-	k.neighbors = slices.DeleteFunc(slices.Clone(n.neighbors), func(m rtnetlink.Neighbor) bool {
-		return !neighborOf(m, n.link.Index)
+	kernel.neighbors = slices.DeleteFunc(slices.Clone(network.neighbors), func(neighbor rtnetlink.Neighbor) bool {
+		return !neighborOf(neighbor, network.link.Index)
 	})
+	// The neighbors are the trench pods, which must not be lost among forged senders.
 	var expected []uint32
-	for _, m := range k.neighbors {
-		if len(m.MAC) > 0 {
-			expected = append(expected, fwmark(m.MAC))
+	for _, neighbor := range kernel.neighbors {
+		if len(neighbor.MAC) > 0 {
+			expected = append(expected, fwmark(neighbor.MAC))
 		}
 	}
-	learned, err := readPeers(k.nft, expected...)
+	learned, err := readPeers(kernel.nft, expected...)
 	if err != nil {
 		return nil, []Problem{problemOf("nftables", err)}
 	}
 	if len(learned) > 0 { // empty after a flush by another process: keep the peers to restore
-		k.peers.learned = learned
+		kernel.peers.learned = learned
 	}
-	k.peers.update(k.neighbors)
-	if k.peers.full() {
+	kernel.peers.update(kernel.neighbors)
+	if kernel.peers.full() {
 		problems = append(problems, Problem{
 			"map " + peersMap, fmt.Sprintf("it is full: replies by way of a trench pod beside these %d are dropped", maxPeers),
 			"find the host that sends from so many link addresses: nft list map netdev " + tableName + " " + peersMap,
 		})
 	}
-	d := desired{
-		pool: append(slices.Clone(k.o.Pool), k.stalePool(n)...), link: k.o.Interface,
-		live: k.peers.live(), peers: k.peers.learned,
+	desired := desired{
+		pool: append(slices.Clone(kernel.o.Pool), kernel.stalePool(network)...), link: kernel.o.Interface,
+		live: kernel.peers.live(), peers: kernel.peers.learned,
 	}
-	if !ethernet(n.link) {
+	if !ethernet(network.link) {
 		return nil, problems // keep the installed state: flows continue when the interface returns
 	}
+	// The ruleset precedes routes: without marks replies would leave by another route.
 	afterStep(stepRead)
-	name, err := k.ruleset(d, restore)
+	name, err := kernel.ruleset(desired, restore)
 	if name != "" {
 		missing = append(missing, name)
 	} else {
-		k.peers.learned = learned
+		kernel.peers.learned = learned
 	}
 	if err != nil {
 		return missing, append(problems, problemOf("nftables", err))
@@ -221,7 +224,7 @@ func (k *kernel) reconcile(restore bool) (missing []string, problems []Problem) 
 	if name != "" && !restore {
 		return missing, append(problems, Problem{"nftables", "missing: " + name, "it is restored"})
 	}
-	if err := errors.Join(k.peers.evict(k.nft, time.Now()), k.peers.addNeighbors(k.nft)); err != nil {
+	if err := errors.Join(kernel.peers.evict(kernel.nft, time.Now()), kernel.peers.addNeighbors(kernel.nft)); err != nil {
 		return missing, append(problems, problemOf("nftables", err))
 	}
 	afterStep(stepRuleset)
@@ -229,22 +232,24 @@ func (k *kernel) reconcile(restore bool) (missing []string, problems []Problem) 
 		parts []part
 		name  string
 	}{
-		{k.replyParts(n), stepReply}, {k.acceptParts(n), stepAccept}, {k.stale(n, false), stepStale},
+		{kernel.replyParts(network), stepReply}, {kernel.acceptParts(network), stepAccept}, {kernel.stale(network, false),
+			stepStale},
 	} {
-		for _, p := range step.parts {
-			missing = append(missing, p.name)
+		for _, part := range step.parts {
+			missing = append(missing, part.name)
 		}
 		if !restore && len(step.parts) > 0 {
 			return missing, append(problems, Problem{"routing", "missing: " + step.parts[0].name, "it is restored"})
 		}
-		if _, err := k.apply(step.parts); err != nil {
+		if _, err := kernel.apply(step.parts); err != nil {
 			return missing, append(problems, problemOf("routing", err))
 		}
 		afterStep(step.name)
 	}
-	if len(d.pool) > len(k.o.Pool) {
-		d.pool = k.o.Pool
-		if _, err = k.ruleset(d, restore); err != nil {
+	// Packets of former prefixes are accepted until their local routes are gone.
+	if len(desired.pool) > len(kernel.o.Pool) {
+		desired.pool = kernel.o.Pool
+		if _, err = kernel.ruleset(desired, restore); err != nil {
 			return missing, append(problems, problemOf("nftables", err))
 		}
 	}
@@ -254,32 +259,32 @@ func (k *kernel) reconcile(restore bool) (missing []string, problems []Problem) 
 
 // probe triggers verification of the peers' neighbor entries. Rejections are ignored, because an
 // entry may have expired since it was read.
-func (k *kernel) probe() {
-	if list := k.peers.probes(k.neighbors, time.Now()); len(list) > 0 {
-		if _, err := k.rt.Do(list...); err != nil {
-			k.o.Log.Warn("failed to probe neighbors", "error", err)
+func (kernel *kernel) probe() {
+	if list := kernel.peers.probes(kernel.neighbors, time.Now()); len(list) > 0 {
+		if _, err := kernel.rt.Do(list...); err != nil {
+			kernel.o.Log.Warn("failed to probe neighbors", "error", err)
 		}
 	}
 }
 
 // cleanup removes everything in the reverse order of installation.
-func (k *kernel) cleanup() (removed []string, err error) {
-	n, err := k.observe()
+func (kernel *kernel) cleanup() (removed []string, err error) {
+	network, err := kernel.observe()
 	if err != nil {
 		return nil, err
 	}
-	if removed, err = k.apply(k.stale(n, true)); err != nil {
+	if removed, err = kernel.apply(kernel.stale(network, true)); err != nil {
 		return removed, err
 	}
-	for _, f := range slices.Backward(tableFamilies[:]) {
-		t := nft.Transaction{Table: nft.Table{Family: f, Name: tableName}}
-		t.DeleteTable()
-		switch err := k.nft.Commit(&t, nil); {
+	for _, family := range slices.Backward(tableFamilies[:]) {
+		transaction := nft.Transaction{Table: nft.Table{Family: family, Name: tableName}}
+		transaction.DeleteTable()
+		switch err := kernel.nft.Commit(&transaction, nil); {
 		case errors.Is(err, unix.ENOENT):
 		case err != nil:
 			return removed, err
 		default:
-			removed = append(removed, "nftables table "+t.Table.String())
+			removed = append(removed, "nftables table "+transaction.Table.String())
 		}
 	}
 	return removed, nil

@@ -42,24 +42,25 @@ type Options struct {
 }
 
 // Validate returns an error for invalid options.
-func (o Options) Validate() error {
-	if o.Interface == "" || len(o.Interface) >= unix.IFNAMSIZ {
-		return fmt.Errorf("interface %q: its name needs 1 to %d characters", o.Interface, unix.IFNAMSIZ-1)
+func (options Options) Validate() error {
+	if options.Interface == "" || len(options.Interface) >= unix.IFNAMSIZ {
+		return fmt.Errorf("interface %q: its name needs 1 to %d characters", options.Interface, unix.IFNAMSIZ-1)
 	}
-	if len(o.Pool) == 0 {
+	if len(options.Pool) == 0 {
 		return errors.New("the pool has no prefix; name at least one")
 	}
-	for i, p := range o.Pool {
-		switch a := p.Addr(); {
-		case !p.IsValid():
+	for index, prefix := range options.Pool {
+		switch address := prefix.Addr(); {
+		case !prefix.IsValid():
 			return errors.New("the pool has an invalid prefix")
-		case p != p.Masked():
-			return fmt.Errorf("pool prefix %s has host bits set; use %s", p, p.Masked())
-		case p.Bits() == 0 || a.Is4In6() || a.Zone() != "" || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast():
-			return fmt.Errorf("pool prefix %s: VIPs are unicast addresses of a part of the network", p)
+		case prefix != prefix.Masked():
+			return fmt.Errorf("pool prefix %s has host bits set; use %s", prefix, prefix.Masked())
+		case prefix.Bits() == 0 || address.Is4In6() || address.Zone() != "" ||
+			address.IsLoopback() || address.IsMulticast() || address.IsLinkLocalUnicast():
+			return fmt.Errorf("pool prefix %s: VIPs are unicast addresses of a part of the network", prefix)
 		}
-		if slices.ContainsFunc(o.Pool[:i], p.Overlaps) {
-			return fmt.Errorf("pool prefix %s overlaps another one", p)
+		if slices.ContainsFunc(options.Pool[:index], prefix.Overlaps) {
+			return fmt.Errorf("pool prefix %s overlaps another one", prefix)
 		}
 	}
 	return nil
@@ -74,69 +75,71 @@ type Path struct {
 }
 
 // New returns a Path that changes nothing before Run.
-func New(o Options) *Path {
-	return &Path{o: o, ready: make(chan struct{}), changed: make(chan struct{}, 1)}
+func New(options Options) *Path {
+	return &Path{o: options, ready: make(chan struct{}), changed: make(chan struct{}, 1)}
 }
 
 // String returns the name of the task.
-func (p *Path) String() string { return "reply-path" }
+func (path *Path) String() string { return "reply-path" }
 
 // Ready returns a channel that is closed when the kernel state is first complete.
-func (p *Path) Ready() <-chan struct{} { return p.ready }
+func (path *Path) Ready() <-chan struct{} { return path.ready }
 
 // Changed returns a channel that receives a value when [Path.Status] may have changed.
-func (p *Path) Changed() <-chan struct{} { return p.changed }
+func (path *Path) Changed() <-chan struct{} { return path.changed }
 
 // Status returns the last observed state without querying the kernel.
-func (p *Path) Status() Status { return p.status.Load() }
+func (path *Path) Status() Status { return path.status.Load() }
 
 // Run installs the kernel state and restores it until ctx ends, in the network namespace of the
 // calling thread. It leaves the state installed.
-func (p *Path) Run(ctx context.Context) error {
-	if err := errors.Join(p.o.Validate(), checkCapability()); err != nil {
+func (path *Path) Run(ctx context.Context) error {
+	if err := errors.Join(path.o.Validate(), checkCapability()); err != nil {
 		return err
 	}
 	retry := backoff.Backoff{Min: minBackoff, Max: maxBackoff}
 	for {
-		err := p.run(ctx)
+		err := path.run(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		p.o.Log.Warn("netlink sockets failed, reopening", "error", err)
+		path.o.Log.Warn("netlink sockets failed, reopening", "error", err)
 		if err := retry.Wait(ctx); err != nil {
 			return err
 		}
 	}
 }
 
-func (p *Path) run(ctx context.Context) (err error) {
-	k, err := dial(p.o)
+func (path *Path) run(ctx context.Context) (err error) {
+	kernel, err := dial(path.o)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, k.close()) }()
-	w, wake, err := watch()
+	defer func() { err = errors.Join(err, kernel.close()) }()
+	// Subscribe before the first comparison, so that no change is missed in between.
+	listener, wake, err := watch()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.Close()) }()
-	r := repairs{}
+	defer func() { err = errors.Join(err, listener.Close()) }()
+	repairs := repairs{}
+	// Neighbors are probed, and new peers read, without a notification.
 	ticks := time.NewTicker(interval)
 	defer ticks.Stop()
 	for {
-		p.step(k, r)
+		path.step(kernel, repairs)
 		if err := backoff.Sleep(ctx, pause); err != nil {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-w.Failed():
-			return w.Err()
+		case <-listener.Failed():
+			return listener.Err()
 		case <-wake:
 		case <-ticks.C:
-			k.probe()
-		case <-r.due():
+			kernel.probe()
+		case <-repairs.due():
 		}
 	}
 }
@@ -150,29 +153,32 @@ type repair struct {
 }
 
 // allow reports whether the back-off permits restoring at least one part.
-func (r repairs) allow(missing []string, now time.Time) bool {
-	return slices.ContainsFunc(missing, func(name string) bool { return r[name] == nil || !now.Before(r[name].next) })
+func (repairs repairs) allow(missing []string, now time.Time) bool {
+	return slices.ContainsFunc(missing, func(name string) bool {
+		return repairs[name] == nil ||
+			!now.Before(repairs[name].next)
+	})
 }
 
 // done records restored parts and extends their back-off.
-func (r repairs) done(parts []string, now time.Time) {
-	maps.DeleteFunc(r, func(_ string, x *repair) bool { return now.Sub(x.last) > calm })
+func (repairs repairs) done(parts []string, now time.Time) {
+	maps.DeleteFunc(repairs, func(_ string, entry *repair) bool { return now.Sub(entry.last) > calm })
 	for _, name := range parts {
-		x := r[name]
-		if x == nil {
-			x = &repair{Backoff: backoff.Backoff{Min: minBackoff, Max: maxBackoff}}
-			r[name] = x
+		entry := repairs[name]
+		if entry == nil {
+			entry = &repair{Backoff: backoff.Backoff{Min: minBackoff, Max: maxBackoff}}
+			repairs[name] = entry
 		}
-		x.last, x.next = now, now.Add(x.Next())
+		entry.last, entry.next = now, now.Add(entry.Next())
 	}
 }
 
 // due returns a channel that fires at the next delayed restoration.
-func (r repairs) due() <-chan time.Time {
+func (repairs repairs) due() <-chan time.Time {
 	first := time.Time{}
-	for _, x := range r {
-		if time.Now().Before(x.next) && (first.IsZero() || x.next.Before(first)) {
-			first = x.next
+	for _, entry := range repairs {
+		if time.Now().Before(entry.next) && (first.IsZero() || entry.next.Before(first)) {
+			first = entry.next
 		}
 	}
 	if first.IsZero() {
@@ -182,34 +188,34 @@ func (r repairs) due() <-chan time.Time {
 }
 
 // step compares the state once and restores it if no back-off applies.
-func (p *Path) step(k *kernel, r repairs) {
-	now, was, ready := time.Now(), p.status.Load(), isClosed(p.ready)
-	s := was
-	missing, problems := k.reconcile(false)
-	if r.allow(missing, now) {
-		drift, _ := k.reconcile(true)
+func (path *Path) step(kernel *kernel, repairs repairs) {
+	now, was, ready := time.Now(), path.status.Load(), isClosed(path.ready)
+	status := was
+	missing, problems := kernel.reconcile(false)
+	if repairs.allow(missing, now) {
+		drift, _ := kernel.reconcile(true)
 		// Read the result back.
-		missing, problems = k.reconcile(false)
+		missing, problems = kernel.reconcile(false)
 		if ready {
-			r.done(drift, now)
+			repairs.done(drift, now)
 			drift = slices.DeleteFunc(drift, func(name string) bool { return slices.Contains(missing, name) })
-			s.Repairs += uint64(len(drift))
-			p.o.Log.Info("drift detected", "restored", drift, "missing", missing)
+			status.Repairs += uint64(len(drift))
+			path.o.Log.Info("drift detected", "restored", drift, "missing", missing)
 		}
 	}
-	s.Problems, s.Peers, s.Dropped = problems, slices.Clone(k.peers.list), k.dropped
-	s.Full, s.Evicted = k.peers.full(), k.peers.evicted
+	status.Problems, status.Peers, status.Dropped = problems, slices.Clone(kernel.peers.list), kernel.dropped
+	status.Full, status.Evicted = kernel.peers.full(), kernel.peers.evicted
 	complete := len(missing)+len(problems) == 0
-	if complete != s.Complete || s.Since.IsZero() {
-		s.Complete, s.Since = complete, now
-		p.o.Log.Info("reply path changed", "complete", complete, "problems", problems)
+	if complete != status.Complete || status.Since.IsZero() {
+		status.Complete, status.Since = complete, now
+		path.o.Log.Info("reply path changed", "complete", complete, "problems", problems)
 	}
-	if !reflect.DeepEqual(s, was) {
-		p.status.Set(s)
-		latest.Wake(p.changed)
+	if !reflect.DeepEqual(status, was) {
+		path.status.Set(status)
+		latest.Wake(path.changed)
 	}
 	if complete && !ready {
-		close(p.ready)
+		close(path.ready)
 	}
 }
 
@@ -224,43 +230,43 @@ func isClosed(c <-chan struct{}) bool {
 
 // watch subscribes to changes of the kernel state. The channel receives a token after a change.
 func watch() (*rtnetlink.Listener, <-chan struct{}, error) {
-	l, changed := rtnetlink.NewListener(), make(chan struct{}, 1)
+	listener, changed := rtnetlink.NewListener(), make(chan struct{}, 1)
 	wake := func() { latest.Wake(changed) }
 	err := errors.Join(
-		l.Listen("nftables", rtnetlink.Subscription{
+		listener.Listen("nftables", rtnetlink.Subscription{
 			Protocol: unix.NETLINK_NETFILTER, Groups: []uint32{unix.NFNLGRP_NFTABLES}, Overrun: wake,
 			Handle: func(netlink.Message) { wake() },
 		}),
-		l.Listen("rtnetlink", rtnetlink.Subscription{
+		listener.Listen("rtnetlink", rtnetlink.Subscription{
 			Protocol: unix.NETLINK_ROUTE, Overrun: wake,
 			Groups: []uint32{
 				unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 				unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
 			},
-			Handle: func(m netlink.Message) {
-				if concerns(m) {
+			Handle: func(message netlink.Message) {
+				if concerns(message) {
 					wake()
 				}
 			},
 		}),
 	)
 	if err != nil {
-		return nil, nil, errors.Join(err, l.Close())
+		return nil, nil, errors.Join(err, listener.Close())
 	}
-	return l, changed, nil
+	return listener, changed, nil
 }
 
 // concerns reports whether a notification is relevant. It excludes foreign routes, which may
 // change often, and neighbor updates, which every probe causes.
-func concerns(m netlink.Message) bool {
-	switch m.Header.Type {
+func concerns(message netlink.Message) bool {
+	switch message.Header.Type {
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		r, err := rtnetlink.ParseRoute(m.Data)
-		return err != nil || r.Protocol == protocol || r.Table == table
+		route, err := rtnetlink.ParseRoute(message.Data)
+		return err != nil || route.Protocol == protocol || route.Table == table
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
-		n, err := rtnetlink.ParseNeighbor(m.Data)
-		return err != nil || m.Header.Type == unix.RTM_DELNEIGH || n.State&unix.NUD_FAILED != 0 ||
-			n.Addr == placeholder(vip.FamilyOf(n.Addr))
+		neighbor, err := rtnetlink.ParseNeighbor(message.Data)
+		return err != nil || message.Header.Type == unix.RTM_DELNEIGH || neighbor.State&unix.NUD_FAILED != 0 ||
+			neighbor.Addr == placeholder(vip.FamilyOf(neighbor.Addr))
 	}
 	return true
 }
@@ -270,29 +276,29 @@ const attempts = 5
 
 // Install installs the kernel state once and reads it back. The error lists the problems of an
 // incomplete status.
-func Install(ctx context.Context, o Options) (Status, error) {
-	if err := errors.Join(o.Validate(), checkCapability()); err != nil {
+func Install(ctx context.Context, options Options) (Status, error) {
+	if err := errors.Join(options.Validate(), checkCapability()); err != nil {
 		return Status{}, err
 	}
-	k, err := dial(o)
+	kernel, err := dial(options)
 	if err != nil {
 		return Status{}, err
 	}
-	s := Status{Since: time.Now()}
+	status := Status{Since: time.Now()}
 	for range attempts {
-		_, _ = k.reconcile(true)
+		_, _ = kernel.reconcile(true)
 		var missing []string
-		missing, s.Problems = k.reconcile(false)
-		if s.Complete = len(missing)+len(s.Problems) == 0; s.Complete || ctx.Err() != nil {
+		missing, status.Problems = kernel.reconcile(false)
+		if status.Complete = len(missing)+len(status.Problems) == 0; status.Complete || ctx.Err() != nil {
 			break
 		}
 	}
-	s.Peers = k.peers.list
-	err = errors.Join(ctx.Err(), k.close())
-	for _, x := range s.Problems {
-		err = errors.Join(err, fmt.Errorf("%s: %s; %s", x.Object, x.Detail, x.Remedy))
+	status.Peers = kernel.peers.list
+	err = errors.Join(ctx.Err(), kernel.close())
+	for _, problem := range status.Problems {
+		err = errors.Join(err, fmt.Errorf("%s: %s; %s", problem.Object, problem.Detail, problem.Remedy))
 	}
-	return s, err
+	return status, err
 }
 
 // Cleanup removes the kernel state of every Path in this network namespace and returns the removed
@@ -301,10 +307,10 @@ func Cleanup(ctx context.Context) ([]string, error) {
 	if err := checkCapability(); err != nil {
 		return nil, err
 	}
-	k, err := dial(Options{})
+	kernel, err := dial(Options{})
 	if err != nil {
 		return nil, err
 	}
-	removed, err := k.cleanup()
-	return removed, errors.Join(err, k.close(), ctx.Err())
+	removed, err := kernel.cleanup()
+	return removed, errors.Join(err, kernel.close(), ctx.Err())
 }

@@ -41,15 +41,15 @@ type learned struct {
 
 // seen reports whether the peer sent a packet to the pool. Elements of silent neighbors have at
 // most neighborTimeout left.
-func (l learned) seen() bool { return l.left > neighborTimeout }
+func (peer learned) seen() bool { return peer.left > neighborTimeout }
 
 // readPeers reads the peers map. A dump in several messages can miss elements, because the kernel
 // resumes it by the number of elements, and packets add some in between. Then the expected peers
 // that the dump lacks are read by key.
 func readPeers(conn *nft.Conn, expected ...uint32) (map[uint32]learned, error) {
 	list := map[uint32]learned{}
-	add := func(e nft.Element) {
-		list[binary.NativeEndian.Uint32(e.Key)] = learned{mac: bytes.Clone(e.Data), left: e.Timeout}
+	add := func(element nft.Element) {
+		list[binary.NativeEndian.Uint32(element.Key)] = learned{mac: bytes.Clone(element.Data), left: element.Timeout}
 	}
 	messages, err := conn.Elements(netdev, peersMap, add)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
@@ -59,9 +59,9 @@ func readPeers(conn *nft.Conn, expected ...uint32) (map[uint32]learned, error) {
 		if _, found := list[fwmark]; found || messages <= 1 || err != nil {
 			continue
 		}
-		var e *nft.Element
-		if e, err = conn.Element(netdev, peersMap, native(fwmark)); err == nil && e != nil {
-			add(*e)
+		var element *nft.Element
+		if element, err = conn.Element(netdev, peersMap, native(fwmark)); err == nil && element != nil {
+			add(*element)
 		}
 	}
 	return list, err
@@ -81,66 +81,68 @@ type peers struct {
 }
 
 // neighborOf reports whether a neighbor entry belongs to a host on the link.
-func neighborOf(n rtnetlink.Neighbor, link int) bool {
-	return n.Link == link && n.State&unix.NUD_NOARP == 0 && n.Addr.IsValid() && !n.Addr.IsMulticast() &&
-		!slices.Equal(n.MAC, placeholderMAC())
+func neighborOf(neighbor rtnetlink.Neighbor, link int) bool {
+	return neighbor.Link == link && neighbor.State&unix.NUD_NOARP == 0 && neighbor.Addr.IsValid() &&
+		!neighbor.Addr.IsMulticast() &&
+		!slices.Equal(neighbor.MAC, placeholderMAC())
 }
 
 // update computes the list from the peers map and the neighbor table.
-func (p *peers) update(entries []rtnetlink.Neighbor) {
+func (peers *peers) update(entries []rtnetlink.Neighbor) {
 	macs, valid := map[netip.Addr]string{}, map[string]bool{}
-	for _, n := range entries {
-		mac := n.MAC.String()
+	for _, entry := range entries {
+		mac := entry.MAC.String()
 		if mac == "" {
-			mac = p.macs[n.Addr]
+			mac = peers.macs[entry.Addr]
 		} else {
 			valid[mac] = true
 		}
 		if mac != "" {
-			macs[n.Addr] = mac
+			macs[entry.Addr] = mac
 		}
 	}
-	p.macs, p.valid, p.list = macs, valid, nil
+	peers.macs, peers.valid, peers.list = macs, valid, nil
+	// Hosts that sent packets precede hosts that only have a neighbor entry.
 	live := false
-	for mark, l := range p.learned {
-		if l.seen() {
-			mac := l.mac.String()
-			x := Peer{MAC: mac, FWMark: mark, Seen: true, Live: valid[mac] || peerTimeout-l.left < recently}
-			live = live || x.Live
-			p.list = append(p.list, x)
+	for mark, entry := range peers.learned {
+		if entry.seen() {
+			mac := entry.mac.String()
+			peer := Peer{MAC: mac, FWMark: mark, Seen: true, Live: valid[mac] || peerTimeout-entry.left < recently}
+			live = live || peer.Live
+			peers.list = append(peers.list, peer)
 		}
 	}
 	for mac := range valid {
-		if live || len(p.list) == maxPeers {
+		if live || len(peers.list) == maxPeers {
 			break // senders to the pool suffice, or the map is full
 		}
-		listed := slices.ContainsFunc(p.list, func(x Peer) bool { return x.MAC == mac })
-		if hw, err := net.ParseMAC(mac); err == nil && !listed {
-			p.list = append(p.list, Peer{MAC: mac, FWMark: fwmark(hw), Live: true})
+		listed := slices.ContainsFunc(peers.list, func(peer Peer) bool { return peer.MAC == mac })
+		if address, err := net.ParseMAC(mac); err == nil && !listed {
+			peers.list = append(peers.list, Peer{MAC: mac, FWMark: fwmark(address), Live: true})
 		}
 	}
-	for i := range p.list {
-		for a, mac := range macs {
-			if mac == p.list[i].MAC {
-				p.list[i].Addresses = append(p.list[i].Addresses, a)
+	for index := range peers.list {
+		for address, mac := range macs {
+			if mac == peers.list[index].MAC {
+				peers.list[index].Addresses = append(peers.list[index].Addresses, address)
 			}
 		}
-		slices.SortFunc(p.list[i].Addresses, netip.Addr.Compare)
+		slices.SortFunc(peers.list[index].Addresses, netip.Addr.Compare)
 	}
-	slices.SortFunc(p.list, func(a, b Peer) int { return cmp.Compare(a.MAC, b.MAC) })
+	slices.SortFunc(peers.list, func(address, b Peer) int { return cmp.Compare(address.MAC, b.MAC) })
 }
 
 // live returns the fwmarks of the peers with a valid neighbor entry. Without such peers it returns
 // all live peers, and without live peers all peers.
-func (p *peers) live() []uint32 {
+func (peers *peers) live() []uint32 {
 	var valid, live, all []uint32
-	for _, x := range p.list {
-		all = append(all, x.FWMark)
-		if x.Live {
-			live = append(live, x.FWMark)
+	for _, peer := range peers.list {
+		all = append(all, peer.FWMark)
+		if peer.Live {
+			live = append(live, peer.FWMark)
 		}
-		if p.valid[x.MAC] {
-			valid = append(valid, x.FWMark)
+		if peers.valid[peer.MAC] {
+			valid = append(valid, peer.FWMark)
 		}
 	}
 	for _, marks := range [][]uint32{valid, live} {
@@ -152,66 +154,66 @@ func (p *peers) live() []uint32 {
 }
 
 // full reports whether the kernel cannot learn another peer.
-func (p *peers) full() bool { return len(p.learned) >= maxPeers }
+func (peers *peers) full() bool { return len(peers.learned) >= maxPeers }
 
 // gone returns the peers to evict from a map that is three quarters full, at most twice per
 // interval. It selects peers without a valid neighbor entry, least recently seen first. A trench
 // pod has a valid entry, because it resolves the target's address. The next packet of an evicted
 // host adds it again.
-func (p *peers) gone(now time.Time) (gone []uint32) {
-	if len(p.learned) < evictionSize || now.Sub(p.lastEvicted) < interval/2 {
+func (peers *peers) gone(now time.Time) (gone []uint32) {
+	if len(peers.learned) < evictionSize || now.Sub(peers.lastEvicted) < interval/2 {
 		return nil
 	}
-	for mark, l := range p.learned {
-		if !p.valid[l.mac.String()] && l.left > expiring {
+	for mark, peer := range peers.learned {
+		if !peers.valid[peer.mac.String()] && peer.left > expiring {
 			gone = append(gone, mark)
 		}
 	}
-	slices.SortFunc(gone, func(a, b uint32) int { return cmp.Compare(p.learned[a].left, p.learned[b].left) })
-	return gone[:min(len(gone), len(p.learned)-evictedSize)]
+	slices.SortFunc(gone, func(a, b uint32) int { return cmp.Compare(peers.learned[a].left, peers.learned[b].left) })
+	return gone[:min(len(gone), len(peers.learned)-evictedSize)]
 }
 
 // evict removes the peers returned by gone from the map.
-func (p *peers) evict(conn *nft.Conn, now time.Time) error {
-	gone := p.gone(now)
+func (peers *peers) evict(conn *nft.Conn, now time.Time) error {
+	gone := peers.gone(now)
 	var keys []nft.Element
 	for _, fwmark := range gone {
 		keys = append(keys, nft.Element{Key: native(fwmark)})
 	}
-	t := nft.Transaction{Table: netdev}
-	t.DeleteElements(peersMap, keys)
-	err := conn.Commit(&t, nil)
+	transaction := nft.Transaction{Table: netdev}
+	transaction.DeleteElements(peersMap, keys)
+	err := conn.Commit(&transaction, nil)
 	if errors.Is(err, unix.ENOENT) {
 		return nil // another process removed a peer
 	}
 	if err == nil && len(gone) > 0 {
-		p.lastEvicted, p.evicted = now, p.evicted+uint64(len(gone))
+		peers.lastEvicted, peers.evicted = now, peers.evicted+uint64(len(gone))
 	}
 	return err
 }
 
 // addNeighbors adds neighbors that never sent a packet to the pool to the peers map, because flows
 // that the application opens may use them.
-func (p *peers) addNeighbors(conn *nft.Conn) error {
+func (peers *peers) addNeighbors(conn *nft.Conn) error {
 	// Without the check for existing elements Linux 6.12 would shorten the lifetime of a peer whose
 	// first packet arrived since the map was read.
-	t := nft.Transaction{Table: netdev, New: true}
-	for _, x := range p.list {
-		l, known := p.learned[x.FWMark]
-		if x.Seen || known && l.left > neighborTimeout/2 {
+	transaction := nft.Transaction{Table: netdev, New: true}
+	for _, peer := range peers.list {
+		last, known := peers.learned[peer.FWMark]
+		if peer.Seen || known && last.left > neighborTimeout/2 {
 			continue
 		}
-		hw, err := net.ParseMAC(x.MAC)
+		address, err := net.ParseMAC(peer.MAC)
 		if err != nil {
 			return err
 		}
-		e := []nft.Element{{Key: native(x.FWMark), Data: hw, Timeout: neighborTimeout}}
+		element := []nft.Element{{Key: native(peer.FWMark), Data: address, Timeout: neighborTimeout}}
 		if known { // before Linux 6.12 a timeout cannot be updated
-			t.DeleteElements(peersMap, []nft.Element{{Key: e[0].Key}})
+			transaction.DeleteElements(peersMap, []nft.Element{{Key: element[0].Key}})
 		}
-		t.AddElements(peersMap, e)
+		transaction.AddElements(peersMap, element)
 	}
-	err := conn.Commit(&t, nil)
+	err := conn.Commit(&transaction, nil)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENFILE) {
 		return nil // expired, peer sent a packet, or map full, which reconcile reports
 	}
@@ -220,31 +222,33 @@ func (p *peers) addNeighbors(conn *nft.Conn) error {
 
 // probes returns the requests that verify the neighbor entries of the peers, least recently probed
 // first.
-func (p *peers) probes(entries []rtnetlink.Neighbor, now time.Time) (list []rtnetlink.Request) {
+func (peers *peers) probes(entries []rtnetlink.Neighbor, now time.Time) (list []rtnetlink.Request) {
 	wanted := map[string]bool{}
-	for _, x := range p.list {
-		wanted[x.MAC] = true
+	for _, peer := range peers.list {
+		wanted[peer.MAC] = true
 	}
 	probed := map[netip.Addr]time.Time{}
 	var due []rtnetlink.Neighbor
 	const pending = unix.NUD_PERMANENT | unix.NUD_INCOMPLETE | unix.NUD_PROBE
-	for _, n := range entries {
-		if !wanted[p.macs[n.Addr]] {
+	for _, entry := range entries {
+		if !wanted[peers.macs[entry.Addr]] {
 			continue
 		}
-		probed[n.Addr] = p.probed[n.Addr]
-		if n.State&pending == 0 && now.Sub(probed[n.Addr]) >= probeInterval {
-			due = append(due, n)
+		probed[entry.Addr] = peers.probed[entry.Addr]
+		// The kernel is probing the remaining entries itself.
+		if entry.State&pending == 0 && now.Sub(probed[entry.Addr]) >= probeInterval {
+			due = append(due, entry)
 		}
 	}
-	p.probed = probed
+	// Entries that left the table are forgotten.
+	peers.probed = probed
 	slices.SortFunc(due, func(a, b rtnetlink.Neighbor) int { return probed[a.Addr].Compare(probed[b.Addr]) })
-	for _, n := range due[:min(len(due), maxProbes)] {
-		probed[n.Addr] = now
-		if n.State&unix.NUD_FAILED != 0 {
-			list = append(list, n.Probe())
+	for _, entry := range due[:min(len(due), maxProbes)] {
+		probed[entry.Addr] = now
+		if entry.State&unix.NUD_FAILED != 0 {
+			list = append(list, entry.Probe())
 		} else {
-			list = append(list, n.Verify())
+			list = append(list, entry.Verify())
 		}
 	}
 	return list

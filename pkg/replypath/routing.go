@@ -12,9 +12,9 @@ import (
 )
 
 // usable reports whether the interface can carry replies of a family.
-func (k *kernel) usable(n *network, f vip.Family) bool {
-	return n.link.Flags&unix.IFF_UP != 0 && len(n.link.MAC) == len(placeholderMAC()) &&
-		(f == vip.IPv4 || disabledIPv6(k.o.Interface).Read() == "0")
+func (kernel *kernel) usable(network *network, family vip.Family) bool {
+	return network.link.Flags&unix.IFF_UP != 0 && len(network.link.MAC) == len(placeholderMAC()) &&
+		(family == vip.IPv4 || disabledIPv6(kernel.o.Interface).Read() == "0")
 }
 
 func disabledIPv6(link string) sysctl.Key {
@@ -24,32 +24,33 @@ func disabledIPv6(link string) sysctl.Key {
 // replyParts returns the missing objects of the reply path in the order of installation. The drop
 // rule precedes the lookup rule, so that replies without a route are dropped and never leave by
 // another interface.
-func (k *kernel) replyParts(n *network) (list []part) {
-	for _, f := range k.families() {
-		if !k.usable(n, f) {
+func (kernel *kernel) replyParts(network *network) (list []part) {
+	for _, family := range kernel.families() {
+		if !kernel.usable(network, family) {
 			continue
 		}
-		neighbor := rtnetlink.Neighbor{Link: n.link.Index, Addr: placeholder(f), MAC: placeholderMAC()}
-		if !slices.ContainsFunc(n.neighbors, func(m rtnetlink.Neighbor) bool {
-			return m.Link == neighbor.Link && m.Addr == neighbor.Addr && m.State == unix.NUD_PERMANENT &&
-				slices.Equal(m.MAC, neighbor.MAC)
+		neighbor := rtnetlink.Neighbor{Link: network.link.Index, Addr: placeholder(family), MAC: placeholderMAC()}
+		if !slices.ContainsFunc(network.neighbors, func(entry rtnetlink.Neighbor) bool {
+			return entry.Link == neighbor.Link && entry.Addr == neighbor.Addr && entry.State == unix.NUD_PERMANENT &&
+				slices.Equal(entry.MAC, neighbor.MAC)
 		}) {
 			list = append(list, part{neighbor.Permanent(), "neighbor " + neighbor.Addr.String()})
 		}
+		// The next hop resolves to the placeholder address, which the egress chain rewrites.
 		route := rtnetlink.Route{
-			Family: f, Table: table, Prefix: rtnetlink.DefaultPrefix(f), Type: unix.RTN_UNICAST, Protocol: protocol,
-			Metric: metric, Link: n.link.Index, NextHop: placeholder(f), OnLink: true,
+			Family: family, Table: table, Prefix: rtnetlink.DefaultPrefix(family), Type: unix.RTN_UNICAST, Protocol: protocol,
+			Metric: metric, Link: network.link.Index, NextHop: placeholder(family), OnLink: true,
 		}
-		if !slices.ContainsFunc(n.routes, func(r rtnetlink.Route) bool {
-			r.Dead = false
-			return r == route
+		if !slices.ContainsFunc(network.routes, func(entry rtnetlink.Route) bool {
+			entry.Dead = false
+			return entry == route
 		}) {
 			list = append(list, part{route.Replace(), route.String()})
 		}
 	}
-	for _, r := range k.rules() {
-		if !slices.ContainsFunc(n.rules, r.Same) {
-			list = append(list, part{r.Add(), "rule " + r.String()})
+	for _, entry := range kernel.rules() {
+		if !slices.ContainsFunc(network.rules, entry.Same) {
+			list = append(list, part{entry.Add(), "rule " + entry.String()})
 		}
 	}
 	return list
@@ -58,10 +59,10 @@ func (k *kernel) replyParts(n *network) (list []part) {
 // rules returns a lookup rule and a drop rule for each prefix. An unreachable route in the table
 // would not drop all packets: IPv6 binds it to lo, so sockets bound to another interface bypass it
 // (ADR 6).
-func (k *kernel) rules() (list []rtnetlink.Rule) {
-	for _, f := range k.families() {
-		for _, p := range disjoint(k.o.Pool, f) {
-			drop := rtnetlink.Rule{Family: f, Priority: priority + 1, Source: p, Protocol: protocol}
+func (kernel *kernel) rules() (list []rtnetlink.Rule) {
+	for _, family := range kernel.families() {
+		for _, prefix := range disjoint(kernel.o.Pool, family) {
+			drop := rtnetlink.Rule{Family: family, Priority: priority + 1, Source: prefix, Protocol: protocol}
 			lookup := drop
 			drop.Action = unix.FR_ACT_UNREACHABLE
 			lookup.Priority, lookup.Action, lookup.Table = priority, unix.FR_ACT_TO_TBL, table
@@ -72,66 +73,69 @@ func (k *kernel) rules() (list []rtnetlink.Rule) {
 }
 
 // acceptParts returns the missing local routes.
-func (k *kernel) acceptParts(n *network) (list []part) {
-	for _, r := range k.localRoutes(n) {
-		if !slices.ContainsFunc(n.routes, sameLocal(r)) {
-			list = append(list, part{r.Replace(), "local " + r.String()})
+func (kernel *kernel) acceptParts(network *network) (list []part) {
+	for _, route := range kernel.localRoutes(network) {
+		if !slices.ContainsFunc(network.routes, sameLocal(route)) {
+			list = append(list, part{route.Replace(), "local " + route.String()})
 		}
 	}
 	return list
 }
 
-func (k *kernel) localRoutes(n *network) (list []rtnetlink.Route) {
-	for _, f := range k.families() {
-		for _, p := range disjoint(k.o.Pool, f) {
+func (kernel *kernel) localRoutes(network *network) (list []rtnetlink.Route) {
+	for _, family := range kernel.families() {
+		for _, prefix := range disjoint(kernel.o.Pool, family) {
 			list = append(list, rtnetlink.Route{
-				Family: f, Table: unix.RT_TABLE_LOCAL, Prefix: p, Type: unix.RTN_LOCAL, Protocol: protocol, Metric: metric,
-				Link: n.loopback,
+				Family: family, Table: unix.RT_TABLE_LOCAL, Prefix: prefix, Type: unix.RTN_LOCAL, Protocol: protocol,
+				Metric: metric,
+				Link:   network.loopback,
 			})
 		}
 	}
 	return list
 }
 
-func sameLocal(r rtnetlink.Route) func(rtnetlink.Route) bool {
-	return func(s rtnetlink.Route) bool {
-		return s.Type == r.Type && s.Table == r.Table && s.Prefix == r.Prefix && s.Link == r.Link
+func sameLocal(route rtnetlink.Route) func(rtnetlink.Route) bool {
+	return func(other rtnetlink.Route) bool {
+		return other.Type == route.Type && other.Table == route.Table && other.Prefix == route.Prefix &&
+			other.Link == route.Link
 	}
 }
 
 // stale returns the requests that remove objects of an earlier start with different options, or
 // all objects, in reverse order of installation.
-func (k *kernel) stale(n *network, all bool) (list []part) {
-	local, rules := k.localRoutes(n), k.rules()
-	for _, r := range n.routes {
-		if r.Table == unix.RT_TABLE_LOCAL && (all || !slices.ContainsFunc(local, sameLocal(r))) {
-			list = append(list, part{r.Delete(), "local " + r.String()})
+func (kernel *kernel) stale(network *network, all bool) (list []part) {
+	local, rules := kernel.localRoutes(network), kernel.rules()
+	for _, entry := range network.routes {
+		if entry.Table == unix.RT_TABLE_LOCAL && (all || !slices.ContainsFunc(local, sameLocal(entry))) {
+			list = append(list, part{entry.Delete(), "local " + entry.String()})
 		}
 	}
-	for _, r := range n.rules {
-		if r.Protocol == protocol && (all || !slices.ContainsFunc(rules, r.Same)) {
-			list = append(list, part{r.Delete(), "rule " + r.String()})
+	// Local routes first: without them no packet of the prefix is accepted.
+	for _, entry := range network.rules {
+		if entry.Protocol == protocol && (all || !slices.ContainsFunc(rules, entry.Same)) {
+			list = append(list, part{entry.Delete(), "rule " + entry.String()})
 		}
 	}
-	for _, r := range n.routes {
-		if r.Table != unix.RT_TABLE_LOCAL && (all || r.Table != table || r.Link != n.link.Index ||
-			!slices.Contains(k.families(), r.Family)) {
-			list = append(list, part{r.Delete(), r.String()})
+	for _, entry := range network.routes {
+		if entry.Table != unix.RT_TABLE_LOCAL && (all || entry.Table != table || entry.Link != network.link.Index ||
+			!slices.Contains(kernel.families(), entry.Family)) {
+			list = append(list, part{entry.Delete(), entry.String()})
 		}
 	}
-	for _, m := range n.neighbors {
-		if slices.Equal(m.MAC, placeholderMAC()) && (all || m.Link != n.link.Index) {
-			list = append(list, part{m.Delete(), "neighbor " + m.Addr.String()})
+	for _, entry := range network.neighbors {
+		if slices.Equal(entry.MAC, placeholderMAC()) && (all || entry.Link != network.link.Index) {
+			list = append(list, part{entry.Delete(), "neighbor " + entry.Addr.String()})
 		}
 	}
 	return list
 }
 
 // stalePool returns the accepted prefixes that are not in the pool.
-func (k *kernel) stalePool(n *network) (list []netip.Prefix) {
-	for _, r := range n.routes {
-		if r.Table == unix.RT_TABLE_LOCAL && !slices.Contains(k.o.Pool, r.Prefix) {
-			list = append(list, r.Prefix)
+func (kernel *kernel) stalePool(network *network) (list []netip.Prefix) {
+	for _, route := range network.routes {
+		if route.Table == unix.RT_TABLE_LOCAL && !slices.Contains(kernel.o.Pool, route.Prefix) {
+			list = append(list, route.Prefix)
 		}
 	}
 	return list

@@ -59,8 +59,8 @@ func fwmark(mac net.HardwareAddr) uint32 {
 func placeholderMAC() net.HardwareAddr { return net.HardwareAddr{0x02, 0x76, 0x67, 0, 0, 1} }
 
 // placeholder returns the next hop of replies. Its neighbor entry has placeholderMAC.
-func placeholder(f vip.Family) netip.Addr {
-	if f == vip.IPv6 {
+func placeholder(family vip.Family) netip.Addr {
+	if family == vip.IPv6 {
 		return netip.MustParseAddr("fe80::7667:1")
 	}
 	return netip.MustParseAddr("169.254.76.67")
@@ -70,8 +70,8 @@ func placeholder(f vip.Family) netip.Addr {
 const arpOutput = 1
 
 // poolSet returns the set of the pool's prefixes of a family.
-func poolSet(f vip.Family) nft.Set {
-	return nft.AddressSet([...]string{"pool4", "pool6"}[f], f, unix.NFT_SET_INTERVAL)
+func poolSet(family vip.Family) nft.Set {
+	return nft.AddressSet([...]string{"pool4", "pool6"}[family], family, unix.NFT_SET_INTERVAL)
 }
 
 // peersSet returns the map that the kernel fills; elements are restored into a new one.
@@ -84,14 +84,14 @@ func peersSet(elements []nft.Element) nft.Set {
 }
 
 // disjoint returns the prefixes of a family that are not contained in a wider prefix.
-func disjoint(prefixes []netip.Prefix, f vip.Family) (list []netip.Prefix) {
-	for _, p := range prefixes {
-		p = p.Masked()
-		contained := slices.ContainsFunc(prefixes, func(q netip.Prefix) bool {
-			return q.Bits() < p.Bits() && q.Contains(p.Addr())
+func disjoint(prefixes []netip.Prefix, family vip.Family) (list []netip.Prefix) {
+	for _, prefix := range prefixes {
+		prefix = prefix.Masked()
+		contained := slices.ContainsFunc(prefixes, func(wider netip.Prefix) bool {
+			return wider.Bits() < prefix.Bits() && wider.Contains(prefix.Addr())
 		})
-		if vip.FamilyOf(p.Addr()) == f && !slices.Contains(list, p) && !contained {
-			list = append(list, p)
+		if vip.FamilyOf(prefix.Addr()) == family && !slices.Contains(list, prefix) && !contained {
+			list = append(list, prefix)
 		}
 	}
 	return list
@@ -103,7 +103,7 @@ type rule []expr.Any
 // The 16-byte registers that rules use.
 const reg1, reg2 = unix.NFT_REG_1, unix.NFT_REG_2
 
-func native(x uint32) []byte { return binary.NativeEndian.AppendUint32(nil, x) }
+func native(number uint32) []byte { return binary.NativeEndian.AppendUint32(nil, number) }
 
 func equal(data []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: data} }
 
@@ -113,16 +113,16 @@ func load(base expr.PayloadBase, offset, length uint32) expr.Any {
 
 // onInterface matches the interface name in a meta key.
 func onInterface(key expr.MetaKey, name string) rule {
-	b := make([]byte, unix.IFNAMSIZ)
-	copy(b, name)
-	return rule{&expr.Meta{Key: key, Register: reg1}, equal(b)}
+	padded := make([]byte, unix.IFNAMSIZ)
+	copy(padded, name)
+	return rule{&expr.Meta{Key: key, Register: reg1}, equal(padded)}
 }
 
 // inPool matches a source or destination address in the pool.
-func inPool(f vip.Family, source bool) rule {
+func inPool(family vip.Family, source bool) rule {
 	// Offsets of RFC 791 and RFC 8200.
 	offset, length := uint32(16), uint32(4)
-	if f == vip.IPv6 {
+	if family == vip.IPv6 {
 		offset, length = 24, 16
 	}
 	if source {
@@ -130,23 +130,23 @@ func inPool(f vip.Family, source bool) rule {
 	}
 	return rule{
 		load(expr.PayloadBaseNetworkHeader, offset, length),
-		&expr.Lookup{SourceRegister: reg1, SetName: poolSet(f).Name},
+		&expr.Lookup{SourceRegister: reg1, SetName: poolSet(family).Name},
 	}
 }
 
 // networkFamily matches the family of a packet in an inet table.
-func networkFamily(f vip.Family) rule {
+func networkFamily(family vip.Family) rule {
 	proto := byte(unix.NFPROTO_IPV4)
-	if f == vip.IPv6 {
+	if family == vip.IPv6 {
 		proto = unix.NFPROTO_IPV6
 	}
 	return rule{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1}, equal([]byte{proto})}
 }
 
 // etherType matches the family of a frame in a netdev table.
-func etherType(f vip.Family) rule {
+func etherType(family vip.Family) rule {
 	kind := uint16(unix.ETH_P_IP)
-	if f == vip.IPv6 {
+	if family == vip.IPv6 {
 		kind = unix.ETH_P_IPV6
 	}
 	return rule{&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: reg1}, equal(binary.BigEndian.AppendUint16(nil, kind))}
@@ -165,13 +165,13 @@ func markOfSender() rule {
 
 // acceptRule sets the connection mark from the sender of a packet to the pool. It ignores ICMP
 // errors, because they may arrive through a different trench pod than the packets of the flow.
-func acceptRule(f vip.Family, link string) rule {
-	r := slices.Concat(onInterface(expr.MetaKeyIIFNAME, link), networkFamily(f), inPool(f, false), rule{
+func acceptRule(family vip.Family, link string) rule {
+	rule := slices.Concat(onInterface(expr.MetaKeyIIFNAME, link), networkFamily(family), inPool(family, false), rule{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
 		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(expr.CtStateBitRELATED), Xor: native(0)},
 		equal(native(0)),
 	})
-	return append(append(r, markOfSender()...), &expr.Ct{Key: expr.CtKeyMARK, Register: reg2, SourceRegister: true})
+	return append(append(rule, markOfSender()...), &expr.Ct{Key: expr.CtKeyMARK, Register: reg2, SourceRegister: true})
 }
 
 // establishedSYNRule keeps the mark of an established TCP flow on a SYN. Any host on the link can
@@ -197,8 +197,8 @@ func establishedSYNRule(link string) rule {
 
 // openRule assigns a live peer to a flow that the application opens, and reassigns it if the peer
 // fails before the first reply. Later the mark follows the replies.
-func openRule(f vip.Family, link string) rule {
-	return slices.Concat(onInterface(expr.MetaKeyOIFNAME, link), networkFamily(f), inPool(f, true), rule{
+func openRule(family vip.Family, link string) rule {
+	return slices.Concat(onInterface(expr.MetaKeyOIFNAME, link), networkFamily(family), inPool(family, true), rule{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
 		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(expr.CtStateBitNEW), Xor: native(0)},
 		equal(native(expr.CtStateBitNEW)),
@@ -213,16 +213,16 @@ func openRule(f vip.Family, link string) rule {
 }
 
 // replyRule copies the connection mark to the fwmark of a packet from the pool.
-func replyRule(f vip.Family, link string) rule {
-	return slices.Concat(onInterface(expr.MetaKeyOIFNAME, link), networkFamily(f), inPool(f, true), rule{
+func replyRule(family vip.Family, link string) rule {
+	return slices.Concat(onInterface(expr.MetaKeyOIFNAME, link), networkFamily(family), inPool(family, true), rule{
 		&expr.Ct{Key: expr.CtKeyMARK, Register: reg1},
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1, SourceRegister: true},
 	})
 }
 
 // learnRule adds the sender of a packet to the pool to the peers map.
-func learnRule(f vip.Family) rule {
-	return slices.Concat(etherType(f), inPool(f, false), markOfSender(), rule{
+func learnRule(family vip.Family) rule {
+	return slices.Concat(etherType(family), inPool(family, false), markOfSender(), rule{
 		&expr.Dynset{SrcRegKey: reg2, SrcRegData: reg1, SetName: peersMap, Operation: unix.NFT_DYNSET_OP_UPDATE},
 	})
 }
@@ -259,10 +259,10 @@ type desired struct {
 	peers map[uint32]learned
 }
 
-func (d desired) pools(families ...vip.Family) (sets []nft.Set) {
+func (desired desired) pools(families ...vip.Family) (sets []nft.Set) {
 	for _, family := range families {
 		set := poolSet(family)
-		for _, prefix := range disjoint(d.pool, family) {
+		for _, prefix := range disjoint(desired.pool, family) {
 			set.Elements = append(set.Elements, nft.RangeOf(prefix).Elements()...)
 		}
 		sets = append(sets, set)
@@ -280,47 +280,50 @@ func chain(family byte, base nft.Chain, rules ...rule) nft.Chain {
 }
 
 // tables describes the nftables tables.
-func (d desired) tables() []nft.Table {
+func (desired desired) tables() []nft.Table {
 	arp, netdev, inet := nft.Table{Family: unix.NFPROTO_ARP, Name: tableName}, netdev, inet
 	both, mangle := vip.Families[:], int32(-150)
 
-	arp.Sets = d.pools(vip.IPv4)
+	arp.Sets = desired.pools(vip.IPv4)
 	arp.Chains = []nft.Chain{chain(arp.Family, nft.Chain{Name: "output", Hook: arpOutput}, silenceRule())}
 
 	// A new peers map gets the peers that the last one had, so that a repair keeps their flows.
 	var known []nft.Element
-	for fwmark, peer := range d.peers {
+	for fwmark, peer := range desired.peers {
 		known = append(known, nft.Element{Key: native(fwmark), Data: peer.mac, Timeout: peer.left})
 	}
-	netdev.Sets = append(d.pools(both...), peersSet(known))
+	netdev.Sets = append(desired.pools(both...), peersSet(known))
 	netdev.Chains = []nft.Chain{
-		chain(netdev.Family, nft.Chain{Name: "ingress", Hook: unix.NF_NETDEV_INGRESS, Device: d.link},
+		chain(netdev.Family, nft.Chain{Name: "ingress", Hook: unix.NF_NETDEV_INGRESS, Device: desired.link},
 			learnRule(vip.IPv4), learnRule(vip.IPv6)),
-		chain(netdev.Family, nft.Chain{Name: "egress", Hook: unix.NF_NETDEV_EGRESS, Device: d.link}, egressRules()...),
+		chain(netdev.Family, nft.Chain{Name: "egress", Hook: unix.NF_NETDEV_EGRESS, Device: desired.link}, egressRules()...),
 	}
 
-	live, alive := d.liveSets()
-	inet.Sets = append(d.pools(both...), live, alive)
+	live, alive := desired.liveSets()
+	inet.Sets = append(desired.pools(both...), live, alive)
 	inet.Chains = []nft.Chain{
 		chain(inet.Family, nft.Chain{Name: "prerouting", Hook: unix.NF_INET_PRE_ROUTING, Priority: mangle},
-			establishedSYNRule(d.link), acceptRule(vip.IPv4, d.link), acceptRule(vip.IPv6, d.link)),
+			establishedSYNRule(desired.link), acceptRule(vip.IPv4, desired.link), acceptRule(vip.IPv6, desired.link)),
 		chain(inet.Family, nft.Chain{Name: "output", Hook: unix.NF_INET_LOCAL_OUT, Priority: mangle},
-			openRule(vip.IPv4, d.link), openRule(vip.IPv6, d.link), replyRule(vip.IPv4, d.link), replyRule(vip.IPv6, d.link)),
+			openRule(vip.IPv4, desired.link), openRule(vip.IPv6, desired.link), replyRule(vip.IPv4, desired.link),
+			replyRule(vip.IPv6, desired.link)),
 	}
 	return []nft.Table{arp, netdev, inet}
 }
 
 // liveSets returns the map and the set of the live peers. They change more often than the rest.
-func (d desired) liveSets() (live, alive nft.Set) {
+func (desired desired) liveSets() (live, alive nft.Set) {
 	live = nft.Set{
 		Name: liveMap, Flags: unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL, KeyType: nft.TypeInteger, KeyLen: 4,
 		DataType: nft.TypeMark, DataLen: 4, Volatile: true,
 	}
 	alive = nft.Set{Name: aliveSet, KeyType: nft.TypeMark, KeyLen: 4, Size: maxPeers, Volatile: true}
-	share := func(i int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(i*shares/len(d.live))) }
-	for i, fwmark := range d.live {
+	share := func(index int) []byte {
+		return binary.BigEndian.AppendUint32(nil, uint32(index*shares/len(desired.live)))
+	}
+	for index, fwmark := range desired.live {
 		live.Elements = append(live.Elements,
-			nft.Element{Key: share(i), Data: native(fwmark)}, nft.Element{Key: share(i + 1), End: true})
+			nft.Element{Key: share(index), Data: native(fwmark)}, nft.Element{Key: share(index + 1), End: true})
 		alive.Elements = append(alive.Elements, nft.Element{Key: native(fwmark)})
 	}
 	return live, alive
@@ -328,20 +331,20 @@ func (d desired) liveSets() (live, alive nft.Set) {
 
 // ruleset gives the nftables tables the desired content. With restore false it writes at most the
 // live peers. It returns the first missing object, or "".
-func (k *kernel) ruleset(d desired, restore bool) (missing string, err error) {
-	tables := d.tables()
+func (kernel *kernel) ruleset(desired desired, restore bool) (missing string, err error) {
+	tables := desired.tables()
 	if restore {
-		missing, _, err = k.nft.Ensure(tables...)
+		missing, _, err = kernel.nft.Ensure(tables...)
 	}
 	for _, table := range tables {
 		if err != nil || missing != "" {
 			break
 		}
 		var have *nft.Ruleset
-		if have, missing, err = k.nft.Inspect(table); err == nil && table.Family == netdev.Family {
-			k.dropped = 0
-			for _, r := range slices.Concat(have.Rules["ingress"], have.Rules["egress"]) {
-				k.dropped += r.Packets // only the rule that drops has a counter
+		if have, missing, err = kernel.nft.Inspect(table); err == nil && table.Family == netdev.Family {
+			kernel.dropped = 0
+			for _, rule := range slices.Concat(have.Rules["ingress"], have.Rules["egress"]) {
+				kernel.dropped += rule.Packets // only the rule that drops has a counter
 			}
 		}
 	}
@@ -351,32 +354,33 @@ func (k *kernel) ruleset(d desired, restore bool) (missing string, err error) {
 	if err != nil || missing != "" && !restore {
 		return missing, err
 	}
-	live, alive := d.liveSets()
+	// The packet path reads these sets, and only this function writes them.
+	live, alive := desired.liveSets()
 	intact := true
 	for _, set := range []nft.Set{live, alive} {
-		same, err := k.nft.Holds(inet, set)
+		same, err := kernel.nft.Holds(inet, set)
 		if err != nil {
 			return missing, err
 		}
 		intact = intact && same
 	}
-	if !intact && missing == "" && slices.Equal(k.live, d.live) {
+	if !intact && missing == "" && slices.Equal(kernel.live, desired.live) {
 		// Another process changed the sets.
 		if missing = "nftables map " + inet.String() + " " + liveMap; !restore {
 			return missing, nil
 		}
 	}
 	if !intact {
-		t := nft.Transaction{Table: inet}
+		transaction := nft.Transaction{Table: inet}
 		for _, set := range []nft.Set{live, alive} {
-			t.FlushSet(set.Name)
-			t.AddElements(set.Name, set.Elements)
+			transaction.FlushSet(set.Name)
+			transaction.AddElements(set.Name, set.Elements)
 		}
-		if err := k.nft.Commit(&t, nil); err != nil {
+		if err := kernel.nft.Commit(&transaction, nil); err != nil {
 			return missing, err
 		}
 	}
-	k.live = d.live
+	kernel.live = desired.live
 	return missing, nil
 }
 

@@ -13,32 +13,34 @@ import (
 // adding a VIP never rewrites the range of another VIP.
 func disjoint(vips vip.Set, family vip.Family) []nft.Range {
 	sorted := make([]vip.VIP, 0, len(vips))
-	for v := range vips {
-		if v.Family() == family && !v.IsZero() {
-			sorted = append(sorted, v)
+	for address := range vips {
+		if address.Family() == family && !address.IsZero() {
+			sorted = append(sorted, address)
 		}
 	}
 	slices.SortFunc(sorted, vip.Compare) // wider ones first
 	out := make([]nft.Range, 0, len(sorted))
-	for _, v := range sorted {
-		if s := nft.RangeOf(v.Prefix()); len(out) == 0 || !out[len(out)-1].Covers(s) {
-			out = append(out, s)
+	for _, address := range sorted {
+		if interval := nft.RangeOf(address.Prefix()); len(out) == 0 || !out[len(out)-1].Covers(interval) {
+			out = append(out, interval)
 		}
 	}
 	return out
 }
 
-// covered reports whether sorted, disjoint nft.Ranges together contain all addresses of s.
-func covered(spans []nft.Range, s nft.Range) bool {
-	i, _ := slices.BinarySearchFunc(spans, s.First, func(t nft.Range, a netip.Addr) int { return t.Last.Compare(a) })
-	for _, t := range spans[i:] {
+// covered reports whether sorted, disjoint ranges together contain all addresses of wanted.
+func covered(spans []nft.Range, wanted nft.Range) bool {
+	index, _ := slices.BinarySearchFunc(spans, wanted.First, func(r nft.Range, first netip.Addr) int {
+		return r.Last.Compare(first)
+	})
+	for _, interval := range spans[index:] {
 		switch {
-		case s.First.Less(t.First):
+		case wanted.First.Less(interval.First):
 			return false
-		case t.Covers(s):
+		case interval.Covers(wanted):
 			return true
 		}
-		s.First = t.Last.Next()
+		wanted.First = interval.Last.Next()
 	}
 	return false
 }
@@ -56,24 +58,24 @@ func steps(have, want []nft.Range) []change {
 	var swaps []change
 	for len(differ) > 0 {
 		// Collect in c the first range and all ranges connected to it by overlaps.
-		var c change
+		var connected change
 		for reach := differ[0].Last; len(differ) > 0 && differ[0].First.Compare(reach) <= 0; differ = differ[1:] {
 			if reach.Less(differ[0].Last) {
 				reach = differ[0].Last
 			}
 			if _, found := slices.BinarySearchFunc(surplus, differ[0], nft.Range.Compare); found {
-				c.del = append(c.del, differ[0])
+				connected.del = append(connected.del, differ[0])
 			} else {
-				c.add = append(c.add, differ[0])
+				connected.add = append(connected.add, differ[0])
 			}
 		}
 		switch {
-		case c.del == nil:
-			add = append(add, c.add...)
-		case c.add == nil:
-			del = append(del, c.del...)
+		case connected.del == nil:
+			add = append(add, connected.add...)
+		case connected.add == nil:
+			del = append(del, connected.del...)
 		default:
-			swaps = append(swaps, c)
+			swaps = append(swaps, connected)
 		}
 	}
 	var out []change
@@ -89,8 +91,8 @@ func steps(have, want []nft.Range) []change {
 
 // without returns the spans of a that are not in b; both are sorted.
 func without(a, b []nft.Range) []nft.Range {
-	return slices.DeleteFunc(slices.Clone(a), func(s nft.Range) bool {
-		_, found := slices.BinarySearchFunc(b, s, nft.Range.Compare)
+	return slices.DeleteFunc(slices.Clone(a), func(interval nft.Range) bool {
+		_, found := slices.BinarySearchFunc(b, interval, nft.Range.Compare)
 		return found
 	})
 }
