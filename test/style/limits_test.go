@@ -25,8 +25,8 @@ const (
 
 // exceeding lists packages and types above their limit, with their size. Entries only fall.
 var exceeding = map[string]int{
-	"pkg/dataplane/fwstate": 3814, "pkg/frontend": 3901,
-	"pkg/bird.Supervisor": 44, "pkg/dataplane.engine": 73, "pkg/dataplane/fwstate.Conn": 83, "pkg/serving.Evaluator": 44,
+	"pkg/frontend":        3901,
+	"pkg/bird.Supervisor": 44, "pkg/dataplane.engine": 73, "pkg/serving.Evaluator": 44,
 }
 
 // TestLimits counts the lines of product files, packages and all product code, and the methods of

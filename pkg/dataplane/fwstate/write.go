@@ -2,6 +2,7 @@ package fwstate
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -131,14 +132,21 @@ func (conn *Conn) writeEntries(fills []tableEntries) error {
 
 // fill adds the messages that change the entries of one Maglev map.
 func fill(transaction *nft.Transaction, changes tableEntries) {
-	var add, remove []nft.Element
+	// One buffer for the numbers of all elements: a table of 65 537 entries has 131 074.
+	numbers := make([]byte, 0, 8*len(changes.entries))
+	encode := func(number uint32) []byte {
+		numbers = binary.NativeEndian.AppendUint32(numbers, number)
+		return numbers[len(numbers)-4:]
+	}
+	add := make([]nft.Element, 0, len(changes.entries))
+	var remove []nft.Element
 	for _, entry := range changes.entries {
-		key := markKey(entry.index)
+		key := encode(entry.index)
 		if entry.had {
 			remove = append(remove, nft.Element{Key: key})
 		}
 		if entry.fwmark != 0 {
-			add = append(add, nft.Element{Key: key, Data: markKey(entry.fwmark)})
+			add = append(add, nft.Element{Key: key, Data: encode(entry.fwmark)})
 		}
 	}
 	transaction.Echo = changes.known
