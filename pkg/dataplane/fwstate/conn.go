@@ -94,10 +94,13 @@ func (config Config) Validate() error {
 // It is not safe for concurrent use, and keeps no record of installed objects.
 type Conn struct {
 	Routing
-	nft *nft.Conn // nftables and connection tracking
+	nft reader // nftables and connection tracking
 	// reported holds the changes that the kernel echoed during the last Write.
 	reported report
 }
+
+// reader reads objects of the data plane's table.
+type reader struct{ *nft.Conn }
 
 // Routing reads and changes links, neighbors, policy rules and routes.
 type Routing struct {
@@ -124,7 +127,7 @@ func Dial(config Config) (*Conn, error) {
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
-	conn := &Conn{Routing: Routing{config: config.WithDefaults(), rt: rt, families: vip.Families[:]}, nft: socket}
+	conn := &Conn{Routing: Routing{config: config.WithDefaults(), rt: rt, families: vip.Families[:]}, nft: reader{socket}}
 	socket.Echo = func(set string, element nft.Element, deleted bool) { conn.reported.add(set, element, deleted) }
 	if _, err := os.Stat("/proc/sys/net/ipv6"); errors.Is(err, fs.ErrNotExist) {
 		conn.families = []vip.Family{vip.IPv4}

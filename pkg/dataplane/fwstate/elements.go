@@ -19,19 +19,19 @@ func markKey(fwmark uint32) []byte { return binary.NativeEndian.AppendUint32(nil
 
 // elements calls each for every element of a set, which is valid during the call only. It returns
 // ENOENT for a missing set.
-func (conn *Conn) elements(set string, each func(nft.Element)) error {
-	_, err := conn.nft.Elements(inet, set, each)
+func (reader reader) elements(set string, each func(nft.Element)) error {
+	_, err := reader.Elements(inet, set, each)
 	return err
 }
 
 // readTable reads a Maglev map with size entries. It ignores elements outside this range, which
 // belong to other processes.
-func (conn *Conn) readTable(set string, size uint32) ([]uint32, error) {
+func (reader reader) readTable(set string, size uint32) ([]uint32, error) {
 	if size == 0 || size > plan.MaxTable {
 		return nil, conflict("map", set, fmt.Sprintf("its size is %d", size))
 	}
 	table := make([]uint32, size)
-	err := conn.elements(set, func(element nft.Element) {
+	err := reader.elements(set, func(element nft.Element) {
 		if entry := tableEntry(element); entry.index < size {
 			table[entry.index] = entry.fwmark
 		}
@@ -52,9 +52,9 @@ func tableEntry(element nft.Element) (result entry) {
 
 // readLive reads a live map, which maps fwmarks of targets to their chains; nil if it does not
 // exist.
-func (conn *Conn) readLive(family vip.Family, stream string) (map[uint32]string, error) {
+func (reader reader) readLive(family vip.Family, stream string) (map[uint32]string, error) {
 	live := map[uint32]string{}
-	err := conn.elements(plan.LiveMap(family, stream), func(element nft.Element) {
+	err := reader.elements(plan.LiveMap(family, stream), func(element nft.Element) {
 		live[binary.NativeEndian.Uint32(element.Key)] = element.Chain
 	})
 	if errors.Is(err, unix.ENOENT) {
@@ -64,8 +64,8 @@ func (conn *Conn) readLive(family vip.Family, stream string) (map[uint32]string,
 }
 
 // readHosts reads the single addresses of a map with their chains, or of a set with chain "".
-func (conn *Conn) readHosts(set string, each func(netip.Prefix, string)) error {
-	return conn.elements(set, func(element nft.Element) {
+func (reader reader) readHosts(set string, each func(netip.Prefix, string)) error {
+	return reader.elements(set, func(element nft.Element) {
 		if address, ok := netip.AddrFromSlice(element.Key); ok {
 			each(netip.PrefixFrom(address, address.BitLen()), element.Chain)
 		}
@@ -74,9 +74,9 @@ func (conn *Conn) readHosts(set string, each func(netip.Prefix, string)) error {
 
 // readNets reads the prefixes of an interval map with their chains, or of an interval set with
 // chain "". It ignores intervals that are not a prefix, which belong to other processes.
-func (conn *Conn) readNets(set string, each func(netip.Prefix, string)) error {
+func (reader reader) readNets(set string, each func(netip.Prefix, string)) error {
 	var list []nft.Element
-	err := conn.elements(set, func(element nft.Element) {
+	err := reader.elements(set, func(element nft.Element) {
 		list = append(list, nft.Element{Key: bytes.Clone(element.Key), Chain: element.Chain, End: element.End})
 	})
 	for _, interval := range nft.Ranges(list) {
@@ -141,7 +141,7 @@ func (conn *Conn) readVIPElements(hosts, nets [len(vip.Families)]string) (map[vi
 		}
 	}
 	for _, family := range vip.Families {
-		for _, err := range []error{conn.readHosts(hosts[family], add), conn.readNets(nets[family], add)} {
+		for _, err := range []error{conn.nft.readHosts(hosts[family], add), conn.nft.readNets(nets[family], add)} {
 			if err != nil && !errors.Is(err, unix.ENOENT) {
 				return nil, err
 			}

@@ -65,13 +65,13 @@ func (conn *Conn) readMatch(stream string, content *ruleset) ([]plan.Port, error
 	if got, found := content.Sets[spec.Name]; !found || spec.Mismatch(got) != "" {
 		return nil, nil
 	}
-	return conn.readPorts(stream)
+	return conn.nft.readPorts(stream)
 }
 
 // readPorts reads the ports of an existing set.
-func (conn *Conn) readPorts(stream string) ([]plan.Port, error) {
+func (reader reader) readPorts(stream string) ([]plan.Port, error) {
 	ports := []plan.Port{}
-	err := conn.elements(plan.MatchSet(stream), func(element nft.Element) {
+	err := reader.elements(plan.MatchSet(stream), func(element nft.Element) {
 		if key := element.Key; len(key) == portKey {
 			ports = append(ports, plan.Port{Protocol: key[0], Number: binary.BigEndian.Uint16(key[4:])})
 		}

@@ -66,17 +66,17 @@ func (conn *Conn) readRuleset(all bool) (*ruleset, error) {
 		content, err := conn.nft.Dump(inet)
 		return &ruleset{content}, err
 	}
-	content, err := conn.readObjects(commonChains, conn.config.commonSets())
+	content, err := conn.nft.readObjects(commonChains, conn.config.commonSets())
 	content.Exists, content.Flags = true, *flags
 	return content, err
 }
 
 // readObjects reads the named chains and sets individually, because the table may contain
 // thousands of objects.
-func (conn *Conn) readObjects(chains []string, sets []nft.Set) (*ruleset, error) {
+func (reader reader) readObjects(chains []string, sets []nft.Set) (*ruleset, error) {
 	content := &ruleset{nft.NewRuleset()}
 	for _, name := range chains {
-		chain, err := conn.nft.Chain(inet, name)
+		chain, err := reader.Chain(inet, name)
 		if err != nil {
 			return content, err
 		}
@@ -84,7 +84,7 @@ func (conn *Conn) readObjects(chains []string, sets []nft.Set) (*ruleset, error)
 			continue
 		}
 		content.Chains[name] = *chain
-		rules, err := conn.nft.Rules(inet, name)
+		rules, err := reader.Rules(inet, name)
 		if err != nil {
 			return content, err
 		}
@@ -92,7 +92,7 @@ func (conn *Conn) readObjects(chains []string, sets []nft.Set) (*ruleset, error)
 	}
 	// Elements are not listed: a Maglev map has up to 65 537.
 	for _, spec := range sets {
-		set, err := conn.nft.Set(inet, spec.Name)
+		set, err := reader.Set(inet, spec.Name)
 		if err != nil {
 			return content, err
 		}
@@ -167,7 +167,7 @@ func (conn *Conn) missingFixed(set nft.Set) ([]nft.Element, error) {
 		return nil, nil
 	}
 	missing := slices.Clone(set.Elements)
-	err := conn.elements(set.Name, func(element nft.Element) {
+	err := conn.nft.elements(set.Name, func(element nft.Element) {
 		missing = slices.DeleteFunc(missing, func(candidate nft.Element) bool {
 			return bytes.Equal(candidate.Key,
 				element.Key)
@@ -213,7 +213,7 @@ func (conn *Conn) streamFrom(name string, content *ruleset) (*plan.KernelStream,
 		}
 		sizes = sizes && got.Size == stream.Size
 		var err error
-		if stream.Tables[family], err = conn.readTable(got.Name, got.Size); err != nil {
+		if stream.Tables[family], err = conn.nft.readTable(got.Name, got.Size); err != nil {
 			return nil, err
 		}
 	}
@@ -231,7 +231,7 @@ func (conn *Conn) streamFrom(name string, content *ruleset) (*plan.KernelStream,
 func (conn *Conn) ReadStream(name string) (stream *plan.KernelStream, err error) {
 	err = conn.readConsistently("stream "+name, func() error {
 		sets := []nft.Set{maglevSpec(vip.IPv4, name, 0), maglevSpec(vip.IPv6, name, 0), matchSpec(name)}
-		content, err := conn.readObjects([]string{plan.StreamChain(name)}, sets)
+		content, err := conn.nft.readObjects([]string{plan.StreamChain(name)}, sets)
 		if err != nil {
 			return err
 		}
@@ -258,13 +258,13 @@ func (conn *Conn) ReadTables(written plan.StreamWrite) (*plan.KernelStream, erro
 			if table == nil {
 				continue
 			}
-			if stream.Tables[family], err = conn.readTable(plan.MaglevMap(vip.Family(family), stream.Name),
+			if stream.Tables[family], err = conn.nft.readTable(plan.MaglevMap(vip.Family(family), stream.Name),
 				uint32(len(table))); err != nil {
 				return err
 			}
 		}
 		if known.Match != nil {
-			stream.Match, err = conn.readPorts(stream.Name)
+			stream.Match, err = conn.nft.readPorts(stream.Name)
 		}
 		return err
 	})
@@ -306,7 +306,7 @@ func (conn *Conn) targetsFrom(
 	}
 	for stream := range streams {
 		for _, family := range vip.Families {
-			live, err := conn.readLive(family, stream)
+			live, err := conn.nft.readLive(family, stream)
 			if err != nil {
 				return nil, err
 			}

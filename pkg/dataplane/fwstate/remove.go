@@ -94,7 +94,7 @@ func (conn *Conn) removableSet(name string, got nft.Set) (bool, error) {
 		return true, nil // contains only flows
 	}
 	foreign := false
-	err := conn.elements(name, func(element nft.Element) {
+	err := conn.nft.elements(name, func(element nft.Element) {
 		owned := strings.HasPrefix(element.Chain, plan.StreamPrefix) || strings.HasPrefix(element.Chain, plan.TargetPrefix)
 		foreign = foreign || got.Flags&unix.NFT_SET_MAP != 0 && !owned && !element.End
 	})

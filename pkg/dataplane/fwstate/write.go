@@ -165,7 +165,7 @@ func (writer *changeWriter) liveOf(family vip.Family, stream string) (map[uint32
 	if live, cached := writer.live[name]; cached {
 		return live, nil
 	}
-	live, err := writer.readLive(family, stream)
+	live, err := writer.nft.readLive(family, stream)
 	writer.live[name] = live
 	return live, err
 }

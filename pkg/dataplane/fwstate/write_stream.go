@@ -51,7 +51,7 @@ func streamSets(stream string) []nft.Set {
 
 // readStreamObjects reads the chain and rules of a stream, and its sets without elements.
 func (conn *Conn) readStreamObjects(stream string) (*ruleset, error) {
-	return conn.readObjects([]string{plan.StreamChain(stream)}, streamSets(stream))
+	return conn.nft.readObjects([]string{plan.StreamChain(stream)}, streamSets(stream))
 }
 
 // startLive creates missing live maps of streams with Maglev maps.

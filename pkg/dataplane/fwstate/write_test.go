@@ -83,7 +83,7 @@ func TestManyTargetsInAStream(t *testing.T) {
 	must(t, writeBase(f, plan.Change{Base: true, Targets: exampleSlots("web", fwmarks...)}))
 	got, err := f.nft.Set(inet, plan.LiveMap(vip.IPv4, "web"))
 	must(t, err)
-	if live, err := f.readLive(vip.IPv4, "web"); err != nil || len(live) != len(fwmarks) || got.Size != 0 {
+	if live, err := f.nft.readLive(vip.IPv4, "web"); err != nil || len(live) != len(fwmarks) || got.Size != 0 {
 		t.Errorf("%d of %d targets live, %v; the size is %d", len(live), len(fwmarks), err, got.Size)
 	}
 }
