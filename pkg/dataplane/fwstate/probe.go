@@ -33,8 +33,8 @@ func (conn *Conn) missing(parts ...kernelFeature) []plan.Problem {
 
 // MissingModules probes the kernel for the features that the data plane requires.
 func (conn *Conn) MissingModules() []plan.Problem {
-	if problems := conn.missing(kernelFeature{"nf_tables", "nftables of the family inet do not work",
-		nil}); problems != nil {
+	table := kernelFeature{"nf_tables", "nftables of the family inet do not work", nil}
+	if problems := conn.missing(table); problems != nil {
 		return problems
 	}
 	key := register(0)

@@ -277,8 +277,8 @@ func (routing *Routing) readTables(fwmarks []uint32, withRules bool) (map[uint32
 			return nil, err
 		}
 		for _, entry := range rules {
-			if table := tables[entry.Table]; table != nil && entry == routing.targetPolicyRule(RouteKey{entry.Table,
-				entry.Family}) {
+			own := routing.targetPolicyRule(RouteKey{entry.Table, entry.Family})
+			if table := tables[entry.Table]; table != nil && entry == own {
 				table.rules[entry.Family] = true
 			}
 		}

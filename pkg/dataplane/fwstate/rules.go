@@ -168,8 +168,9 @@ func words(family vip.Family) uint32 { return addressSize[family] / 4 }
 
 // tuple loads the hash input: source, destination, protocol, source port, destination port. Each
 // occupies separate registers, padded with zeros.
-func tuple(family vip.Family, source, destination, protocol, sourcePort,
-	destinationPort func(uint32) expr.Any) []expr.Any {
+func tuple(
+	family vip.Family, source, destination, protocol, sourcePort, destinationPort func(uint32) expr.Any,
+) []expr.Any {
 	n := words(family)
 	return []expr.Any{
 		source(register(0)), destination(register(n)), protocol(register(2 * n)),
