@@ -15,6 +15,6 @@ type statusCommand struct {
 // Run exits with 1 while the trench file may be outdated, an object is refused or not published,
 // or no pod writes status.
 func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
-	return cli.RunStatus(ctx, out, c.StatusFlags, "kube", kubev1.NewKubeServiceClient, kubev1.KubeServiceClient.WatchStatus,
-		status.Kube)
+	return cli.RunStatus(ctx, out, c.StatusFlags, "kube", kubev1.NewKubeServiceClient,
+		kubev1.KubeServiceClient.WatchStatus, status.Kube)
 }

@@ -39,10 +39,10 @@ type Transition struct {
 }
 
 // Changed reports whether the state changed, and not only its reason.
-func (t Transition) Changed() bool { return t.From != t.To }
+func (transition Transition) Changed() bool { return transition.From != transition.To }
 
 // Notable reports whether the transition is an event.
-func (t Transition) Notable() bool { return t.New || t.Changed() }
+func (transition Transition) Notable() bool { return transition.New || transition.Changed() }
 
 // Changes collects the transitions of one decision.
 type Changes struct {
@@ -70,54 +70,55 @@ type member struct {
 	group uint16
 }
 
-func compareMembers(a, b member) int { return vip.Compare(a.vip, b.vip) }
+func compareMembers(first, second member) int { return vip.Compare(first.vip, second.vip) }
 
 // Add adds a VIP. The order of VIPs does not matter.
-func (c *Changes) Add(v vip.VIP, transition Transition, detail string) {
+func (changes *Changes) Add(prefix vip.VIP, transition Transition, detail string) {
 	key, index := explained{transition, detail}, uint16(0)
 	// Adjacent VIPs often have the same transition and detail, so that the map is rarely needed.
-	if n := len(c.members); n > 0 && c.groups[c.members[n-1].group].explained == key {
-		index = c.members[n-1].group
+	if count := len(changes.members); count > 0 && changes.groups[changes.members[count-1].group].explained == key {
+		index = changes.members[count-1].group
 	} else {
-		index = c.groupOf(key)
+		index = changes.groupOf(key)
 	}
-	c.groups[index].count++
-	c.members = append(c.members, member{v, index})
+	changes.groups[index].count++
+	changes.members = append(changes.members, member{prefix, index})
 }
 
 // groupOf returns the index of a group, which it adds if necessary.
-func (c *Changes) groupOf(key explained) uint16 {
-	index, known := c.index[key]
+func (changes *Changes) groupOf(key explained) uint16 {
+	index, known := changes.index[key]
+	// Beyond the bound, VIPs share the group without a detail.
 	if !known && key.detail != "" {
-		if c.details++; c.details > maxDetails {
+		if changes.details++; changes.details > maxDetails {
 			key.detail = ""
-			index, known = c.index[key]
+			index, known = changes.index[key]
 		}
 	}
 	if !known {
-		index = uint16(len(c.groups))
-		c.index[key] = index
-		c.groups = append(c.groups, group{explained: key})
+		index = uint16(len(changes.groups))
+		changes.index[key] = index
+		changes.groups = append(changes.groups, group{explained: key})
 	}
 	return index
 }
 
 // reset removes all VIPs and keeps the memory.
-func (c *Changes) reset() *Changes {
-	c.members, c.groups, c.details = c.members[:0], c.groups[:0], 0
-	clear(c.index)
-	return c
+func (changes *Changes) reset() *Changes {
+	changes.members, changes.groups, changes.details = changes.members[:0], changes.groups[:0], 0
+	clear(changes.index)
+	return changes
 }
 
 // byTransition merges groups that differ only in their detail, and keeps the detail of the first
 // VIP.
 func byTransition(groups []group) (merged []group) {
-	for _, g := range groups {
-		same := func(other group) bool { return other.Transition == g.Transition }
+	for _, part := range groups {
+		same := func(other group) bool { return other.Transition == part.Transition }
 		if i := slices.IndexFunc(merged, same); i >= 0 {
-			merged[i].count += g.count
+			merged[i].count += part.count
 		} else {
-			merged = append(merged, g)
+			merged = append(merged, part)
 		}
 	}
 	return merged
@@ -132,57 +133,60 @@ type summary struct {
 }
 
 // summarize returns the summary of the transitions that include accepts.
-func (c *Changes) summarize(include func(Transition) bool) (all summary) {
-	for _, m := range c.members {
+func (changes *Changes) summarize(include func(Transition) bool) (all summary) {
+	for _, member := range changes.members {
 		if len(all.first) == maxFirstVIPs {
 			break
 		}
-		if include(c.groups[m.group].Transition) {
-			all.first = append(all.first, m.vip.String())
+		if include(changes.groups[member.group].Transition) {
+			all.first = append(all.first, member.vip.String())
 		}
 	}
-	for _, g := range byTransition(c.groups) {
-		if !include(g.Transition) {
+	for _, part := range byTransition(changes.groups) {
+		if !include(part.Transition) {
 			continue
 		}
+		// A word is common until a transition differs.
 		if all.count == 0 {
-			all.from, all.to, all.reason = g.From, g.To, g.Reason
+			all.from, all.to, all.reason = part.From, part.To, part.Reason
 		}
-		all.count += g.count
+		all.count += part.count
 		for _, word := range []struct {
 			common *string
 			is     string
-		}{{&all.from, g.From}, {&all.to, g.To}, {&all.reason, g.Reason}} {
+		}{{&all.from, part.From}, {&all.to, part.To}, {&all.reason, part.Reason}} {
 			if *word.common != word.is {
 				*word.common = ""
 			}
 		}
 		all.transitions = append(all.transitions, &adminv1.VipTransitions{
-			Count: uint32(g.count), Family: g.Family.String(), From: g.From, To: g.To, Reason: g.Reason, Detail: g.detail,
+			Count: uint32(part.count), Family: part.Family.String(), Detail: part.detail,
+			From: part.From, To: part.To, Reason: part.Reason,
 		})
 	}
-	slices.SortStableFunc(all.transitions, func(a, b *adminv1.VipTransitions) int {
-		return int(b.GetCount()) - int(a.GetCount())
+	slices.SortStableFunc(all.transitions, func(first, second *adminv1.VipTransitions) int {
+		return int(second.GetCount()) - int(first.GetCount())
 	})
 	return all
 }
 
 // describe returns the transitions as text, largest first.
-func (s *summary) describe() string {
+func (all *summary) describe() string {
 	var parts []string
 	described := 0
-	for _, t := range s.transitions[:min(len(s.transitions), maxDescribed)] {
-		text := fmt.Sprintf("%d %s %s to %s", t.GetCount(), t.GetFamily(), t.GetFrom(), t.GetTo())
-		if t.GetReason() != "" {
-			text += ", " + t.GetReason()
+	for _, transition := range all.transitions[:min(len(all.transitions), maxDescribed)] {
+		text := fmt.Sprintf("%d %s %s to %s",
+			transition.GetCount(), transition.GetFamily(), transition.GetFrom(), transition.GetTo())
+		if transition.GetReason() != "" {
+			text += ", " + transition.GetReason()
 		}
-		if t.GetDetail() != "" {
-			text += " (" + t.GetDetail() + ")"
+		if transition.GetDetail() != "" {
+			text += " (" + transition.GetDetail() + ")"
 		}
 		parts = append(parts, text)
-		described += int(t.GetCount())
+		described += int(transition.GetCount())
 	}
-	if more := s.count - described; more > 0 {
+	if more := all.count - described; more > 0 {
 		parts = append(parts, fmt.Sprintf("%d others", more))
 	}
 	return strings.Join(parts, "; ")
@@ -190,29 +194,29 @@ func (s *summary) describe() string {
 
 // attributes returns the attributes of the log line. Common words have the same attributes as in
 // the lines of single VIPs.
-func (s *summary) attributes() []any {
-	attributes := []any{"count", s.count}
-	for _, word := range [][2]string{{"from", s.from}, {"to", s.to}, {"reason", s.reason}} {
+func (all *summary) attributes() []any {
+	attributes := []any{"count", all.count}
+	for _, word := range [][2]string{{"from", all.from}, {"to", all.to}, {"reason", all.reason}} {
 		if word[1] != "" {
 			attributes = append(attributes, word[0], word[1])
 		}
 	}
-	return append(attributes, "transitions", s.describe(), "vips", s.first)
+	return append(attributes, "transitions", all.describe(), "vips", all.first)
 }
 
 // event returns the event of the decision. Its detail begins with the VIPs, because a table
 // truncates the end.
-func (s *summary) event() *adminv1.Event {
-	names := strings.Join(s.first, ", ")
-	if more := s.count - len(s.first); more > 0 {
+func (all *summary) event() *adminv1.Event {
+	names := strings.Join(all.first, ", ")
+	if more := all.count - len(all.first); more > 0 {
 		names += fmt.Sprintf(" and %d more", more)
 	}
-	to := s.to
-	if to == "" {
-		to = "changed"
+	state := all.to
+	if state == "" {
+		state = "changed"
 	}
 	return &adminv1.Event{
-		Object: fmt.Sprint(s.count, " VIPs"), From: s.from, To: to, Reason: s.reason, Detail: names + ": " + s.describe(),
-		VipCount: uint32(s.count), FirstVips: s.first, Transitions: s.transitions,
+		Object: fmt.Sprint(all.count, " VIPs"), From: all.from, To: state, Reason: all.reason,
+		Detail: names + ": " + all.describe(), VipCount: uint32(all.count), FirstVips: all.first, Transitions: all.transitions,
 	}
 }

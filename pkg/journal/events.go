@@ -35,30 +35,32 @@ type members struct {
 	events int // number of kept events with these members
 }
 
-// of returns the group of v, or nil if the event is not about v.
-func (m *many) of(v vip.VIP) *group {
-	if m == nil {
+// of returns the group of a VIP, or nil if the event is not about it.
+func (vips *many) of(prefix vip.VIP) *group {
+	if vips == nil {
 		return nil
 	}
-	i, found := slices.BinarySearchFunc(m.list, member{vip: v}, compareMembers)
+	i, found := slices.BinarySearchFunc(vips.list, member{vip: prefix}, compareMembers)
 	if !found {
 		return nil
 	}
-	return &m.groups[m.list[i].group]
+	return &vips.groups[vips.list[i].group]
 }
 
-// about reports whether the event is about v; the zero VIP matches every event.
-func (e entry) about(v vip.VIP) bool { return v.IsZero() || e.vip == v || e.many.of(v) != nil }
+// about reports whether the event is about a VIP; the zero VIP matches every event.
+func (found entry) about(prefix vip.VIP) bool {
+	return prefix.IsZero() || found.vip == prefix || found.many.of(prefix) != nil
+}
 
-// reduced returns the event with the transition of v only, if it is about many VIPs.
-func (e entry) reduced(v vip.VIP) *adminv1.Event {
-	g := e.many.of(v)
-	if g == nil {
-		return e.event
+// reduced returns an event about many VIPs with the transition of one of them only.
+func (found entry) reduced(prefix vip.VIP) *adminv1.Event {
+	part := found.many.of(prefix)
+	if part == nil {
+		return found.event
 	}
-	event := g.event(v)
-	event.Time, event.Sequence = e.event.GetTime(), e.event.GetSequence()
-	event.Position, event.VipCount = e.event.GetPosition(), e.event.GetVipCount()
+	event := part.event(prefix)
+	event.Time, event.Sequence = found.event.GetTime(), found.event.GetSequence()
+	event.Position, event.VipCount = found.event.GetPosition(), found.event.GetVipCount()
 	return event
 }
 
@@ -70,43 +72,43 @@ type events struct {
 	newest *members // of the newest event about many VIPs
 }
 
-func (e *events) add(added entry) {
-	e.last++
-	added.event.Sequence = e.last
-	e.list = append(e.list, added)
+func (kept *events) add(added entry) {
+	kept.last++
+	added.event.Sequence = kept.last
+	kept.list = append(kept.list, added)
 	if added.many != nil {
-		e.newest = added.many.members
-		if e.newest.events++; e.newest.events == 1 {
-			e.vips += len(e.newest.list)
+		kept.newest = added.many.members
+		if kept.newest.events++; kept.newest.events == 1 {
+			kept.vips += len(kept.newest.list)
 		}
 	}
-	for len(e.list) > maxEvents || e.vips > maxEventVIPs && e.vips > len(e.newest.list) {
-		e.discardOldest()
+	for len(kept.list) > maxEvents || kept.vips > maxEventVIPs && kept.vips > len(kept.newest.list) {
+		kept.discardOldest()
 	}
 }
 
-func (e *events) discardOldest() {
-	if oldest := e.list[0].many; oldest != nil {
+func (kept *events) discardOldest() {
+	if oldest := kept.list[0].many; oldest != nil {
 		if oldest.events--; oldest.events == 0 {
-			e.vips -= len(oldest.list)
-			if e.newest == oldest.members {
-				e.newest = nil
+			kept.vips -= len(oldest.list)
+			if kept.newest == oldest.members {
+				kept.newest = nil
 			}
 		}
 	}
-	e.list[0] = entry{} // frees the members: the array of the slice still holds the entry
-	e.list = e.list[1:]
+	kept.list[0] = entry{} // frees the members: the array of the slice still holds the entry
+	kept.list = kept.list[1:]
 }
 
-// share returns the n notable changes of a decision. It reuses the members of the newest event if
+// share returns the notable changes of a decision, whose number is count. It reuses the members of the newest event if
 // they are equal.
-func (e *events) share(changes *Changes, n int) *many {
+func (kept *events) share(changes *Changes, count int) *many {
 	silent := func(m member) bool { return !changes.groups[m.group].Notable() }
 	list := changes.members
-	if len(list) > n {
+	if len(list) > count {
 		list = slices.DeleteFunc(list, silent)
 	}
-	shared := e.newest
+	shared := kept.newest
 	if shared == nil || !slices.Equal(shared.list, list) {
 		shared = &members{list: slices.Clone(list)}
 	}
@@ -114,15 +116,15 @@ func (e *events) share(changes *Changes, n int) *many {
 }
 
 // oldest returns the number of the oldest kept event.
-func (e *events) oldest() uint64 { return e.last - uint64(len(e.list)) + 1 }
+func (kept *events) oldest() uint64 { return kept.last - uint64(len(kept.list)) + 1 }
 
-func (e *events) at(number uint64) entry { return e.list[number-e.oldest()] }
+func (kept *events) at(number uint64) entry { return kept.list[number-kept.oldest()] }
 
-// tail returns the number before the newest limit events about v. It returns after if fewer events
+// tail returns the number before the newest limit events about a VIP. It returns after if fewer
 // match, or if limit is 0.
-func (e *events) tail(after uint64, limit int, v vip.VIP) uint64 {
-	for number := e.last; number > after && number >= e.oldest(); number-- {
-		if e.at(number).about(v) {
+func (kept *events) tail(after uint64, limit int, prefix vip.VIP) uint64 {
+	for number := kept.last; number > after && number >= kept.oldest(); number-- {
+		if kept.at(number).about(prefix) {
 			if limit--; limit == 0 {
 				return number - 1
 			}
@@ -131,16 +133,16 @@ func (e *events) tail(after uint64, limit int, v vip.VIP) uint64 {
 	return after
 }
 
-// page returns up to limit events about v, the number up to which the page is complete, and the
+// page returns up to limit events about a VIP, the number up to which the page is complete, and the
 // number of lost events.
-func (e *events) page(after uint64, limit int, v vip.VIP) (found []*adminv1.Event, upTo, lost uint64) {
-	if first := e.oldest(); after+1 < first {
+func (kept *events) page(after uint64, limit int, prefix vip.VIP) (found []*adminv1.Event, upTo, lost uint64) {
+	if first := kept.oldest(); after+1 < first {
 		lost = first - 1 - after
 		after = first - 1
 	}
-	for upTo = after; upTo < e.last && len(found) < limit; upTo++ {
-		if next := e.at(upTo + 1); next.about(v) {
-			found = append(found, next.reduced(v))
+	for upTo = after; upTo < kept.last && len(found) < limit; upTo++ {
+		if next := kept.at(upTo + 1); next.about(prefix) {
+			found = append(found, next.reduced(prefix))
 		}
 	}
 	return found, upTo, lost

@@ -47,77 +47,78 @@ func New(options Options) *Journal {
 }
 
 // Note records an event of the program itself.
-func (j *Journal) Note(detail string) { j.Add(&adminv1.Event{Detail: detail}) }
+func (journal *Journal) Note(detail string) { journal.Add(&adminv1.Event{Detail: detail}) }
 
 // Add records events with the current time. The journal owns them from now on.
-func (j *Journal) Add(events ...*adminv1.Event) {
+func (journal *Journal) Add(events ...*adminv1.Event) {
 	entries := make([]entry, len(events))
 	for i, event := range events {
 		entries[i].event = event
 	}
-	j.add(time.Now(), entries)
+	journal.add(time.Now(), entries)
 }
 
-func (j *Journal) add(at time.Time, entries []entry) {
+func (journal *Journal) add(at time.Time, entries []entry) {
 	if len(entries) == 0 {
 		return
 	}
-	j.mu.Lock()
-	for _, e := range entries {
-		e.event.Time = timestamppb.New(at)
-		j.events.add(e)
+	journal.mu.Lock()
+	for _, found := range entries {
+		found.event.Time = timestamppb.New(at)
+		journal.events.add(found)
 	}
-	j.mu.Unlock()
-	j.changed.Update(func(n uint64) uint64 { return n + 1 })
+	journal.mu.Unlock()
+	journal.changed.Update(func(count uint64) uint64 { return count + 1 })
 }
 
-// Begin returns the empty changes of a decision about n VIPs. They are valid until the next Begin.
-func (j *Journal) Begin(n int) *Changes {
-	c := j.changes.reset()
-	c.members = slices.Grow(c.members, n)
-	return c
+// Begin returns the empty changes of a decision about count VIPs. They are valid until the next Begin.
+func (journal *Journal) Begin(count int) *Changes {
+	changes := journal.changes.reset()
+	changes.members = slices.Grow(changes.members, count)
+	return changes
 }
 
 // Record counts, logs and records the changes of a decision. Up to [MaxSingle] VIPs have a log line
 // and an event each; more share one.
-func (j *Journal) Record(at time.Time, position readiness.Position, changes *Changes) {
+func (journal *Journal) Record(at time.Time, position readiness.Position, changes *Changes) {
+	// Members are found by binary search, and equal members are shared.
 	slices.SortFunc(changes.members, compareMembers)
 	changed, notable := 0, 0
-	for _, g := range byTransition(changes.groups) {
-		if g.Changed() {
-			changed += g.count
+	for _, part := range byTransition(changes.groups) {
+		if part.Changed() {
+			changed += part.count
 		}
-		if g.Notable() {
-			notable += g.count
+		if part.Notable() {
+			notable += part.count
 		}
-		j.Count(g.Transition, g.count)
+		journal.Count(part.Transition, part.count)
 	}
-	j.log(position, changes, changed)
+	journal.log(position, changes, changed)
 	// Events also include new VIPs, whose state did not change.
 	var entries []entry
 	switch {
 	case notable > MaxSingle:
 		all := changes.summarize(Transition.Notable)
-		j.mu.Lock()
-		vips := j.events.share(changes, notable)
-		j.mu.Unlock()
+		journal.mu.Lock()
+		vips := journal.events.share(changes, notable)
+		journal.mu.Unlock()
 		entries = []entry{{event: all.event(), many: vips}}
 	case notable > 0:
-		for _, m := range changes.members {
-			if g := changes.groups[m.group]; g.Notable() {
-				entries = append(entries, entry{event: g.event(m.vip), vip: m.vip})
+		for _, member := range changes.members {
+			if part := changes.groups[member.group]; part.Notable() {
+				entries = append(entries, entry{event: part.event(member.vip), vip: member.vip})
 			}
 		}
 	}
-	for _, e := range entries {
-		e.event.Position = position.Proto()
+	for _, found := range entries {
+		found.event.Position = position.Proto()
 	}
-	j.add(at, entries)
+	journal.add(at, entries)
 }
 
 // log logs a line for each VIP whose state changed, or one common line for many of them. At level
 // debug, every VIP has a line.
-func (j *Journal) log(position readiness.Position, changes *Changes, changed int) {
+func (journal *Journal) log(position readiness.Position, changes *Changes, changed int) {
 	attributes := []any{"revision", position.Revision}
 	if position.InstanceID != "" {
 		attributes = slices.Insert(attributes, 0, any("instance_id"), any(position.InstanceID))
@@ -126,32 +127,32 @@ func (j *Journal) log(position readiness.Position, changes *Changes, changed int
 	if changed > MaxSingle {
 		level = slog.LevelDebug
 		all := changes.summarize(Transition.Changed)
-		j.Log.With(all.attributes()...).Info("VIPs changed", attributes...)
+		journal.Log.With(all.attributes()...).Info("VIPs changed", attributes...)
 	}
-	debug := j.Log.Enabled(ctx, slog.LevelDebug)
-	if changed == 0 && !debug || !j.Log.Enabled(ctx, level) {
+	debug := journal.Log.Enabled(ctx, slog.LevelDebug)
+	if changed == 0 && !debug || !journal.Log.Enabled(ctx, level) {
 		return
 	}
-	for _, m := range changes.members {
-		switch g := changes.groups[m.group]; {
-		case g.Changed():
+	for _, member := range changes.members {
+		switch part := changes.groups[member.group]; {
+		case part.Changed():
 			message := "VIP changed"
-			if g.To == Removed {
+			if part.To == Removed {
 				message = "VIP removed"
 			}
-			line := slices.Concat([]any{"vip", m.vip, "from", g.From, "to", g.To, "reason", g.Reason}, attributes,
-				[]any{"detail", g.detail})
-			if j.Attributes != nil {
-				line = append(line, j.Attributes(m.vip)...)
+			line := slices.Concat([]any{"vip", member.vip, "from", part.From, "to", part.To, "reason", part.Reason}, attributes,
+				[]any{"detail", part.detail})
+			if journal.Attributes != nil {
+				line = append(line, journal.Attributes(member.vip)...)
 			}
-			j.Log.Log(ctx, level, message, line...)
-		case debug && !g.New:
-			j.Log.With(attributes...).Debug("VIP reason changed", "vip", m.vip, "state", g.To, "reason", g.Reason)
+			journal.Log.Log(ctx, level, message, line...)
+		case debug && !part.New:
+			journal.Log.With(attributes...).Debug("VIP reason changed", "vip", member.vip, "state", part.To, "reason", part.Reason)
 		}
 	}
 }
 
 // event returns the event of one VIP of the group.
-func (g *group) event(v vip.VIP) *adminv1.Event {
-	return &adminv1.Event{Object: v.String(), From: g.From, To: g.To, Reason: g.Reason, Detail: g.detail}
+func (part *group) event(prefix vip.VIP) *adminv1.Event {
+	return &adminv1.Event{Object: prefix.String(), From: part.From, To: part.To, Reason: part.Reason, Detail: part.detail}
 }

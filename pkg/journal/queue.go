@@ -37,53 +37,53 @@ func NewQueue[B any](size func(B) int, merge func([]B) (B, int)) *Queue[B] {
 }
 
 // Add queues a batch, which must not be modified afterwards. It does not block.
-func (q *Queue[B]) Add(batch B) {
-	q.mu.Lock()
-	if q.queued > q.limit {
-		merged, lost := q.merge(q.batches)
-		q.batches, q.queued, q.lost = []B{merged}, q.size(merged), q.lost+lost
+func (queue *Queue[B]) Add(batch B) {
+	queue.mu.Lock()
+	if queue.queued > queue.limit {
+		merged, lost := queue.merge(queue.batches)
+		queue.batches, queue.queued, queue.lost = []B{merged}, queue.size(merged), queue.lost+lost
 		// With more VIPs than maxQueued, the next batches must not be merged one by one: each merge
 		// takes milliseconds.
-		q.limit = max(maxQueued, 2*q.queued)
+		queue.limit = max(maxQueued, 2*queue.queued)
 	}
-	q.batches = append(q.batches, batch)
-	q.queued += max(1, q.size(batch))
-	q.mu.Unlock()
-	latest.Wake(q.wake)
+	queue.batches = append(queue.batches, batch)
+	queue.queued += max(1, queue.size(batch))
+	queue.mu.Unlock()
+	latest.Wake(queue.wake)
 }
 
 // Wake returns a channel that holds a token after an Add.
-func (q *Queue[B]) Wake() <-chan struct{} { return q.wake }
+func (queue *Queue[B]) Wake() <-chan struct{} { return queue.wake }
 
 // Drain passes the queued batches to apply, unless there are none. lost is the number of changes
 // that were merged into later ones. Drain reports whether it called apply.
-func (q *Queue[B]) Drain(apply func(batches []B, lost int)) bool {
-	q.mu.Lock()
-	batches, lost := q.batches, q.lost
+func (queue *Queue[B]) Drain(apply func(batches []B, lost int)) bool {
+	queue.mu.Lock()
+	batches, lost := queue.batches, queue.lost
 	if len(batches) == 0 {
-		q.mu.Unlock()
+		queue.mu.Unlock()
 		return false
 	}
-	q.batches, q.queued, q.limit, q.lost = q.spare, 0, maxQueued, 0
-	q.spare, q.busy = nil, true
-	q.mu.Unlock()
+	queue.batches, queue.queued, queue.limit, queue.lost = queue.spare, 0, maxQueued, 0
+	queue.spare, queue.busy = nil, true
+	queue.mu.Unlock()
 	apply(batches, lost)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.busy = false
+	queue.mu.Lock()
+	defer queue.mu.Unlock()
+	queue.busy = false
 	// Two slices take turns, so that an Add allocates nothing. A long one is the exception of an
 	// overload, and is freed.
 	if clear(batches); cap(batches) <= maxSpare {
-		q.spare = batches[:0]
+		queue.spare = batches[:0]
 	}
 	return true
 }
 
 // Idle reports whether every added batch was applied.
-func (q *Queue[B]) Idle() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return len(q.batches) == 0 && !q.busy
+func (queue *Queue[B]) Idle() bool {
+	queue.mu.Lock()
+	defer queue.mu.Unlock()
+	return len(queue.batches) == 0 && !queue.busy
 }
 
 // Delta is a change of the readiness of VIPs. It must not be modified.
@@ -95,7 +95,7 @@ type Delta struct {
 }
 
 // Len returns the number of VIPs.
-func (d Delta) Len() int { return len(d.Changed) + len(d.Removed) }
+func (delta Delta) Len() int { return len(delta.Changed) + len(delta.Removed) }
 
 // MergeDeltas returns the newest readiness of each VIP.
 func MergeDeltas(deltas []Delta) (merged Delta) {
@@ -108,13 +108,13 @@ func MergeDeltas(deltas []Delta) (merged Delta) {
 		for i := range delta.Changed {
 			newest[delta.Changed[i].VIP] = &delta.Changed[i]
 		}
-		for _, v := range delta.Removed {
-			newest[v] = nil
+		for _, prefix := range delta.Removed {
+			newest[prefix] = nil
 		}
 	}
-	for v, state := range newest {
+	for prefix, state := range newest {
 		if state == nil {
-			merged.Removed = append(merged.Removed, v)
+			merged.Removed = append(merged.Removed, prefix)
 		} else {
 			merged.Changed = append(merged.Changed, *state)
 		}

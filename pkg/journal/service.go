@@ -15,56 +15,57 @@ import (
 const maxEventsPerMessage = 256
 
 // ListEvents implements the EventService.
-func (j *Journal) ListEvents(_ context.Context, request *adminv1.ListEventsRequest) (*adminv1.ListEventsResponse,
+func (journal *Journal) ListEvents(_ context.Context, request *adminv1.ListEventsRequest) (*adminv1.ListEventsResponse,
 	error,
 ) {
-	v, err := parse(request.GetVip())
+	prefix, err := parse(request.GetVip())
 	if err != nil {
 		return nil, err
 	}
-	if err := j.checkKnown(v); err != nil {
+	if err := journal.checkKnown(prefix); err != nil {
 		return nil, err
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	found, _, _ := j.events.page(j.events.tail(request.GetAfter(), int(request.GetLimit()), v), maxEvents, v)
-	return &adminv1.ListEventsResponse{InstanceId: j.Instance, Events: found}, nil
+	journal.mu.Lock()
+	defer journal.mu.Unlock()
+	after := journal.events.tail(request.GetAfter(), int(request.GetLimit()), prefix)
+	found, _, _ := journal.events.page(after, maxEvents, prefix)
+	return &adminv1.ListEventsResponse{InstanceId: journal.Instance, Events: found}, nil
 }
 
 // WatchEvents implements the EventService. A slow client receives the number of events that it
 // missed.
-func (j *Journal) WatchEvents(request *adminv1.WatchEventsRequest,
+func (journal *Journal) WatchEvents(request *adminv1.WatchEventsRequest,
 	stream grpc.ServerStreamingServer[adminv1.WatchEventsResponse],
 ) error {
-	v, err := parse(request.GetVip())
+	prefix, err := parse(request.GetVip())
 	if err != nil {
 		return err
 	}
 	if request.GetInstanceId() == "" { // otherwise the client continues, perhaps with another process
-		if err := j.checkKnown(v); err != nil {
+		if err := journal.checkKnown(prefix); err != nil {
 			return err
 		}
 	}
-	j.mu.Lock()
-	after := j.events.oldest() - 1
-	if request.GetInstanceId() == j.Instance {
+	journal.mu.Lock()
+	after := journal.events.oldest() - 1
+	if request.GetInstanceId() == journal.Instance {
 		// A client may send a number that was never assigned, but must not wait until it is reached.
-		after = min(request.GetAfter(), j.events.last)
+		after = min(request.GetAfter(), journal.events.last)
 	}
-	after = j.events.tail(after, int(request.GetLimit()), v)
-	j.mu.Unlock()
+	after = journal.events.tail(after, int(request.GetLimit()), prefix)
+	journal.mu.Unlock()
 	for first := true; ; first = false {
 		// Get the channel before the read: an event that is added after the read closes it.
-		_, changed := j.changed.Get()
-		j.mu.Lock()
-		found, upTo, lost := j.events.page(after, maxEventsPerMessage, v)
-		more := upTo < j.events.last
-		j.mu.Unlock()
+		_, changed := journal.changed.Get()
+		journal.mu.Lock()
+		found, upTo, lost := journal.events.page(after, maxEventsPerMessage, prefix)
+		more := upTo < journal.events.last
+		journal.mu.Unlock()
 		after = upTo
 		// The first message confirms the watch and names the instance, even without an event.
 		if first || len(found) > 0 || lost > 0 {
 			if err := stream.Send(&adminv1.WatchEventsResponse{
-				InstanceId: j.Instance, Events: found, Lost: lost, UpTo: upTo,
+				InstanceId: journal.Instance, Events: found, Lost: lost, UpTo: upTo,
 			}); err != nil {
 				return err
 			}
@@ -81,16 +82,16 @@ func (j *Journal) WatchEvents(request *adminv1.WatchEventsRequest,
 }
 
 // checkKnown returns an error for a VIP that is neither known nor has events.
-func (j *Journal) checkKnown(v vip.VIP) error {
-	if v.IsZero() || j.Known(v) {
+func (journal *Journal) checkKnown(prefix vip.VIP) error {
+	if prefix.IsZero() || journal.Known(prefix) {
 		return nil
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if found, _, _ := j.events.page(0, 1, v); len(found) > 0 {
+	journal.mu.Lock()
+	defer journal.mu.Unlock()
+	if found, _, _ := journal.events.page(0, 1, prefix); len(found) > 0 {
 		return nil
 	}
-	return status.Errorf(codes.NotFound, "VIP %s is not configured and has no events; `status` lists the VIPs", v)
+	return status.Errorf(codes.NotFound, "VIP %s is not configured and has no events; `status` lists the VIPs", prefix)
 }
 
 // parse parses the VIP of a request. The zero VIP selects all VIPs.
@@ -98,9 +99,9 @@ func parse(name string) (vip.VIP, error) {
 	if name == "" {
 		return vip.VIP{}, nil
 	}
-	v, err := vip.Parse(name)
+	prefix, err := vip.Parse(name)
 	if err != nil {
-		return v, status.Error(codes.InvalidArgument, err.Error())
+		return prefix, status.Error(codes.InvalidArgument, err.Error())
 	}
-	return v, nil
+	return prefix, nil
 }

@@ -10,126 +10,129 @@ import (
 )
 
 // writeDataPlane appends the state of the data plane, if the load balancer has one.
-func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) {
-	if d == nil {
+func writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.Time) {
+	if plane == nil {
 		return
 	}
 	conntrack := "established flows stay with their target"
-	switch d.GetConntrack() {
+	switch plane.GetConntrack() {
 	case "off":
 		conntrack = "off: flows move with the table"
 	case "loose":
 		conntrack = "loose: " + conntrack + ", with replies through any pod"
 	}
 	var head table
-	head.row("data plane", d.GetMode())
+	head.row("data plane", plane.GetMode())
 	head.row("conntrack", conntrack)
-	confirmed := fmt.Sprintf("change %d of %d", d.GetAppliedRevision(), d.GetWantedRevision())
+	// Revision 0 is not desired by this process: the kernel still has the state of its predecessor.
+	confirmed := fmt.Sprintf("change %d of %d", plane.GetAppliedRevision(), plane.GetWantedRevision())
 	switch {
-	case d.GetWantedRevision() == 0:
+	case plane.GetWantedRevision() == 0:
 		confirmed = "state of an earlier lb; not every target was checked yet"
-	case d.GetAppliedRevision() >= d.GetWantedRevision():
+	case plane.GetAppliedRevision() >= plane.GetWantedRevision():
 		confirmed = "desired state"
 	}
 	head.row("confirmed", confirmed)
-	b.WriteByte('\n')
-	head.align(b, "")
-	if e := d.GetError(); e != "" {
-		fmt.Fprintf(b, "NOTHING CAN BE CHANGED (%s): %s\nThe kernel state is kept.\n",
-			plural(int(d.GetFailures()), "attempt"), cut(e, maxLine))
+	out.WriteByte('\n')
+	head.align(out, "")
+	if failure := plane.GetError(); failure != "" {
+		fmt.Fprintf(out, "NOTHING CAN BE CHANGED (%s): %s\nThe kernel state is kept.\n",
+			plural(int(plane.GetFailures()), "attempt"), cut(failure, maxLine))
 	}
-	writeList(b, "Held back:", single(d.GetHeldBack()))
-	writeList(b, "Problems of the data plane:", problemItems(d.GetProblems()))
+	writeList(out, "Held back:", single(plane.GetHeldBack()))
+	writeList(out, "Problems of the data plane:", problemItems(plane.GetProblems()))
 	var drift [][]string
-	for _, x := range d.GetDrift() {
-		drift = append(drift, []string{Drift(x) + ", " + ago(x.GetSince(), now)})
+	for _, object := range plane.GetDrift() {
+		drift = append(drift, []string{Drift(object) + ", " + ago(object.GetSince(), now)})
 	}
-	writeList(b, "Drift, not repaired yet or held:", drift)
-	if e := d.GetUnread(); e != "" {
-		fmt.Fprintf(b, "\nFailed to read the targets in the kernel: %s\n", cut(e, maxLine))
+	writeList(out, "Drift, not repaired yet or held:", drift)
+	if failure := plane.GetUnread(); failure != "" {
+		fmt.Fprintf(out, "\nFailed to read the targets in the kernel: %s\n", cut(failure, maxLine))
 	}
-	dataPlaneStreams(d.GetStreams()).write(b)
-	dataPlaneTargets(d.GetStreams(), now).write(b)
+	dataPlaneStreams(plane.GetStreams()).write(out)
+	dataPlaneTargets(plane.GetStreams(), now).write(out)
 }
 
 // holds lists held streams at the top of the status.
-func holds(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) {
-	for _, h := range d.GetHolds() {
+func holds(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.Time) {
+	for _, hold := range plane.GetHolds() {
 		what, end := "ALL STREAMS", "until `lb resume`"
-		if h.GetStream() != "" {
-			what = "STREAM " + clean(h.GetStream())
+		if hold.GetStream() != "" {
+			what = "STREAM " + clean(hold.GetStream())
 		}
-		if h.GetUntil() != nil {
-			end = "for another " + span(h.GetUntil().AsTime().Sub(now))
+		if hold.GetUntil() != nil {
+			end = "for another " + span(hold.GetUntil().AsTime().Sub(now))
 		}
-		fmt.Fprintf(b, "%s HELD %s: drift of the data plane is not repaired (%s)\n",
-			what, end, plural(len(d.GetDrift()), "object"))
+		fmt.Fprintf(out, "%s HELD %s: drift of the data plane is not repaired (%s)\n",
+			what, end, plural(len(plane.GetDrift()), "object"))
 	}
 }
 
 // Drift renders one object that another process changed on a line.
-func Drift(d *lbv1.DataPlaneDrift) string {
-	line := clean(d.GetObject())
-	if d.GetStream() != "" {
-		line += " of stream " + clean(d.GetStream())
+func Drift(drift *lbv1.DataPlaneDrift) string {
+	line := clean(drift.GetObject())
+	if drift.GetStream() != "" {
+		line += " of stream " + clean(drift.GetStream())
 	}
-	if d.GetTarget() != "" {
-		line += ", target " + clean(d.GetTarget())
+	if drift.GetTarget() != "" {
+		line += ", target " + clean(drift.GetTarget())
 	}
-	return line + ": " + cut(d.GetDetail(), maxLine)
+	return line + ": " + cut(drift.GetDetail(), maxLine)
 }
 
 // stateServing is the state of a target that receives new flows.
 const stateServing = "serving"
 
 func dataPlaneStreams(all []*lbv1.DataPlaneStream) *table {
-	t := newTable("STREAM", "TABLE", "SEED", "VIPS IN KERNEL", "SERVING", "TARGETS IN KERNEL", "MATCH", "NOT MATCHED",
+	rows := newTable("STREAM", "TABLE", "SEED", "VIPS IN KERNEL", "SERVING", "TARGETS IN KERNEL", "MATCH", "NOT MATCHED",
 		"PROBLEM")
-	for _, s := range all {
+	for _, stream := range all {
 		serving := 0
-		for _, x := range s.GetTargets() {
-			if x.GetState() == stateServing {
+		for _, target := range stream.GetTargets() {
+			if target.GetState() == stateServing {
 				serving++
 			}
 		}
 		var problems []string
-		for family, problem := range map[string]string{"IPv4": s.GetProblemIpv4(), "IPv6": s.GetProblemIpv6()} {
+		for family, problem := range map[string]string{"IPv4": stream.GetProblemIpv4(), "IPv6": stream.GetProblemIpv6()} {
 			if problem != "" {
 				problems = append(problems, family+": "+problem)
 			}
 		}
-		slices.Sort(problems)
-		size, seed := fmt.Sprint(s.GetSize()), fmt.Sprint(s.GetSeed())
-		if s.GetSize() == 0 { // the stream is no longer configured
+		slices.Sort(problems) // the map has no order
+		size, seed := fmt.Sprint(stream.GetSize()), fmt.Sprint(stream.GetSeed())
+		if stream.GetSize() == 0 { // the stream is no longer configured
 			size, seed = none, none
 		}
 		match, dropped := none, none
-		if len(s.GetMatch()) > 0 {
-			match, dropped = names(s.GetMatch()), fmt.Sprint(s.GetUnmatchedPackets())
+		if len(stream.GetMatch()) > 0 {
+			match, dropped = names(stream.GetMatch()), fmt.Sprint(stream.GetUnmatchedPackets())
 		}
-		t.add(s.GetName(), size, seed, s.GetVips(), serving, len(s.GetTargets()), match, dropped,
+		rows.add(stream.GetName(), size, seed, stream.GetVips(), serving, len(stream.GetTargets()), match, dropped,
 			strings.Join(problems, "; "))
 	}
-	return t
+	return rows
 }
 
 func dataPlaneTargets(all []*lbv1.DataPlaneStream, now time.Time) *table {
-	t := newTable("STREAM", "TARGET", "MARK AND TABLE", "IN KERNEL", "ENTRIES IPV4", "ENTRIES IPV6", "PACKETS",
+	rows := newTable("STREAM", "TARGET", "MARK AND TABLE", "IN KERNEL", "ENTRIES IPV4", "ENTRIES IPV6", "PACKETS",
 		"ADDRESSES")
+	// Targets that do not serve come first: they are the reason to look.
 	for _, serving := range []bool{false, true} {
-		for _, s := range all {
-			for _, x := range s.GetTargets() {
-				if (x.GetState() == stateServing) != serving {
+		for _, stream := range all {
+			for _, target := range stream.GetTargets() {
+				if (target.GetState() == stateServing) != serving {
 					continue
 				}
-				state := x.GetState()
-				if end := x.GetDrainEnd(); end != nil && end.AsTime().After(now) {
+				state := target.GetState()
+				if end := target.GetDrainEnd(); end != nil && end.AsTime().After(now) {
 					state += ", " + span(end.AsTime().Sub(now)) + " left"
 				}
-				t.add(s.GetName(), x.GetName(), x.GetNumber(), state, x.GetEntriesIpv4(), x.GetEntriesIpv6(),
-					x.GetPackets(), strings.Join(x.GetAddresses(), ", "))
+				rows.add(stream.GetName(), target.GetName(), target.GetNumber(), state, target.GetEntriesIpv4(),
+					target.GetEntriesIpv6(),
+					target.GetPackets(), strings.Join(target.GetAddresses(), ", "))
 			}
 		}
 	}
-	return t
+	return rows
 }

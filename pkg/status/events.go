@@ -24,11 +24,12 @@ type EventLog struct {
 func FrontendEventLog() *EventLog {
 	return &EventLog{
 		header: []string{"TIME", "NUMBER", "VIP OR GATEWAY", "FROM", "TO", "REASON", "LOAD BALANCER", "DETAIL"},
-		row: func(e *adminv1.Event) []any {
+		row: func(event *adminv1.Event) []any {
 			return []any{
-				when(e.GetTime()), e.GetSequence(), e.GetObject(), stateWord(e.GetFrom()),
-				strings.ReplaceAll(stateWord(e.GetTo()), "down", "DOWN"), explainWord("ADVERTISEMENT_REASON_", e.GetReason()),
-				position(e.GetPosition()), e.GetDetail(),
+				when(event.GetTime()), event.GetSequence(), event.GetObject(), stateWord(event.GetFrom()),
+				strings.ReplaceAll(stateWord(event.GetTo()), "down", "DOWN"), explainWord("ADVERTISEMENT_REASON_",
+					event.GetReason()),
+				position(event.GetPosition()), event.GetDetail(),
 			}
 		},
 		width: []int{len(eventTime), 6, 16, len("de-preferred"), len("de-preferred"), 24},
@@ -42,13 +43,15 @@ func stateWord(word string) string { return strings.Replace(word, "depreferred",
 func LBEventLog() *EventLog {
 	return &EventLog{
 		header: []string{"TIME", "NUMBER", "OBJECT", "WHAT", "STREAM", "TARGET", "DETAIL"},
-		row: func(e *adminv1.Event) []any {
-			detail := e.GetDetail()
-			if reason := explainWord("VIP_REASON_", e.GetReason()); len(e.GetTransitions()) == 0 && reason != "" {
+		row: func(event *adminv1.Event) []any {
+			// The table has no column for the reason. The detail of many VIPs already contains it.
+			detail := event.GetDetail()
+			if reason := explainWord("VIP_REASON_", event.GetReason()); len(event.GetTransitions()) == 0 && reason != "" {
 				detail = strings.TrimSuffix(reason+": "+detail, ": ")
 			}
 			return []any{
-				when(e.GetTime()), e.GetSequence(), e.GetObject(), e.GetTo(), e.GetStream(), e.GetTarget(), detail,
+				when(event.GetTime()), event.GetSequence(), event.GetObject(), event.GetTo(), event.GetStream(),
+				event.GetTarget(), detail,
 			}
 		},
 		width: []int{len(eventTime), 6, 16, 8, 10, 10},
@@ -56,37 +59,37 @@ func LBEventLog() *EventLog {
 }
 
 // All renders a complete list of events.
-func (l *EventLog) All(events []*adminv1.Event) string {
+func (log *EventLog) All(events []*adminv1.Event) string {
 	if len(events) == 0 {
 		return "no events\n"
 	}
-	l.width = nil
-	return l.Render(events)
+	log.width = nil // all rows are known, so the columns fit them exactly
+	return log.Render(events)
 }
 
 // Render renders further events, the first time under a header.
-func (l *EventLog) Render(events []*adminv1.Event) string {
+func (log *EventLog) Render(events []*adminv1.Event) string {
 	if len(events) == 0 {
 		return ""
 	}
-	t := &table{width: l.width}
-	if !l.begun {
-		l.begun = true
-		t.rows = append(t.rows, l.header)
+	rows := &table{width: log.width}
+	if !log.begun {
+		log.begun = true
+		rows.rows = append(rows.rows, log.header)
 	}
-	for _, e := range events {
-		t.add(l.row(e)...)
+	for _, event := range events {
+		rows.add(log.row(event)...)
 	}
-	var b strings.Builder
-	t.align(&b, "")
-	l.width = t.width
-	return b.String()
+	var out strings.Builder
+	rows.align(&out, "")
+	log.width = rows.width
+	return out.String()
 }
 
 // when formats the time of an event.
-func when(t *timestamppb.Timestamp) string {
-	if t == nil {
+func when(stamp *timestamppb.Timestamp) string {
+	if stamp == nil {
 		return none
 	}
-	return t.AsTime().UTC().Format(eventTime)
+	return stamp.AsTime().UTC().Format(eventTime)
 }

@@ -46,8 +46,8 @@ type Reason interface {
 
 // Explain explains a value. A value from a newer program has a generic explanation.
 func Explain[R Reason](value R) Explanation {
-	if e, known := explanations()[value.String()]; known {
-		return e
+	if explanation, known := explanations()[value.String()]; known {
+		return explanation
 	}
 	kind := "reason"
 	if _, is := any(value).(targetv1.State); is {
@@ -85,10 +85,14 @@ var vipStates = map[readinessv1.VipState]words{
 }
 
 // advertised returns the text of an advertisement in a table.
-func advertised(a readinessv1.Advertisement) string { return cmp.Or(advertisements[a].cell, none) }
+func advertised(advertisement readinessv1.Advertisement) string {
+	return cmp.Or(advertisements[advertisement].cell, none)
+}
 
 // isAdvertised reports whether the VIP is advertised to gateways.
-func isAdvertised(a readinessv1.Advertisement) bool { return advertisements[a].rank > 0 }
+func isAdvertised(advertisement readinessv1.Advertisement) bool {
+	return advertisements[advertisement].rank > 0
+}
 
 // vipState returns the text of a VIP's state in a table.
-func vipState(s readinessv1.VipState) string { return cmp.Or(vipStates[s].cell, none) }
+func vipState(state readinessv1.VipState) string { return cmp.Or(vipStates[state].cell, none) }

@@ -22,229 +22,240 @@ var meridioNext = map[readinessv1.AdvertisementReason]string{
 
 // besideMeridio reports whether the frontend runs with a Meridio load balancer. Before the first
 // contact, the NSP as the source of the configuration implies one.
-func besideMeridio(s *frontendv1.Status) bool {
-	service := s.GetLoadBalancer().GetService()
+func besideMeridio(status *frontendv1.Status) bool {
+	service := status.GetLoadBalancer().GetService()
 	return strings.HasPrefix(service, "loadbalancer.") ||
-		service == "" && strings.HasPrefix(s.GetConfigurationSource(), "NSP ")
+		service == "" && strings.HasPrefix(status.GetConfigurationSource(), "NSP ")
 }
 
 // Frontend renders the status of a frontend, and reports whether every configured VIP is
 // advertised. A de-preferred VIP counts as advertised.
-func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) {
-	var b strings.Builder
-	fmt.Fprintf(&b, "frontend %s, trench %s, attractor %s\n",
-		cut(s.GetVersion(), maxCell), cut(s.GetTrench(), maxCell), cut(s.GetAttractor(), maxCell))
-	if s.GetStopping() {
-		b.WriteString("STOPPING: the frontend moves traffic away\n")
+func Frontend(status *frontendv1.Status, now time.Time) (text string, complete bool) {
+	var out strings.Builder
+	fmt.Fprintf(&out, "frontend %s, trench %s, attractor %s\n",
+		cut(status.GetVersion(), maxCell), cut(status.GetTrench(), maxCell), cut(status.GetAttractor(), maxCell))
+	if status.GetStopping() {
+		out.WriteString("STOPPING: the frontend moves traffic away\n")
 	}
-	if !s.GetGating() {
-		b.WriteString("GATING IS OFF: VIPs are advertised regardless of the load balancer\n")
+	if !status.GetGating() {
+		out.WriteString("GATING IS OFF: VIPs are advertised regardless of the load balancer\n")
 	}
 
+	// Count by reason: with thousands of VIPs the table below is too long to read.
 	count := 0
 	counts := summary{}
 	attracts := map[string]bool{} // by family
-	for _, v := range s.GetVips() {
-		a := v.GetAdvertisement()
-		if isAdvertised(a) {
+	for _, vip := range status.GetVips() {
+		advertisement := vip.GetAdvertisement()
+		if isAdvertised(advertisement) {
 			count++
-			attracts[familyOf(v.GetVip())] = true
+			attracts[familyOf(vip.GetVip())] = true
 		}
-		e := Explain(v.GetReason())
-		if next := meridioNext[v.GetReason()]; next != "" && besideMeridio(s) {
-			e.Next = next
+		explanation := Explain(vip.GetReason())
+		if next := meridioNext[vip.GetReason()]; next != "" && besideMeridio(status) {
+			explanation.Next = next
 		}
-		counts[group{advertisements[a].rank, advertised(a), e}]++
+		counts[group{advertisements[advertisement].rank, advertised(advertisement), explanation}]++
 	}
-	for _, c := range s.GetConditions() {
-		if family, ok := strings.CutPrefix(c.GetName(), "RouteBack/"); ok && !c.GetServing() && attracts[family] {
-			fmt.Fprintf(&b, "%s VIPs attract traffic, and no route leads back to clients\n", family)
+	for _, condition := range status.GetConditions() {
+		// A family without advertised VIPs attracts no traffic, so a missing route is harmless.
+		family, ok := strings.CutPrefix(condition.GetName(), "RouteBack/")
+		if ok && !condition.GetServing() && attracts[family] {
+			fmt.Fprintf(&out, "%s VIPs attract traffic, and no route leads back to clients\n", family)
 		}
 	}
-	writeGateways(&b, s)
-	complete = count == len(s.GetVips())
-	fmt.Fprintf(&b, "\n%d of %s advertised\n", count, plural(len(s.GetVips()), "VIP"))
-	counts.write(&b)
-	writeConditions(&b, s.GetConditions())
-	writeConfigurationError(&b, s.GetConfigurationError(), s.GetTrench(), s.GetConfigurationSource())
+	writeGateways(&out, status)
+	complete = count == len(status.GetVips())
+	fmt.Fprintf(&out, "\n%d of %s advertised\n", count, plural(len(status.GetVips()), "VIP"))
+	counts.write(&out)
+	writeConditions(&out, status.GetConditions())
+	writeConfigurationError(&out, status.GetConfigurationError(), status.GetTrench(), status.GetConfigurationSource())
 
 	var head table
-	if source := s.GetConfigurationSource(); strings.HasPrefix(source, "NSP ") {
+	if source := status.GetConfigurationSource(); strings.HasPrefix(source, "NSP ") {
+		// The condition tells a cached configuration from one that the NSP confirms.
 		state := "current"
-		for _, c := range s.GetConditions() {
-			if c.GetName() == "NSPCli" && !c.GetServing() {
-				state = cut(c.GetDetail(), maxLine)
+		for _, condition := range status.GetConditions() {
+			if condition.GetName() == "NSPCli" && !condition.GetServing() {
+				state = cut(condition.GetDetail(), maxLine)
 			}
 		}
 		head.row("configuration", cut(source, maxCell)+", "+state)
 	}
-	switch dir := s.GetLoadBalancer().GetReadinessDir(); {
-	case !s.GetGating():
+	switch dir := status.GetLoadBalancer().GetReadinessDir(); {
+	case !status.GetGating():
 	case dir != "":
-		head.row("readiness files", cut(dir, maxCell)+": "+loadBalancer(s))
+		head.row("readiness files", cut(dir, maxCell)+": "+loadBalancer(status))
 	default:
-		head.row("load balancer", loadBalancer(s))
-		head.row("identity", identity(s.GetSpiffeId(), s.GetIdentityExpires(), now))
+		head.row("load balancer", loadBalancer(status))
+		head.row("identity", identity(status.GetSpiffeId(), status.GetIdentityExpires(), now))
 	}
-	head.row("BIRD", bird(s.GetBird(), now))
-	b.WriteByte('\n')
-	head.align(&b, "")
+	head.row("BIRD", bird(status.GetBird(), now))
+	out.WriteByte('\n')
+	head.align(&out, "")
 
-	gateways(s.GetGateways(), now).write(&b)
-	frontendVIPs(s.GetVips(), now).write(&b)
-	return b.String(), complete
+	gateways(status.GetGateways(), now).write(&out)
+	frontendVIPs(status.GetVips(), now).write(&out)
+	return out.String(), complete
 }
 
 var freshness = map[frontendv1.Freshness]string{
 	frontendv1.Freshness_FRESHNESS_LIVE: "live", frontendv1.Freshness_FRESHNESS_STALE: "STALE (grace period)",
 }
 
-func loadBalancer(s *frontendv1.Status) string {
-	l := s.GetLoadBalancer()
+func loadBalancer(status *frontendv1.Status) string {
+	source := status.GetLoadBalancer()
 	var parts []string
-	if l.GetPosition().GetInstanceId() == "" {
+	if source.GetPosition().GetInstanceId() == "" {
 		parts = append(parts, "never seen")
 	} else {
-		parts = append(parts, cmp.Or(freshness[l.GetFreshness()], "LOST"))
-		if !l.GetSynced() {
+		parts = append(parts, cmp.Or(freshness[source.GetFreshness()], "LOST"))
+		if !source.GetSynced() {
 			parts = append(parts, "not synced (targets not checked yet)")
 		}
-		if l.GetGoingAway() {
+		if source.GetGoingAway() {
 			parts = append(parts, "going away")
 		}
-		if l.GetLeaseLeft() != nil {
-			parts = append(parts, "lease "+left(l.GetLeaseLeft().AsDuration()))
+		if source.GetLeaseLeft() != nil {
+			parts = append(parts, "lease "+left(source.GetLeaseLeft().AsDuration()))
 		}
-		parts = append(parts, position(l.GetPosition()))
+		parts = append(parts, position(source.GetPosition()))
 	}
-	if s := l.GetService(); strings.HasPrefix(s, "loadbalancer.") {
-		parts = append(parts, "of Meridio ("+s+"): one state for all VIPs")
+	if text := source.GetService(); strings.HasPrefix(text, "loadbalancer.") {
+		parts = append(parts, "of Meridio ("+text+"): one state for all VIPs")
 	}
-	isAbove := func(c *adminv1.Condition) bool { return !c.GetServing() && c.GetDetail() == l.GetError() }
-	if l.GetError() != "" && !slices.ContainsFunc(s.GetConditions(), isAbove) {
-		parts = append(parts, "last error: "+cut(l.GetError(), maxError))
+	// Conditions with the same error are already in the list above.
+	isAbove := func(condition *adminv1.Condition) bool {
+		return !condition.GetServing() && condition.GetDetail() == source.GetError()
+	}
+	if source.GetError() != "" && !slices.ContainsFunc(status.GetConditions(), isAbove) {
+		parts = append(parts, "last error: "+cut(source.GetError(), maxError))
 	}
 	return strings.Join(parts, ", ")
 }
 
-func position(p *readinessv1.Position) string {
-	if p.GetInstanceId() == "" {
+func position(at *readinessv1.Position) string {
+	if at.GetInstanceId() == "" {
 		return none
 	}
-	return fmt.Sprintf("instance %s revision %d", cut(p.GetInstanceId(), maxCell), p.GetRevision())
+	return fmt.Sprintf("instance %s revision %d", cut(at.GetInstanceId(), maxCell), at.GetRevision())
 }
 
-func bird(s *frontendv1.BirdStatus, now time.Time) string {
+func bird(process *frontendv1.BirdStatus, now time.Time) string {
 	text := "does not run"
-	if s.GetPid() != 0 {
-		text = fmt.Sprintf("%s, pid %d, up %s", cut(s.GetVersion(), maxCell), s.GetPid(), ago(s.GetSince(), now))
+	if process.GetPid() != 0 {
+		text = fmt.Sprintf("%s, pid %d, up %s",
+			cut(process.GetVersion(), maxCell), process.GetPid(), ago(process.GetSince(), now))
 	}
-	text += ", " + plural(int(s.GetRestarts()), "restart")
-	if s.GetError() != "" {
-		text += ", PROBLEM: " + cut(s.GetError(), maxLine)
+	text += ", " + plural(int(process.GetRestarts()), "restart")
+	if process.GetError() != "" {
+		text += ", PROBLEM: " + cut(process.GetError(), maxLine)
 	}
 	return text
 }
 
 // writeGateways appends the problems of gateways, and the static gateways that send traffic of
 // VIPs that are not announced.
-func writeGateways(b *strings.Builder, s *frontendv1.Status) {
+func writeGateways(out *strings.Builder, status *frontendv1.Status) {
 	sent := map[string][]string{} // VIPs, by gateway
-	for _, v := range s.GetVips() {
-		for _, g := range v.GetStaticGateways() {
-			sent[g] = append(sent[g], v.GetVip())
+	for _, vip := range status.GetVips() {
+		for _, g := range vip.GetStaticGateways() {
+			sent[g] = append(sent[g], vip.GetVip())
 		}
 	}
-	for _, g := range s.GetGateways() {
-		if g.GetWarning() != "" {
+	for _, gateway := range status.GetGateways() {
+		if gateway.GetWarning() != "" {
 			kind := "gateway"
-			if g.GetProtocol() == "static" {
+			if gateway.GetProtocol() == "static" {
 				kind = "static gateway"
 			}
-			fmt.Fprintf(b, "%s %s: %s\n", kind, cut(g.GetName(), maxCell), cut(g.GetWarning(), maxLine))
+			fmt.Fprintf(out, "%s %s: %s\n", kind, cut(gateway.GetName(), maxCell), cut(gateway.GetWarning(), maxLine))
 		}
-		if vips := sent[g.GetName()]; len(vips) > 0 {
-			fmt.Fprintf(b, "static gateway %s sends traffic of VIPs that are not announced: %s\n",
-				cut(g.GetName(), maxCell), cut(names(vips), maxLine))
+		if vips := sent[gateway.GetName()]; len(vips) > 0 {
+			fmt.Fprintf(out, "static gateway %s sends traffic of VIPs that are not announced: %s\n",
+				cut(gateway.GetName(), maxCell), cut(names(vips), maxLine))
 		}
 	}
 }
 
 func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
-	t := newTable("GATEWAY", "ADDRESS", "SESSION", "SINCE", "IMPORTED", "EXPORTED", "BFD", "STATE")
-	rank := func(g *frontendv1.GatewayStatus) int {
-		if g.GetUp() || g.GetHeld() {
+	rows := newTable("GATEWAY", "ADDRESS", "SESSION", "SINCE", "IMPORTED", "EXPORTED", "BFD", "STATE")
+	rank := func(gateway *frontendv1.GatewayStatus) int {
+		if gateway.GetUp() || gateway.GetHeld() {
 			return 1
 		}
 		return 0
 	}
-	for _, g := range problemsFirst(all, rank) {
-		state := g.GetState()
-		if g.GetLastError() != "" && !strings.Contains(state, g.GetLastError()) {
-			state += ", last error: " + g.GetLastError()
+	for _, gateway := range problemsFirst(all, rank) {
+		state := gateway.GetState()
+		if gateway.GetLastError() != "" && !strings.Contains(state, gateway.GetLastError()) {
+			state += ", last error: " + gateway.GetLastError()
 		}
-		if g.GetLastErrorAt() != nil {
-			state += ", " + ago(g.GetLastErrorAt(), now) + " ago"
+		if gateway.GetLastErrorAt() != nil {
+			state += ", " + ago(gateway.GetLastErrorAt(), now) + " ago"
 		}
-		if g.GetUp() && g.GetNoDelayProblem() != "" {
-			state += ", without TCP_NODELAY: " + g.GetNoDelayProblem()
+		if gateway.GetUp() && gateway.GetNoDelayProblem() != "" {
+			state += ", without TCP_NODELAY: " + gateway.GetNoDelayProblem()
 		}
-		session := upOrDown(g.GetUp())
-		if g.GetHeld() && !g.GetUp() {
+		// A held session is down on purpose, and not a problem.
+		session := upOrDown(gateway.GetUp())
+		if gateway.GetHeld() && !gateway.GetUp() {
 			session = "held"
 		}
+		// BIRD exports no route to a static gateway.
 		exported := none
-		if g.GetProtocol() != "static" {
-			exported = fmt.Sprintf("%d of %d", g.GetExported(), g.GetExpected())
+		if gateway.GetProtocol() != "static" {
+			exported = fmt.Sprintf("%d of %d", gateway.GetExported(), gateway.GetExpected())
 		}
-		t.add(g.GetName(), g.GetAddress(), session, ago(g.GetSince(), now), g.GetImported(), exported, g.GetBfd(), state)
+		rows.add(gateway.GetName(), gateway.GetAddress(), session, ago(gateway.GetSince(), now),
+			gateway.GetImported(), exported, gateway.GetBfd(), state)
 	}
-	return t
+	return rows
 }
 
 func frontendVIPs(all []*frontendv1.VipStatus, now time.Time) *table {
-	rank := func(v *frontendv1.VipStatus) int { return advertisements[v.GetAdvertisement()].rank }
-	t := newTable("VIP", "ADVERTISED", "SINCE", "REASON", "LOAD BALANCER", "GATEWAYS")
-	for _, v := range problemsFirst(all, rank) {
-		t.add(v.GetVip(), advertised(v.GetAdvertisement()), ago(v.GetSince(), now), reason(v),
-			lbState(v.GetReadiness()), names(v.GetGateways()))
+	rank := func(vip *frontendv1.VipStatus) int { return advertisements[vip.GetAdvertisement()].rank }
+	rows := newTable("VIP", "ADVERTISED", "SINCE", "REASON", "LOAD BALANCER", "GATEWAYS")
+	for _, vip := range problemsFirst(all, rank) {
+		rows.add(vip.GetVip(), advertised(vip.GetAdvertisement()), ago(vip.GetSince(), now), reason(vip),
+			lbState(vip.GetReadiness()), names(vip.GetGateways()))
 	}
-	return t
+	return rows
 }
 
 // reason returns the reason of the advertisement, or the load balancer's reason if the load
 // balancer caused it.
-func reason(v *frontendv1.VipStatus) string {
-	switch r := v.GetReadiness(); v.GetReason() {
+func reason(vip *frontendv1.VipStatus) string {
+	switch report := vip.GetReadiness(); vip.GetReason() {
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY,
 		readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING:
-		if r != nil && r.GetState() != readinessv1.VipState_VIP_STATE_READY {
-			return "LB: " + lbReason(r)
+		if report != nil && report.GetState() != readinessv1.VipState_VIP_STATE_READY {
+			return "LB: " + lbReason(report)
 		}
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED:
-		if isAdvertised(v.GetAdvertisement()) {
+		if isAdvertised(vip.GetAdvertisement()) {
 			return "draining, by an operator"
 		}
 	}
-	return Explain(v.GetReason()).Short
+	return Explain(vip.GetReason()).Short
 }
 
 // lbReason returns the load balancer's reason with its detail.
-func lbReason(r *readinessv1.VipReadiness) string {
-	short := Explain(r.GetReason()).Short
-	if r.GetDetail() != "" {
-		short += " (" + r.GetDetail() + ")"
+func lbReason(report *readinessv1.VipReadiness) string {
+	short := Explain(report.GetReason()).Short
+	if report.GetDetail() != "" {
+		short += " (" + report.GetDetail() + ")"
 	}
 	return short
 }
 
 // lbState returns the last state that the load balancer reported, with the numbers of ready and
 // of all targets.
-func lbState(r *readinessv1.VipReadiness) string {
-	if r == nil {
+func lbState(report *readinessv1.VipReadiness) string {
+	if report == nil {
 		return "never seen"
 	}
-	return fmt.Sprintf("%s %d/%d", vipState(r.GetState()), r.GetReadyTargets(), r.GetTotalTargets())
+	return fmt.Sprintf("%s %d/%d", vipState(report.GetState()), report.GetReadyTargets(), report.GetTotalTargets())
 }
 
 // familyOf returns the family of a VIP as it appears in the names of conditions.

@@ -14,177 +14,181 @@ import (
 )
 
 // LB renders the status of a load balancer.
-func LB(s *lbv1.Status, now time.Time) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "lb %s, trench %s\n", cut(s.GetVersion(), maxCell), cut(s.GetTrench(), maxCell))
-	if s.GetGoingAway() {
-		b.WriteString("GOING AWAY: the frontend moves traffic away\n")
+func LB(status *lbv1.Status, now time.Time) string {
+	var out strings.Builder
+	fmt.Fprintf(&out, "lb %s, trench %s\n", cut(status.GetVersion(), maxCell), cut(status.GetTrench(), maxCell))
+	if status.GetGoingAway() {
+		out.WriteString("GOING AWAY: the frontend moves traffic away\n")
 	}
-	if !s.GetSynced() {
-		b.WriteString("NOT SYNCED: not every target was checked yet; no VIP is reported\n")
+	if !status.GetSynced() {
+		out.WriteString("NOT SYNCED: not every target was checked yet; no VIP is reported\n")
 	}
-	holds(&b, s.GetDataPlane(), now)
+	holds(&out, status.GetDataPlane(), now)
 
+	// Without any report, "advertises 0" would look like a fault of the frontend.
 	ready, advertised, reported := 0, 0, 0
 	counts := summary{}
-	for _, v := range s.GetVips() {
-		r := v.GetReadiness()
-		if r.GetState() == readinessv1.VipState_VIP_STATE_READY {
+	for _, vip := range status.GetVips() {
+		report := vip.GetReadiness()
+		if report.GetState() == readinessv1.VipState_VIP_STATE_READY {
 			ready++
 		}
-		if v.GetReported() != nil {
+		if vip.GetReported() != nil {
 			reported++
 		}
-		if isAdvertised(reportedAdvertisement(v.GetReported())) {
+		if isAdvertised(reportedAdvertisement(vip.GetReported())) {
 			advertised++
 		}
-		counts[group{vipStates[r.GetState()].rank, vipState(r.GetState()), Explain(r.GetReason())}]++
+		counts[group{vipStates[report.GetState()].rank, vipState(report.GetState()), Explain(report.GetReason())}]++
 	}
-	fmt.Fprintf(&b, "\n%d of %s ready; ", ready, plural(len(s.GetVips()), "VIP"))
+	fmt.Fprintf(&out, "\n%d of %s ready; ", ready, plural(len(status.GetVips()), "VIP"))
 	if reported == 0 {
-		b.WriteString("no frontend reports what it advertises\n")
+		out.WriteString("no frontend reports what it advertises\n")
 	} else {
-		fmt.Fprintf(&b, "the frontend advertises %d\n", advertised)
+		fmt.Fprintf(&out, "the frontend advertises %d\n", advertised)
 	}
-	counts.write(&b)
-	writeConditions(&b, s.GetConditions())
-	writeConfigurationError(&b, s.GetConfigurationError(), s.GetTrench(), "")
+	counts.write(&out)
+	writeConditions(&out, status.GetConditions())
+	writeConfigurationError(&out, status.GetConfigurationError(), status.GetTrench(), "")
 
 	var head table
-	head.row("position", fmt.Sprintf("%s, lease %v", position(s.GetPosition()), s.GetLease().AsDuration()))
-	head.row("identity", identity(s.GetSpiffeId(), s.GetIdentityExpires(), now))
-	b.WriteByte('\n')
-	head.align(&b, "")
+	head.row("position", fmt.Sprintf("%s, lease %v", position(status.GetPosition()), status.GetLease().AsDuration()))
+	head.row("identity", identity(status.GetSpiffeId(), status.GetIdentityExpires(), now))
+	out.WriteByte('\n')
+	head.align(&out, "")
 
-	lbVIPs(s.GetVips(), now).write(&b)
-	sources(s.GetSources(), now).write(&b)
-	for _, source := range s.GetSources() {
-		writeList(&b, "Ignored from the "+clean(source.GetName())+":", single(source.GetProblems()))
+	lbVIPs(status.GetVips(), now).write(&out)
+	sources(status.GetSources(), now).write(&out)
+	for _, source := range status.GetSources() {
+		writeList(&out, "Ignored from the "+clean(source.GetName())+":", single(source.GetProblems()))
 	}
-	streams(s.GetStreams()).write(&b)
-	targets(s.GetStreams(), now).write(&b)
-	writeDataPlane(&b, s.GetDataPlane(), now)
-	if len(s.GetWatchers()) == 0 {
-		b.WriteString("\nNo frontend is connected to the readiness socket.\n")
+	streams(status.GetStreams()).write(&out)
+	targets(status.GetStreams(), now).write(&out)
+	writeDataPlane(&out, status.GetDataPlane(), now)
+	if len(status.GetWatchers()) == 0 {
+		out.WriteString("\nNo frontend is connected to the readiness socket.\n")
 	}
-	watchers(s.GetWatchers(), now).write(&b)
-	return b.String()
+	watchers(status.GetWatchers(), now).write(&out)
+	return out.String()
 }
 
 // reportedAdvertisement returns the advertisement that a frontend reports. A VIP that no gateway
 // receives is not advertised, although the frontend announces it.
-func reportedAdvertisement(v *readinessv1.VipAdvertisement) readinessv1.Advertisement {
-	if v.GetReason() == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED {
+func reportedAdvertisement(reported *readinessv1.VipAdvertisement) readinessv1.Advertisement {
+	if reported.GetReason() == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED {
 		return readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN
 	}
-	return v.GetAdvertisement()
+	return reported.GetAdvertisement()
 }
 
 func lbVIPs(all []*lbv1.VipStatus, now time.Time) *table {
-	rank := func(v *lbv1.VipStatus) int { return vipStates[v.GetReadiness().GetState()].rank }
-	t := newTable("VIP", "STATE", "SINCE", "TARGETS", "ADVERTISED", "FRONTEND'S REASON", "REASON")
-	for _, v := range problemsFirst(all, rank) {
-		r := v.GetReadiness()
+	rank := func(vip *lbv1.VipStatus) int { return vipStates[vip.GetReadiness().GetState()].rank }
+	rows := newTable("VIP", "STATE", "SINCE", "TARGETS", "ADVERTISED", "FRONTEND'S REASON", "REASON")
+	for _, vip := range problemsFirst(all, rank) {
+		report := vip.GetReadiness()
 		shown, frontendReason := "not reported", none
-		if a := v.GetReported(); a != nil {
-			shown, frontendReason = advertised(reportedAdvertisement(a)), Explain(a.GetReason()).Short
-			if a.GetUnconfirmed() {
+		if advertisement := vip.GetReported(); advertisement != nil {
+			shown, frontendReason = advertised(reportedAdvertisement(advertisement)), Explain(advertisement.GetReason()).Short
+			if advertisement.GetUnconfirmed() {
 				shown += " (unconfirmed)"
 			}
 		}
-		t.add(v.GetVip(), vipState(r.GetState()), ago(r.GetSince(), now),
-			fmt.Sprintf("%d/%d", r.GetReadyTargets(), r.GetTotalTargets()), shown, frontendReason, lbReason(r))
+		rows.add(vip.GetVip(), vipState(report.GetState()), ago(report.GetSince(), now),
+			fmt.Sprintf("%d/%d", report.GetReadyTargets(), report.GetTotalTargets()), shown, frontendReason, lbReason(report))
 	}
-	return t
+	return rows
 }
 
 // targetReady is the state of a target that passes its checks.
 const targetReady = "ready"
 
 // targetState normalizes a state: "NOT_READY" and "not ready" are the same.
-func targetState(s string) string { return strings.ReplaceAll(strings.ToLower(s), "_", " ") }
+func targetState(text string) string { return strings.ReplaceAll(strings.ToLower(text), "_", " ") }
 
 func streams(all []*lbv1.StreamStatus) *table {
-	t := newTable("STREAM", "VIPS", "MIN READY", "READY", "TARGETS")
-	for _, s := range all {
+	rows := newTable("STREAM", "VIPS", "MIN READY", "READY", "TARGETS")
+	for _, stream := range all {
 		ready := 0
-		for _, x := range s.GetTargets() {
-			if targetState(x.GetState()) == targetReady {
+		for _, target := range stream.GetTargets() {
+			if targetState(target.GetState()) == targetReady {
 				ready++
 			}
 		}
-		t.add(s.GetName(), names(s.GetVips()), s.GetMinReady(), ready, len(s.GetTargets()))
+		rows.add(stream.GetName(), names(stream.GetVips()), stream.GetMinReady(), ready, len(stream.GetTargets()))
 	}
-	return t
+	return rows
 }
 
 func sources(all []*lbv1.SourceStatus, now time.Time) *table {
-	t := newTable("SOURCE", "STATE", "SINCE", "TARGETS", "ON LOSS", "DETAIL")
-	for _, s := range all {
+	rows := newTable("SOURCE", "STATE", "SINCE", "TARGETS", "ON LOSS", "DETAIL")
+	for _, source := range all {
 		state := "GONE"
-		if s.GetLive() {
+		if source.GetLive() {
 			state = "live"
 		}
-		t.add(s.GetName(), state, ago(s.GetSince(), now), s.GetTargets(), s.GetOnGone(), s.GetDetail())
+		rows.add(source.GetName(), state, ago(source.GetSince(), now), source.GetTargets(), source.GetOnGone(),
+			source.GetDetail())
 	}
-	return t
+	return rows
 }
 
 // stateDetail returns the state of an address with its drain.
-func stateDetail(x *lbv1.TargetStatus, now time.Time) string {
-	state := targetState(x.GetState())
-	if x.GetDrainCause() == "" {
+func stateDetail(target *lbv1.TargetStatus, now time.Time) string {
+	state := targetState(target.GetState())
+	if target.GetDrainCause() == "" {
 		return state
 	}
-	parts := x.GetDrainCause()
-	if end := x.GetDrainEnd(); end != nil && end.AsTime().After(now) {
+	parts := target.GetDrainCause()
+	if end := target.GetDrainEnd(); end != nil && end.AsTime().After(now) {
 		parts = span(end.AsTime().Sub(now)) + " left, " + parts
 	}
 	return state + ": " + parts
 }
 
 func targets(all []*lbv1.StreamStatus, now time.Time) *table {
-	t := newTable("STREAM", "TARGET", "ADDRESS", "STATE", "SINCE", "SOURCE", "LAST CHECK", "LAST ERROR")
+	rows := newTable("STREAM", "TARGET", "ADDRESS", "STATE", "SINCE", "SOURCE", "LAST CHECK", "LAST ERROR")
 	for _, ready := range []bool{false, true} {
-		for _, s := range all {
-			for _, x := range s.GetTargets() {
-				state := targetState(x.GetState())
+		for _, stream := range all {
+			for _, target := range stream.GetTargets() {
+				state := targetState(target.GetState())
 				if (state == targetReady) != ready {
 					continue
 				}
 				checked := none
-				if x.GetLastCheck() != nil {
-					checked = ago(x.GetLastCheck(), now) + " ago"
+				if target.GetLastCheck() != nil {
+					checked = ago(target.GetLastCheck(), now) + " ago"
 				}
-				t.add(s.GetName(), x.GetName(), x.GetAddress(), stateDetail(x, now), ago(x.GetSince(), now),
-					names(x.GetSources()), checked, x.GetLastError())
+				rows.add(stream.GetName(), target.GetName(), target.GetAddress(), stateDetail(target, now),
+					ago(target.GetSince(), now),
+					names(target.GetSources()), checked, target.GetLastError())
 			}
 		}
 	}
-	return t
+	return rows
 }
 
 func watchers(all []*lbv1.WatcherStatus, now time.Time) *table {
-	t := newTable("WATCH", "PEER", "READER", "SINCE", "SENT", "APPLIED", "REPORTS", "EXTERNAL CONNECTIVITY")
-	for _, w := range all {
+	rows := newTable("WATCH", "PEER", "READER", "SINCE", "SENT", "APPLIED", "REPORTS", "EXTERNAL CONNECTIVITY")
+	for _, watcher := range all {
 		applied, reports := none, "no"
-		if w.GetAppliedRevision() > 0 {
-			applied = fmt.Sprint(w.GetAppliedRevision())
+		if watcher.GetAppliedRevision() > 0 {
+			applied = fmt.Sprint(watcher.GetAppliedRevision())
 		}
-		if w.GetReporting() {
+		if watcher.GetReporting() {
 			reports = "yes"
 		}
-		t.add(w.GetWatchId(), w.GetPeer(), w.GetReader(), ago(w.GetSince(), now), w.GetSentRevision(), applied, reports,
-			families(w.GetFamilies()))
+		rows.add(watcher.GetWatchId(), watcher.GetPeer(), watcher.GetReader(), ago(watcher.GetSince(), now),
+			watcher.GetSentRevision(), applied, reports,
+			families(watcher.GetFamilies()))
 	}
-	return t
+	return rows
 }
 
 func families(all []*readinessv1.FamilyConnectivity) string {
 	var parts []string
-	for _, f := range all {
-		name := strings.Replace(f.GetFamily().String(), "IP_FAMILY_IPV", "IPv", 1)
-		parts = append(parts, name+" "+upOrDown(f.GetUp()))
+	for _, family := range all {
+		name := strings.Replace(family.GetFamily().String(), "IP_FAMILY_IPV", "IPv", 1)
+		parts = append(parts, name+" "+upOrDown(family.GetUp()))
 	}
 	return strings.Join(parts, ", ")
 }
@@ -201,49 +205,49 @@ func Targets(all []*targetv1.TargetInfo, now time.Time) string {
 		return "no targets\n"
 	}
 	counts := map[targetv1.State]int{}
-	for _, i := range all {
-		counts[i.GetState()]++
+	for _, info := range all {
+		counts[info.GetState()]++
 	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "%d of %d addresses of targets ready\n", counts[targetv1.State_STATE_READY], len(all))
+	var out strings.Builder
+	fmt.Fprintf(&out, "%d of %d addresses of targets ready\n", counts[targetv1.State_STATE_READY], len(all))
 	summary := &table{}
-	for _, s := range slices.SortedFunc(maps.Keys(counts), func(x, y targetv1.State) int {
-		return cmp.Or(cmp.Compare(targetRanks[x], targetRanks[y]), cmp.Compare(x, y))
+	for _, state := range slices.SortedFunc(maps.Keys(counts), func(first, second targetv1.State) int {
+		return cmp.Or(cmp.Compare(targetRanks[first], targetRanks[second]), cmp.Compare(first, second))
 	}) {
-		e := Explain(s)
-		summary.explain(counts[s], e.Short, e.Meaning, e)
+		explanation := Explain(state)
+		summary.explain(counts[state], explanation.Short, explanation.Meaning, explanation)
 	}
-	summary.align(&b, "  ")
-	t := newTable("STREAM", "TARGET", "ADDRESS", "STATE", "SINCE", "SOURCE", "REGISTERED BY", "LAST ERROR")
-	for _, i := range slices.SortedStableFunc(slices.Values(all), func(x, y *targetv1.TargetInfo) int {
+	summary.align(&out, "  ")
+	rows := newTable("STREAM", "TARGET", "ADDRESS", "STATE", "SINCE", "SOURCE", "REGISTERED BY", "LAST ERROR")
+	for _, info := range slices.SortedStableFunc(slices.Values(all), func(x, y *targetv1.TargetInfo) int {
 		return cmp.Or(strings.Compare(x.GetStream(), y.GetStream()), strings.Compare(x.GetName(), y.GetName()),
 			strings.Compare(x.GetAddress(), y.GetAddress()))
 	}) {
-		t.add(i.GetStream(), i.GetName(), i.GetAddress(), targetDetail(i), ago(i.GetSince(), now),
-			names(i.GetSources()), i.GetRegisteredBy(), i.GetLastError())
+		rows.add(info.GetStream(), info.GetName(), info.GetAddress(), targetDetail(info), ago(info.GetSince(), now),
+			names(info.GetSources()), info.GetRegisteredBy(), info.GetLastError())
 	}
-	t.write(&b)
-	return b.String()
+	rows.write(&out)
+	return out.String()
 }
 
 // targetDetail returns the state with the remaining drain time and its cause.
-func targetDetail(i *targetv1.TargetInfo) string {
-	s := Explain(i.GetState()).Short
-	why := i.GetDrainCause()
-	if d := i.GetDrainFor(); d != nil {
+func targetDetail(info *targetv1.TargetInfo) string {
+	text := Explain(info.GetState()).Short
+	why := info.GetDrainCause()
+	if d := info.GetDrainFor(); d != nil {
 		why = strings.TrimSuffix(span(max(0, d.AsDuration()))+" left, "+why, ", ")
 	}
 	if why != "" {
-		s += ": " + why
+		text += ": " + why
 	}
-	return s
+	return text
 }
 
 // TargetLine renders one address of a target on one line, for `--follow`.
-func TargetLine(i *targetv1.TargetInfo) string {
-	s := fmt.Sprintf("%s/%s %s: %s", i.GetStream(), i.GetName(), i.GetAddress(), targetDetail(i))
-	if why := i.GetLastError(); why != "" && i.GetState() != targetv1.State_STATE_READY {
-		s += ": " + why
+func TargetLine(info *targetv1.TargetInfo) string {
+	text := fmt.Sprintf("%s/%s %s: %s", info.GetStream(), info.GetName(), info.GetAddress(), targetDetail(info))
+	if why := info.GetLastError(); why != "" && info.GetState() != targetv1.State_STATE_READY {
+		text += ": " + why
 	}
-	return cut(s, maxLine)
+	return cut(text, maxLine)
 }

@@ -13,75 +13,78 @@ import (
 
 // Target renders the status of a target. good reports whether the kernel state is complete and
 // each registration is in force; a status without a pool has only registrations.
-func Target(s *targetadminv1.Status, now time.Time) (text string, good bool) {
-	var b strings.Builder
-	fmt.Fprintf(&b, "target %s\n", cut(s.GetVersion(), maxCell))
+func Target(status *targetadminv1.Status, now time.Time) (text string, good bool) {
+	var out strings.Builder
+	fmt.Fprintf(&out, "target %s\n", cut(status.GetVersion(), maxCell))
 	good = true
-	if len(s.GetPool()) > 0 {
-		good = s.GetComplete()
-		writeReplyPath(&b, s, now)
+	if len(status.GetPool()) > 0 {
+		good = status.GetComplete()
+		writeReplyPath(&out, status, now)
 	}
+	// A host that only registers targets has no pool, and no kernel state to show.
 	registrations := newTable("STREAM", "TARGET", "ADDRESSES", "REGISTRY", "LB", "STATE", "SINCE", "ERROR")
-	for _, r := range s.GetRegistrations() {
-		good = good && r.GetState() != ""
-		registrations.add(r.GetStream(), r.GetName(), names(r.GetAddresses()), r.GetRegistry(), r.GetLb(),
-			cmp.Or(r.GetState(), "NOT REGISTERED"), ago(r.GetSince(), now), registrationError(r))
+	for _, registration := range status.GetRegistrations() {
+		good = good && registration.GetState() != ""
+		registrations.add(registration.GetStream(), registration.GetName(), names(registration.GetAddresses()),
+			registration.GetRegistry(), registration.GetLb(),
+			cmp.Or(registration.GetState(), "NOT REGISTERED"), ago(registration.GetSince(), now),
+			registrationError(registration))
 	}
-	registrations.write(&b)
-	return b.String(), good
+	registrations.write(&out)
+	return out.String(), good
 }
 
 // writeReplyPath appends the kernel state, and the peers with their flows.
-func writeReplyPath(b *strings.Builder, s *targetadminv1.Status, now time.Time) {
-	problems := problemItems(s.GetProblems())
-	state := "complete for " + ago(s.GetSince(), now)
+func writeReplyPath(out *strings.Builder, status *targetadminv1.Status, now time.Time) {
+	problems := problemItems(status.GetProblems())
+	state := "complete for " + ago(status.GetSince(), now)
 	switch {
-	case s.GetSince() == nil:
+	case status.GetSince() == nil:
 		state = "NOT READ YET"
-	case !s.GetComplete():
-		state = "NOT COMPLETE for " + ago(s.GetSince(), now)
+	case !status.GetComplete():
+		state = "NOT COMPLETE for " + ago(status.GetSince(), now)
 	}
 	var head table
-	head.row("pool", cut(strings.Join(s.GetPool(), ", "), maxLine))
-	head.row("interface", cut(s.GetInterface(), maxCell))
-	head.row("kernel state", fmt.Sprintf("%s, %s", state, plural(int(s.GetRepairs()), "repair")))
-	if n := s.GetDropped(); n > 0 {
+	head.row("pool", cut(strings.Join(status.GetPool(), ", "), maxLine))
+	head.row("interface", cut(status.GetInterface(), maxCell))
+	head.row("kernel state", fmt.Sprintf("%s, %s", state, plural(int(status.GetRepairs()), "repair")))
+	if n := status.GetDropped(); n > 0 {
 		head.row("dropped", fmt.Sprintf("%d replies without a known peer", n))
 	}
-	b.WriteByte('\n')
-	head.align(b, "")
-	writeList(b, "Packets to the pool are not accepted, or not answered, since:", problems)
-	conditions := slices.DeleteFunc(slices.Clone(s.GetConditions()), func(c *adminv1.Condition) bool {
-		replyPath := c.GetName() == "ReplyPath" || c.GetName() == readiness
+	out.WriteByte('\n')
+	head.align(out, "")
+	writeList(out, "Packets to the pool are not accepted, or not answered, since:", problems)
+	conditions := slices.DeleteFunc(slices.Clone(status.GetConditions()), func(condition *adminv1.Condition) bool {
+		replyPath := condition.GetName() == "ReplyPath" || condition.GetName() == readiness
 		return replyPath && len(problems) > 0 // the problems have more detail
 	})
-	writeConditions(b, conditions)
+	writeConditions(out, conditions)
 
 	peers := newTable("PEER", "STATE", "FLOWS", "PACKETS", "FWMARK", "ADDRESSES")
-	for _, p := range s.GetPeers() {
-		live, seen, flows := "live", "not yet", fmt.Sprint(p.GetFlows())
-		if !p.GetLive() {
+	for _, peer := range status.GetPeers() {
+		live, seen, flows := "live", "not yet", fmt.Sprint(peer.GetFlows())
+		if !peer.GetLive() {
 			live = "GONE"
 		}
-		if p.GetSeen() {
+		if peer.GetSeen() {
 			seen = "received"
 		}
-		if s.GetFlowsError() != "" {
+		if status.GetFlowsError() != "" {
 			flows = "?"
 		}
-		peers.add(p.GetMac(), live, flows, seen, fmt.Sprintf("%#08x", p.GetFwmark()), names(p.GetAddresses()))
+		peers.add(peer.GetMac(), live, flows, seen, fmt.Sprintf("%#08x", peer.GetFwmark()), names(peer.GetAddresses()))
 	}
-	peers.write(b)
-	if e := s.GetFlowsError(); e != "" {
-		fmt.Fprintf(b, "\nFlows cannot be counted: %s\n", cut(e, maxLine))
+	peers.write(out)
+	if failure := status.GetFlowsError(); failure != "" {
+		fmt.Fprintf(out, "\nFlows cannot be counted: %s\n", cut(failure, maxLine))
 	}
 }
 
 // registrationError returns why a registration is not in force, with the number of failed
 // attempts.
-func registrationError(r *targetadminv1.Registration) string {
-	if r.GetState() != "" || r.GetFailures() == 0 {
-		return r.GetError()
+func registrationError(registration *targetadminv1.Registration) string {
+	if registration.GetState() != "" || registration.GetFailures() == 0 {
+		return registration.GetError()
 	}
-	return fmt.Sprintf("%s (%s failed)", r.GetError(), plural(int(r.GetFailures()), "attempt"))
+	return fmt.Sprintf("%s (%s failed)", registration.GetError(), plural(int(registration.GetFailures()), "attempt"))
 }

@@ -36,70 +36,71 @@ type table struct {
 
 func newTable(header ...string) *table { return &table{rows: [][]string{header}} }
 
-func (t *table) add(cells ...any) {
+func (rows *table) add(cells ...any) {
 	row := make([]string, len(cells))
-	for i, c := range cells {
-		row[i] = cut(fmt.Sprint(c), maxCell)
+	for i, cell := range cells {
+		row[i] = cut(fmt.Sprint(cell), maxCell)
 	}
 	last := len(cells) - 1
 	row[last] = cut(fmt.Sprint(cells[last]), maxLine)
-	t.rows = append(t.rows, row)
+	rows.rows = append(rows.rows, row)
 }
 
 // row adds a row of cells without control characters.
-func (t *table) row(cells ...string) { t.rows = append(t.rows, cells) }
+func (rows *table) row(cells ...string) { rows.rows = append(rows.rows, cells) }
 
 // explain adds a count with its subject and meaning and, for a problem, the next check.
-func (t *table) explain(n int, what, meaning string, e Explanation) {
-	t.row(fmt.Sprint(n), what, meaning)
-	if e.Next != "" {
-		t.row("", "", "next: "+e.Next)
+func (rows *table) explain(count int, what, meaning string, explanation Explanation) {
+	rows.row(fmt.Sprint(count), what, meaning)
+	if explanation.Next != "" {
+		rows.row("", "", "next: "+explanation.Next)
 	}
 }
 
 // write appends the table, unless it has only the header.
-func (t *table) write(b *strings.Builder) {
-	if len(t.rows) < 2 {
+func (rows *table) write(out *strings.Builder) {
+	if len(rows.rows) < 2 {
 		return
 	}
-	b.WriteByte('\n')
-	t.align(b, "")
+	out.WriteByte('\n')
+	rows.align(out, "")
 }
 
 // align writes the rows with their columns aligned.
-func (t *table) align(b *strings.Builder, indent string) {
-	for _, row := range t.rows {
-		for i, c := range row {
-			if i == len(t.width) {
-				t.width = append(t.width, 0)
+func (rows *table) align(out *strings.Builder, indent string) {
+	// The widths only grow, so that later rows of a followed table stay aligned.
+	for _, row := range rows.rows {
+		for i, cell := range row {
+			if i == len(rows.width) {
+				rows.width = append(rows.width, 0)
 			}
-			t.width[i] = max(t.width[i], utf8.RuneCountInString(c))
+			rows.width[i] = max(rows.width[i], utf8.RuneCountInString(cell))
 		}
 	}
-	for _, row := range t.rows {
+	for _, row := range rows.rows {
 		line := indent
-		for i, c := range row {
-			line += fmt.Sprintf("%-*s  ", t.width[i], c)
+		for i, cell := range row {
+			line += fmt.Sprintf("%-*s  ", rows.width[i], cell)
 		}
-		b.WriteString(strings.TrimRight(line, " ") + "\n")
+		out.WriteString(strings.TrimRight(line, " ") + "\n")
 	}
 }
 
 // writeList appends items, each with lines of details, under a title.
-func writeList(b *strings.Builder, title string, items [][]string) {
+func writeList(out *strings.Builder, title string, items [][]string) {
 	if len(items) == 0 {
 		return
 	}
-	b.WriteString("\n" + title + "\n")
+	out.WriteString("\n" + title + "\n")
 	for _, lines := range items[:min(len(items), maxItems)] {
 		indent := "  "
 		for _, line := range lines {
-			b.WriteString(indent + cut(line, maxLine) + "\n")
+			out.WriteString(indent + cut(line, maxLine) + "\n")
 			indent = "    "
 		}
 	}
 	if more := len(items) - maxItems; more > 0 {
-		fmt.Fprintf(b, "  and %d more: `lb status --output=json` has them all\n", more)
+		fmt.Fprintf(out, "  and %d more: `lb status --output=json` has them all\n", more)
 	}
 }
 
@@ -120,7 +121,8 @@ func problemItems(problems []*adminv1.Problem) (items [][]string) {
 
 // problemsFirst returns a copy sorted by rank. Problems have the lowest rank.
 func problemsFirst[E any](all []E, rank func(E) int) []E {
-	return slices.SortedStableFunc(slices.Values(all), func(x, y E) int { return cmp.Compare(rank(x), rank(y)) })
+	compare := func(first, second E) int { return cmp.Compare(rank(first), rank(second)) }
+	return slices.SortedStableFunc(slices.Values(all), compare)
 }
 
 // single returns each line as an item of one line.
@@ -134,28 +136,29 @@ func upOrDown(up bool) string {
 }
 
 // clean removes control characters, which could move the cursor or hide text.
-func clean(s string) string {
-	return strings.TrimSpace(strings.Map(func(r rune) rune {
+func clean(text string) string {
+	return strings.TrimSpace(strings.Map(func(char rune) rune {
 		switch {
-		case r == utf8.RuneError:
+		case char == utf8.RuneError:
 			return '?'
-		case !unicode.IsPrint(r):
+		case !unicode.IsPrint(char):
 			return ' '
 		}
-		return r
-	}, s))
+		return char
+	}, text))
 }
 
-// cut returns the clean text, truncated to n runes, or none if it is empty.
-func cut(s string, n int) string {
-	s = clean(s)
-	if s == "" {
+// cut returns the clean text, truncated to count runes, or none if it is empty.
+func cut(text string, count int) string {
+	text = clean(text)
+	if text == "" {
 		return none
 	}
-	if utf8.RuneCountInString(s) <= n {
-		return s
+	// Count runes: a cut within a rune would print garbage.
+	if utf8.RuneCountInString(text) <= count {
+		return text
 	}
-	return string([]rune(s)[:n-1]) + "…"
+	return string([]rune(text)[:count-1]) + "…"
 }
 
 // names lists a few names and counts the rest.
@@ -167,41 +170,41 @@ func names(list []string) string {
 }
 
 // plural returns a count with its noun: "1 VIP", "2 VIPs".
-func plural(n int, what string) string {
-	if n == 1 {
+func plural(count int, what string) string {
+	if count == 1 {
 		return "1 " + what
 	}
-	return fmt.Sprintf("%d %ss", n, what)
+	return fmt.Sprintf("%d %ss", count, what)
 }
 
-// ago returns the time since t, or none if t is nil. A time in the future (clock skew) counts as
-// now.
-func ago(t *timestamppb.Timestamp, now time.Time) string {
-	if t == nil {
+// ago returns the time since stamp, or none if stamp is nil. A time in the future (clock skew)
+// counts as now.
+func ago(stamp *timestamppb.Timestamp, now time.Time) string {
+	if stamp == nil {
 		return none
 	}
-	return span(max(0, now.Sub(t.AsTime())))
+	return span(max(0, now.Sub(stamp.AsTime())))
 }
 
 // left returns the remaining time: "ends in 43m0s", or "ended 3s ago".
-func left(d time.Duration) string {
-	if d < 0 {
-		return "ended " + span(-d) + " ago"
+func left(duration time.Duration) string {
+	if duration < 0 {
+		return "ended " + span(-duration) + " ago"
 	}
-	return "ends in " + span(d)
+	return "ends in " + span(duration)
 }
 
 // span formats a duration with at most two units.
-func span(d time.Duration) string {
+func span(duration time.Duration) string {
 	switch {
-	case d < time.Second:
-		return fmt.Sprintf("%dms", d.Milliseconds())
-	case d < time.Hour:
-		return d.Truncate(time.Second).String()
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh%dm", int(d.Hours()), int(d.Minutes())%60)
+	case duration < time.Second:
+		return fmt.Sprintf("%dms", duration.Milliseconds())
+	case duration < time.Hour:
+		return duration.Truncate(time.Second).String()
+	case duration < 24*time.Hour:
+		return fmt.Sprintf("%dh%dm", int(duration.Hours()), int(duration.Minutes())%60)
 	}
-	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
+	return fmt.Sprintf("%dd%dh", int(duration.Hours())/24, int(duration.Hours())%24)
 }
 
 // summary counts combinations of state and reason over VIPs.
@@ -215,43 +218,43 @@ type group struct {
 }
 
 // write appends a line for each group with its count and, for a problem, the next check.
-func (s summary) write(b *strings.Builder) {
-	groups := slices.SortedFunc(maps.Keys(s), func(x, y group) int {
-		return cmp.Or(cmp.Compare(x.rank, y.rank), cmp.Compare(s[y], s[x]),
-			strings.Compare(x.explanation.Short, y.explanation.Short))
+func (counts summary) write(out *strings.Builder) {
+	groups := slices.SortedFunc(maps.Keys(counts), func(first, second group) int {
+		return cmp.Or(cmp.Compare(first.rank, second.rank), cmp.Compare(counts[second], counts[first]),
+			strings.Compare(first.explanation.Short, second.explanation.Short))
 	})
-	t := &table{}
-	for _, g := range groups {
-		t.explain(s[g], g.state, g.explanation.Short+". "+g.explanation.Meaning, g.explanation)
+	rows := &table{}
+	for _, line := range groups {
+		rows.explain(counts[line], line.state, line.explanation.Short+". "+line.explanation.Meaning, line.explanation)
 	}
-	t.align(b, "  ")
+	rows.align(out, "  ")
 }
 
 // readiness is the name of the conjunction. Its parts are listed with their reasons instead.
 const readiness = "Readiness"
 
 // writeConditions appends the conditions that do not hold.
-func writeConditions(b *strings.Builder, all []*adminv1.Condition) {
-	t := &table{}
-	for _, c := range all {
-		if !c.GetServing() && c.GetName() != readiness {
-			t.row(clean(c.GetName()), cut(c.GetDetail(), maxError))
+func writeConditions(out *strings.Builder, all []*adminv1.Condition) {
+	rows := &table{}
+	for _, condition := range all {
+		if !condition.GetServing() && condition.GetName() != readiness {
+			rows.row(clean(condition.GetName()), cut(condition.GetDetail(), maxError))
 		}
 	}
-	at := slices.IndexFunc(all, func(c *adminv1.Condition) bool { return c.GetName() == readiness })
+	at := slices.IndexFunc(all, func(condition *adminv1.Condition) bool { return condition.GetName() == readiness })
 	ready := at >= 0 && all[at].GetServing()
-	if at >= 0 && !ready && len(t.rows) == 0 {
-		t.row(readiness, cut(all[at].GetDetail(), maxError))
+	if at >= 0 && !ready && len(rows.rows) == 0 {
+		rows.row(readiness, cut(all[at].GetDetail(), maxError))
 	}
 	switch {
-	case len(t.rows) == 0:
+	case len(rows.rows) == 0:
 		return
 	case ready:
-		b.WriteString("\nReady, although these conditions do not hold:\n")
+		out.WriteString("\nReady, although these conditions do not hold:\n")
 	default:
-		b.WriteString("\nNOT READY, since these conditions do not hold:\n")
+		out.WriteString("\nNOT READY, since these conditions do not hold:\n")
 	}
-	t.align(b, "  ")
+	rows.align(out, "  ")
 }
 
 // identity returns the SPIFFE ID of a program and its expiry.
@@ -268,7 +271,7 @@ func identity(id string, end *timestamppb.Timestamp, now time.Time) string {
 // writeConfigurationError appends why the trench file on disk, or part of the NSP's
 // configuration, is not in force. source names the source of the configuration, "" for the trench
 // file.
-func writeConfigurationError(b *strings.Builder, problems, trench, source string) {
+func writeConfigurationError(out *strings.Builder, problems, trench, source string) {
 	if problems == "" {
 		return
 	}
@@ -277,20 +280,20 @@ func writeConfigurationError(b *strings.Builder, problems, trench, source string
 		inForce = "none is, and there are no VIPs"
 	}
 	if strings.HasPrefix(source, "NSP ") {
-		fmt.Fprintf(b, "\nThe configuration of the %s is not in force, or not all of it:\n", cut(source, maxCell))
+		fmt.Fprintf(out, "\nThe configuration of the %s is not in force, or not all of it:\n", cut(source, maxCell))
 	} else {
-		b.WriteString("\nThe trench file on disk is not in force, since it is refused or cannot be read; ")
-		b.WriteString(inForce + ":\n")
+		out.WriteString("\nThe trench file on disk is not in force, since it is refused or cannot be read; ")
+		out.WriteString(inForce + ":\n")
 	}
 	for line := range strings.Lines(problems) {
-		b.WriteString("  " + cut(line, maxLine) + "\n")
+		out.WriteString("  " + cut(line, maxLine) + "\n")
 	}
 }
 
 // JSON renders a message with every field, indented or on one line. Unlike the output of
 // protojson, its spacing is stable.
-func JSON(m proto.Message, indented bool) (string, error) {
-	raw, err := protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m)
+func JSON(message proto.Message, indented bool) (string, error) {
+	raw, err := protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(message)
 	var b bytes.Buffer
 	switch {
 	case err != nil:
