@@ -217,6 +217,7 @@ func (all *summary) event() *adminv1.Event {
 	}
 	return &adminv1.Event{
 		Object: fmt.Sprint(all.count, " VIPs"), From: all.from, To: state, Reason: all.reason,
-		Detail: names + ": " + all.describe(), VipCount: uint32(all.count), FirstVips: all.first, Transitions: all.transitions,
+		Detail: names + ": " + all.describe(), VipCount: uint32(all.count), FirstVips: all.first,
+		Transitions: all.transitions,
 	}
 }

@@ -100,8 +100,8 @@ func (kept *events) discardOldest() {
 	kept.list = kept.list[1:]
 }
 
-// share returns the notable changes of a decision, whose number is count. It reuses the members of the newest event if
-// they are equal.
+// share returns the notable changes of a decision, whose number is count. It reuses the members of
+// the newest event if they are equal.
 func (kept *events) share(changes *Changes, count int) *many {
 	silent := func(m member) bool { return !changes.groups[m.group].Notable() }
 	list := changes.members

@@ -71,7 +71,8 @@ func (journal *Journal) add(at time.Time, entries []entry) {
 	journal.changed.Update(func(count uint64) uint64 { return count + 1 })
 }
 
-// Begin returns the empty changes of a decision about count VIPs. They are valid until the next Begin.
+// Begin returns the empty changes of a decision about count VIPs. They are valid until the next
+// Begin.
 func (journal *Journal) Begin(count int) *Changes {
 	changes := journal.changes.reset()
 	changes.members = slices.Grow(changes.members, count)
@@ -147,7 +148,8 @@ func (journal *Journal) log(position readiness.Position, changes *Changes, chang
 			}
 			journal.Log.Log(ctx, level, message, line...)
 		case debug && !part.New:
-			journal.Log.With(attributes...).Debug("VIP reason changed", "vip", member.vip, "state", part.To, "reason", part.Reason)
+			line := []any{"vip", member.vip, "state", part.To, "reason", part.Reason}
+			journal.Log.Debug("VIP reason changed", append(line, attributes...)...)
 		}
 	}
 }

@@ -39,6 +39,7 @@ func NewQueue[B any](size func(B) int, merge func([]B) (B, int)) *Queue[B] {
 // Add queues a batch, which must not be modified afterwards. It does not block.
 func (queue *Queue[B]) Add(batch B) {
 	queue.mu.Lock()
+	// The bound is kept here and not in Drain, whose goroutine may wait for a reader of the log.
 	if queue.queued > queue.limit {
 		merged, lost := queue.merge(queue.batches)
 		queue.batches, queue.queued, queue.lost = []B{merged}, queue.size(merged), queue.lost+lost
