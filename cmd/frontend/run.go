@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/logs"
-	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
@@ -36,22 +36,21 @@ type renderCommand struct {
 	frontendcmd.KernelFlags
 }
 
-func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Writer) error {
+func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	started := cli.CollectOften()
-	log, level := c.Logger(line.Globals.Debug, stderr)
-	o, config, err := c.options(log, true)
+	o, config, err := c.options(c.Settings(stderr), true)
 	if err != nil {
 		return err
 	}
 	if err := c.checkInterface(config); err != nil {
 		return err
 	}
-	o.Started, o.Level, o.Tasks = started, level, []task.Task{logs.NewSignals(level, log)}
-	return c.RunUntilStopped(ctx, o, stderr)
+	o.Started = started
+	return c.RunUntilStopped(ctx, o)
 }
 
 func (c *validateCommand) Run(out *cli.Output) error {
-	o, config, err := c.options(slog.New(slog.DiscardHandler), false)
+	o, config, err := c.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, false)
 	if err != nil {
 		return err
 	}
@@ -127,7 +126,7 @@ func (c *trenchFlags) checkInterface(config *trench.Config) error {
 
 // options returns the options of a frontend and the configuration in the trench file, which is nil
 // if lenient and the file was refused.
-func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, *trench.Config, error) {
+func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Options, *trench.Config, error) {
 	var refused cli.Refusals
 	config, err := c.read(lenient)
 	refused.Add(err)
@@ -148,12 +147,12 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, *t
 	}
 	var own *identity.Source
 	if c.UsesLB() {
-		if own, err = c.Source(frontendcmd.DefaultID, log); err != nil {
+		if own, err = c.Source(frontendcmd.DefaultID, settings.Log); err != nil {
 			return frontend.Options{}, nil, cli.Usage("%w", err)
 		}
 	}
-	o := c.Options(own, identity.AuthorizeMember(c.LBTrustDomain, c.LBID...), log)
-	o.Source = trenchfile.NewWatcher(c.TrenchFile, c.defaults(), config, log)
+	o := c.Options(own, identity.AuthorizeMember(c.LBTrustDomain, c.LBID...), settings)
+	o.Source = trenchfile.NewWatcher(c.TrenchFile, c.defaults(), config, settings.Log)
 	o.SourceName, o.StaleCondition = "trench file", frontend.TrenchFile
 	return o, config, nil
 }

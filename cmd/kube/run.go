@@ -33,7 +33,7 @@ type runCommand struct {
 	cli.Process
 }
 
-func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Writer) error {
+func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	var refused cli.Refusals
 	namespace := c.namespace()
 	c.check(&refused, namespace)
@@ -48,7 +48,7 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Wr
 	if err != nil {
 		return cli.Usage("%w", err)
 	}
-	settings := c.Settings(line.Debug, stderr)
+	settings := c.Settings(stderr)
 	klog.SetSlogLogger(settings.Log) // client-go logs through klog
 	config.UserAgent = "vipgate-kube/" + settings.Version
 	host, _ := os.Hostname() // empty with an error

@@ -48,9 +48,9 @@ type runCommand struct{ runFlags }
 
 type validateCommand struct{ runFlags }
 
-func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Writer) error {
+func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	configured := cli.CollectOften()
-	o, err := c.options(c.Settings(line.Debug, stderr), true)
+	o, err := c.options(c.Settings(stderr), true)
 	if err != nil {
 		return err
 	}

@@ -41,7 +41,6 @@ func main() {
 // address.
 func program() cli.Program {
 	p := frontendcmd.Program()
-	p.DebugScope = "; on a command line without anything else, print what 'debug' prints"
 	p.AdminSocket, p.MetricsHost, p.IdentityCache = "/tmp/frontend.sock", "0.0.0.0", "/etc/bird/svid.json"
 	p.Aliases = append(aliases, p.Aliases...)
 	p.Options = append(p.Options, cli.Mapper("a next hop", parseNextHop))

@@ -26,6 +26,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/meridio/nsp"
 	"github.com/vipgate/vipgate/pkg/meridio/secret"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -47,12 +48,14 @@ type runCommand struct {
 	BGPHoldTime       time.Duration `name:"bgp-hold-time" help:"Hold time, where the NSP names none." default:"3s" group:"BGP"`
 	VRRP              []nextHop     `name:"vrrp" help:"Next hop of static default routes, such as a VRRP address, repeatable. With one, no route is taken from gateways." placeholder:"ADDR" group:"BGP"`
 
-	BirdLogFile     string `help:"BIRD's own log file." default:"/var/log/bird.log" type:"path" placeholder:"FILE" group:"BIRD"`
-	BirdLogFileSize int    `help:"Size in bytes of BIRD's own log file; 0 writes none." default:"20000" placeholder:"BYTES" group:"BIRD"`
-	LogBird         bool   `help:"Log BIRD's own lines at level info instead of debug." negatable:"" group:"BIRD"`
+	BirdKernelScanTime time.Duration `help:"How often BIRD reads the kernel's routes." default:"10s" group:"BIRD"`
+	BirdLogFile        string        `help:"BIRD's own log file." default:"/var/log/bird.log" type:"path" placeholder:"FILE" group:"BIRD"`
+	BirdLogFileSize    int           `help:"Size in bytes of BIRD's own log file; 0 writes none." default:"20000" placeholder:"BYTES" group:"BIRD"`
+	LogBird            bool          `help:"Log BIRD's own lines at level info instead of debug." negatable:"" group:"BIRD"`
 
-	MetricsEnabled bool   `help:"Serve metrics." default:"true" negatable:"" group:"Listeners"`
-	HealthSocket   string `help:"Unix socket of a second gRPC health service, for exec probes; the service without a name has the state of Liveness there. None when empty." default:"unix:///tmp/health.sock" placeholder:"SOCKET" group:"Listeners"`
+	MaxBackoff     time.Duration `help:"Longest wait between attempts to reach the load balancer or the NSP." default:"2s"`
+	MetricsEnabled bool          `help:"Serve metrics." default:"true" negatable:"" group:"Listeners"`
+	HealthSocket   string        `help:"Unix socket of a second gRPC health service, for exec probes; the service without a name has the state of Liveness there. None when empty." default:"unix:///tmp/health.sock" placeholder:"SOCKET" group:"Listeners"`
 
 	frontendcmd.Flags
 }
@@ -60,23 +63,22 @@ type runCommand struct {
 // cacheName is the file in --bird-dir that keeps the last configuration of the NSP.
 const cacheName = "nsp.json"
 
-func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Writer) error {
+func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	started := cli.CollectOften()
 	warnIgnored(os.Environ(), stderr)
-	log, level := c.Logger(line.Globals.Debug, stderr)
-	o, err := c.options(log)
+	o, err := c.options(c.Settings(stderr))
 	if err != nil {
 		return err
 	}
 	// Another container of the pod may create the interface later. The frontend waits for it.
 	if err := frontendcmd.CheckInterface("--external-interface", c.ExternalInterface); err != nil {
-		log.Warn("external interface does not exist yet", "error", err)
+		o.Log.Warn("external interface does not exist yet", "error", err)
 	}
-	o.Started, o.Level = started, level
-	o.Tasks = append(o.Tasks, logs.HandleSignals(level, log, map[os.Signal]func(){
-		syscall.SIGUSR1: level.Reset, syscall.SIGUSR2: func() { _ = level.Set("debug") }, // a valid level
-	}))
-	return c.RunUntilStopped(ctx, o, stderr)
+	o.Started = started
+	o.Signals = logs.HandleSignals(o.Level, o.Log, map[os.Signal]func(){
+		syscall.SIGUSR1: o.Level.Reset, syscall.SIGUSR2: func() { _ = o.Level.Set("debug") }, // a valid level
+	})
+	return c.RunUntilStopped(ctx, o)
 }
 
 // check refuses flags that would fail after the start.
@@ -96,6 +98,8 @@ func (c *runCommand) check() error {
 	refused.Add(secret.CheckNamespace(c.Namespace))
 	refused.Within("--nsp-entry-timeout", c.NSPEntryTimeout, time.Second, time.Minute)
 	refused.Within("--nsp-keepalive-time", c.NSPKeepaliveTime, 0, 24*time.Hour)
+	refused.Within("--max-backoff", c.MaxBackoff, 0, 5*time.Minute)
+	refused.Within("--bird-kernel-scan-time", c.BirdKernelScanTime, time.Second, time.Hour)
 	if c.HealthSocket != "" {
 		refused.Socket("--health-socket", c.HealthSocket)
 	}
@@ -105,7 +109,7 @@ func (c *runCommand) check() error {
 }
 
 // options returns the options of a frontend with the NSP as the source of its configuration.
-func (c *runCommand) options(log *slog.Logger) (frontend.Options, error) {
+func (c *runCommand) options(settings process.Settings) (frontend.Options, error) {
 	if err := c.check(); err != nil {
 		return frontend.Options{}, err
 	}
@@ -114,16 +118,18 @@ func (c *runCommand) options(log *slog.Logger) (frontend.Options, error) {
 		return frontend.Options{}, fmt.Errorf(
 			"failed to read the host name, by which load balancer and frontend of a pod find each other: %w", err)
 	}
+	log := settings.Log
 	own, err := c.Source(frontendcmd.DefaultID, log)
 	if err != nil {
 		return frontend.Options{}, cli.Usage("%w", err)
 	}
-	o := c.Options(own, c.authorizeLB(own, log), log)
+	if !c.MetricsEnabled {
+		settings.MetricsAddr = ""
+	}
+	o := c.Options(own, c.authorizeLB(own, log), settings)
 	o.HealthSocket, o.BIRD.VRRP = c.HealthSocket, addresses(c.VRRP)
 	o.BIRD.LogFile, o.BIRD.LogFileSize, o.BIRD.LogBIRD = c.BirdLogFile, c.BirdLogFileSize, c.LogBird
-	if !c.MetricsEnabled {
-		o.MetricsAddr = ""
-	}
+	o.BIRD.KernelScanTime, o.MaxBackoff = c.BirdKernelScanTime, c.MaxBackoff
 
 	secrets := secret.New(secret.Options{
 		Dir: c.BirdDir, Namespace: c.Namespace, Log: log,

@@ -35,8 +35,8 @@ func parsePrefix(s string) (netip.Prefix, error) {
 // role is the role of this program in its network namespace.
 const role = "target"
 
-func (c *runCommand) Run(ctx context.Context, line *commandLine, out *cli.Output, stderr *logs.Writer) error {
-	o := sidecar.Options{Settings: c.Settings(line.Debug, stderr), Pool: c.Pool, Interface: c.Interface}
+func (c *runCommand) Run(ctx context.Context, out *cli.Output, stderr *logs.Writer) error {
+	o := sidecar.Options{Settings: c.Settings(stderr), Pool: c.Pool, Interface: c.Interface}
 	var refused cli.Refusals
 	c.check(&refused, o.ReplyPath())
 	if err := refused.Err(); err != nil {

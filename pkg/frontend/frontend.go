@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -28,6 +27,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/task"
@@ -37,6 +37,7 @@ import (
 // process holds the parts of one frontend.
 type process struct {
 	Options
+	shell      *shell.Process
 	metrics    *metrics.Frontend
 	health     *health.Server
 	parts      []string // of Readiness, without Started
@@ -83,9 +84,7 @@ const (
 	Stream    = "Stream"
 	Routing   = "SourceRouting"
 	Stopping  = "NotStopping"
-	// AdminSocket and HealthSocket hold while the socket file belongs to this process; not part of
-	// Readiness.
-	AdminSocket  = "AdminSocket"
+	// HealthSocket holds while the socket file belongs to this process; not part of Readiness.
 	HealthSocket = "HealthSocket"
 	// Imports holds while BIRD ignores no route of a gateway; not part of Readiness.
 	Imports = "Imports"
@@ -118,8 +117,8 @@ func newProcess(o Options) (*process, error) {
 	p.Kernel.External, p.Kernel.Log = p.external, o.Log
 	p.kernel = kernel.New(p.Kernel)
 	p.metrics.State(p.metricsState)
-	p.metrics.LostLines(o.LostLines)
-	p.health = health.New(o.Log, p.metrics.Health)
+	p.shell = shell.New(o.Settings, p.metrics)
+	p.health = p.shell.Health
 	p.health.Set(Liveness, true, "")
 	loaded := p.Source.Value().Load()
 	p.health.Set(Configuration, loaded.Generation > 0 && loaded.Err == nil,
@@ -202,16 +201,6 @@ func loopbackPassword(o Options) string {
 	return announce.NewPassword()
 }
 
-// probes returns the endpoint of HealthSocket, if one is configured.
-func (p *process) probes(ctx context.Context) ([]*endpoint.Endpoint, error) {
-	if p.Options.HealthSocket == "" {
-		return nil, nil
-	}
-	e, err := endpoint.NewPlainSocket(ctx, "health socket", p.Options.HealthSocket, p.metrics,
-		p.health.Reporter(HealthSocket), p.health.RegisterForContainer)
-	return []*endpoint.Endpoint{e}, err
-}
-
 // isExternal reports whether the interface toward the gateways has the address. Metrics are not
 // served to the external network, even if the listener is bound to the wildcard address.
 func (p *process) isExternal(a netip.Addr) bool {
@@ -226,53 +215,34 @@ func (p *process) isExternal(a netip.Addr) bool {
 	})
 }
 
-// run starts all tasks and stops them in order.
+// run opens the listeners and runs all tasks until they have stopped.
 func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
-	// Only endpoints that never ran are closed here. A running endpoint closes itself, and Close
-	// would wait for a hung call.
-	var unused []*endpoint.Endpoint
-	defer func() {
-		for _, e := range unused {
-			e.Close()
+	defer p.shell.Close()
+	if p.Options.HealthSocket != "" {
+		err := p.shell.Serve(endpoint.NewPlainSocket(ctx, "health socket", p.Options.HealthSocket, p.metrics,
+			p.health.Reporter(HealthSocket), p.health.RegisterForContainer))
+		if err != nil {
+			return err
 		}
-	}()
-	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket),
-		func(r grpc.ServiceRegistrar) {
+	}
+	err := p.shell.Listen(ctx, shell.Services{
+		Admin: func(r grpc.ServiceRegistrar) {
 			frontendv1.RegisterFrontendServiceServer(r, newAdmin(p))
 			adminv1.RegisterEventServiceServer(r, p.observer.journal)
-			adminv1.RegisterLogServiceServer(r, endpoint.LogService{Level: p.Level, Log: p.Log})
-			p.health.Register(r)
-		})
+		},
+		MetricsRefused: p.isExternal, Signals: p.Signals,
+	})
 	if err != nil {
 		return err
 	}
-	unused = append(unused, adminEndpoint)
-	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, nil, p.metrics, p.health.Register)
-	if err != nil {
-		return err
-	}
-	unused = append(unused, healthEndpoint)
-	probes, err := p.probes(ctx)
-	if err != nil {
-		return err
-	}
-	unused = append(unused, probes...)
-	c := p.Source.Value().Load().Config
-	vips, gateways := len(c.Attractor.VIPs), len(c.Attractor.Gateways)
-	p.Log.Info("starting frontend", "version", p.Version, "trench", c.Trench, "attractor", c.Attractor.Name,
+	config := p.Source.Value().Load().Config
+	vips, gateways := len(config.Attractor.VIPs), len(config.Attractor.Gateways)
+	p.Log.Info("starting frontend", "version", p.Version, "trench", config.Trench, "attractor", config.Attractor.Name,
 		"vips", vips, "gateways", gateways, "gating", !p.Gate.Ungated)
 	p.observer.note(fmt.Sprintf("frontend %s is starting, with %d VIPs and %d gateways", p.Version, vips, gateways))
-
-	// Tasks run in two groups. The first stops when every VIP is withdrawn. BIRD and source routing
-	// stop after the announcer has closed its session.
-	front := []task.Task{
-		p.Source, p.controller, p.observer, p.reporter, p.announcer,
-		&follower{process: p}, adminEndpoint, healthEndpoint,
-	}
-	front = append(front, p.Tasks...)
-	for _, e := range probes {
-		front = append(front, e)
-	}
+	front := append([]task.Task{
+		p.Source, p.controller, p.observer, p.reporter, p.announcer, &follower{process: p},
+	}, p.Tasks...)
 	if p.Identity != nil {
 		front = append(front, p.Identity)
 	}
@@ -282,55 +252,17 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	if p.directory != nil {
 		front = append(front, p.directory.reader, p.directory)
 	}
-	if p.MetricsAddr != "" {
-		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
-		if err != nil {
-			return fmt.Errorf("--metrics-port: %w", err)
-		}
-		for i, l := range listeners {
-			listeners[i] = endpoint.Except(l, p.isExternal)
-		}
-		front = append(front, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
-	}
+	// BIRD and source routing end after the announcer has closed its session.
 	back := []task.Task{p.kernel, kernel.NewAddresses(p.Log, p.external), &birdAfterRouting{p}}
-	p.health.Alive(p.controller, slices.Concat(front, back)...)
-
-	unused = nil
-	// The groups outlive ctx, so that they stop in order after its cancellation.
-	base := context.WithoutCancel(ctx)
-	frontCtx, endFront := context.WithCancel(base)
-	defer endFront()
-	backCtx, endBack := context.WithCancel(base)
-	defer endBack()
-	var wg sync.WaitGroup
-	var frontErr, backErr error
-	frontDone, backDone := make(chan struct{}), make(chan struct{})
-	wg.Go(func() { defer close(frontDone); frontErr = task.Run(frontCtx, front...) })
-	wg.Go(func() { defer close(backDone); backErr = task.Run(backCtx, back...) })
-
-	// A failed task ends its group. Then the other group stops, too, without moving traffic away.
-	select {
-	case <-ctx.Done():
-	case <-frontDone:
-	case <-backDone:
-	case <-stop:
-		if err := p.stop(ctx, stop); err != nil {
-			p.Log.Warn("stopping although traffic may still arrive", "error", err)
-		}
-	}
-	// End every Watch first, because open streams delay the end of the health endpoint.
-	p.health.Shutdown()
-	endFront()
-	<-frontDone
-	endBack()
-	wg.Wait()
-	errs := []error{frontErr, backErr}
+	err = p.shell.Run(ctx, stop, shell.Plan{
+		Decides: p.controller, Stages: [][]task.Task{front, back}, Drain: p.drain,
+	})
 	if p.RemoveRulesOnExit {
-		cleanup, cancel := context.WithTimeout(base, 5*time.Second)
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
-		errs = append(errs, kernel.Cleanup(cleanup, p.Kernel), bfdlease.Cleanup(cleanup))
+		err = errors.Join(err, kernel.Cleanup(cleanup, p.Kernel), bfdlease.Cleanup(cleanup))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // birdAfterRouting starts BIRD after source routing is installed, because an advertised VIP

@@ -104,9 +104,15 @@ const (
 	reportMargin   = 300 * time.Millisecond // to report it, after confirmTimeout and the settle time
 )
 
-// stop de-prefers, drains, withdraws, confirms and reports all VIPs. A receive from again skips to
-// the end.
-func (p *process) stop(ctx context.Context, again <-chan struct{}) error {
+// drain moves all traffic away. A receive from again skips to the end.
+func (p *process) drain(ctx context.Context, again <-chan struct{}) {
+	if err := p.withdraw(ctx, again); err != nil {
+		p.Log.Warn("stopping although traffic may still arrive", "error", err)
+	}
+}
+
+// withdraw de-prefers, drains, withdraws, confirms and reports all VIPs.
+func (p *process) withdraw(ctx context.Context, again <-chan struct{}) error {
 	start := time.Now()
 	p.stopping.Store(true)
 	p.health.Set(Stopping, false, "frontend is stopping")

@@ -3,7 +3,6 @@ package frontend
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,6 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
+	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/task"
@@ -34,7 +34,7 @@ type ConfigSource interface {
 
 // Options configures a frontend. Every field is required unless documented otherwise.
 type Options struct {
-	Version string
+	shell.Settings
 	// Source supplies the configuration. SourceName names it in status and events, and
 	// StaleCondition is the health service that shows whether Source is current.
 	Source                     ConfigSource
@@ -61,8 +61,6 @@ type Options struct {
 	BIRD   bird.Options
 	Kernel kernel.Options
 
-	AdminSocket             string
-	HealthAddr, MetricsAddr string // host:port; an empty MetricsAddr disables metrics
 	// HealthSocket is a unix socket for probes that run in the container; "" disables it. On this
 	// socket, the service "" has the state of Liveness; see [health.Server.RegisterForContainer].
 	HealthSocket string
@@ -87,11 +85,8 @@ type Options struct {
 	// Started, unless nil, is called once, when every ready VIP is advertised or ReadyTimeout
 	// expired. It must not block.
 	Started func()
-
-	Log   *slog.Logger
-	Level *logs.Level
-	// LostLines returns the number of log lines lost since the start.
-	LostLines func() uint64
+	// Signals replaces [logs.NewSignals], unless nil.
+	Signals *logs.Signals
 }
 
 const refusesEmpty = "an empty value is refused, since it would advertise VIPs that no load balancer forwards; "

@@ -99,16 +99,12 @@ func (f Log) Check(r *Refusals) {
 
 // Logger returns a logger that writes to stderr, and its level. With an unknown level, which
 // [Log.Check] refuses, the logger discards everything.
-func (f Log) Logger(debug bool, stderr *logs.Writer) (*slog.Logger, *logs.Level) {
-	level := f.LogLevel
-	if debug {
-		level = "debug"
-	}
-	log, l, err := stderr.Logger(f.LogFormat, level)
+func (f Log) Logger(stderr *logs.Writer) (*slog.Logger, *logs.Level) {
+	log, level, err := stderr.Logger(f.LogFormat, f.LogLevel)
 	if err != nil {
 		return slog.New(slog.DiscardHandler), nil
 	}
-	return log, l
+	return log, level
 }
 
 // Process is the group of flags of a program that runs.
@@ -124,8 +120,8 @@ func (f *Process) Check(r *Refusals, other Port) {
 }
 
 // Settings returns the settings of the process.
-func (f *Process) Settings(debug bool, stderr *logs.Writer) process.Settings {
-	log, level := f.Logger(debug, stderr)
+func (f *Process) Settings(stderr *logs.Writer) process.Settings {
+	log, level := f.Logger(stderr)
 	return process.Settings{
 		Version: Version(), AdminSocket: f.AdminSocket, HealthAddr: f.HealthAddress(), MetricsAddr: f.MetricsAddress(),
 		Log: log, Level: level, LostLines: stderr.Lost,

@@ -32,8 +32,6 @@ type Program struct {
 	// HealthHost is the default of --health-host, and HealthScope the description of the addresses in
 	// its help. If empty: 127.0.0.1, and never the external interface.
 	HealthHost, HealthScope string
-	// DebugScope is appended to the help of --debug.
-	DebugScope string
 	// AdminSocket is the path of the admin socket. The default is /run/vipgate/NAME.sock.
 	AdminSocket string
 	// MetricsHost is the default of --metrics-host; if empty: 127.0.0.1. IdentityCache is that of
@@ -49,7 +47,6 @@ type Program struct {
 
 // Globals are the flags that all programs have before any command.
 type Globals struct {
-	Debug       bool        `help:"Log at level debug${debug_scope}." env:"-"`
 	VersionFlag versionFlag `name:"version" help:"Print the version and exit." env:"-"`
 }
 
@@ -67,7 +64,6 @@ func New(p Program, commands any) (*kong.Kong, error) {
 			"health_port": strconv.Itoa(p.HealthPort), "metrics_port": strconv.Itoa(p.MetricsPort),
 			"health_host":  cmp.Or(p.HealthHost, "127.0.0.1"),
 			"health_scope": cmp.Or(p.HealthScope, "never the external interface"),
-			"debug_scope":  p.DebugScope,
 			"metrics_host": cmp.Or(p.MetricsHost, "127.0.0.1"), "identity_cache": p.IdentityCache,
 			"admin_socket": "unix://" + cmp.Or(p.AdminSocket, "/run/vipgate/"+p.Name+".sock"),
 		},

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"os/exec"
@@ -24,7 +23,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
-	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/process"
 )
 
 // DefaultID is the SPIFFE ID of a frontend with the development authority.
@@ -40,14 +39,13 @@ type KernelFlags struct {
 
 // BirdFlags are the flags of BIRD.
 type BirdFlags struct {
-	RouterID           netip.Addr    `name:"router-id" help:"BGP router id; derived from the pod or machine when absent." placeholder:"ADDR" group:"BGP"`
-	BirdDir            string        `help:"Directory of BIRD's configuration." default:"/etc/bird" type:"path" placeholder:"DIR" group:"BIRD"`
-	BirdSocket         string        `help:"BIRD's control socket." default:"/var/run/bird/bird.ctl" type:"path" placeholder:"SOCKET" group:"BIRD"`
-	BirdExecutable     string        `help:"BIRD; looked up when absent." placeholder:"PATH" group:"BIRD"`
-	LBBGPPort          uint16        `name:"lb-bgp-port" help:"Port of BIRD's session with the frontend on 127.0.0.1." default:"1790" placeholder:"PORT" group:"BIRD"`
-	BirdKernelScanTime time.Duration `help:"How often BIRD reads the kernel's routes." default:"10s" group:"BIRD"`
-	ImportRoutes       string        `help:"Routes that are taken from gateways: default, only default routes; all, every route except those of VIPs." enum:"default,all" default:"default" group:"BGP"`
-	ImportLimit        uint32        `help:"Most routes that are taken from one gateway; further ones are ignored." default:"1000" placeholder:"N" group:"BGP"`
+	RouterID       netip.Addr `name:"router-id" help:"BGP router id; derived from the pod or machine when absent." placeholder:"ADDR" group:"BGP"`
+	BirdDir        string     `help:"Directory of BIRD's configuration." default:"/etc/bird" type:"path" placeholder:"DIR" group:"BIRD"`
+	BirdSocket     string     `help:"BIRD's control socket." default:"/var/run/bird/bird.ctl" type:"path" placeholder:"SOCKET" group:"BIRD"`
+	BirdExecutable string     `help:"BIRD; looked up when absent." placeholder:"PATH" group:"BIRD"`
+	LBBGPPort      uint16     `name:"lb-bgp-port" help:"Port of BIRD's session with the frontend on 127.0.0.1." default:"1790" placeholder:"PORT" group:"BIRD"`
+	ImportRoutes   string     `help:"Routes that are taken from gateways: default, only default routes; all, every route except those of VIPs." enum:"default,all" default:"default" group:"BGP"`
+	ImportLimit    uint32     `help:"Most routes that are taken from one gateway; further ones are ignored." default:"1000" placeholder:"N" group:"BGP"`
 }
 
 // Flags are the flags of a running frontend.
@@ -61,7 +59,6 @@ type Flags struct {
 	Gating            string        `help:"on: advertise a VIP only while the load balancer reports it as ready; off: ignore the load balancer." enum:"on,off" default:"on"`
 	OnLBLoss          string        `name:"on-lb-loss" help:"What happens to VIPs when the load balancer is lost: withdraw or keep." enum:"withdraw,keep" default:"withdraw"`
 	FlapBackoff       string        `help:"on: a VIP that flaps waits before it rises again." enum:"on,off" default:"on"`
-	MaxBackoff        time.Duration `help:"Longest wait between attempts to reach the load balancer." default:"2s"`
 	DrainTime         time.Duration `help:"How long VIPs are de-preferred before they are withdrawn." default:"1s"`
 	Settle            time.Duration `help:"Time for gateways to change their forwarding tables after a withdrawal." default:"200ms"`
 	ReadyTimeout      time.Duration `help:"How long Readiness waits after a start for VIPs that are ready and not advertised yet." default:"30s"`
@@ -71,8 +68,7 @@ type Flags struct {
 
 	BirdFlags
 	KernelFlags
-	cli.Listeners
-	cli.Log
+	cli.Process
 
 	// untilStopped replaces cli.RunUntilStopped in tests, unless nil.
 	untilStopped func(drainTime time.Duration, run func(stops <-chan struct{}) error) error
@@ -105,7 +101,7 @@ func (f *KernelFlags) options() kernel.Options {
 func (f *BirdFlags) Options(routing *KernelFlags) bird.Options {
 	return bird.Options{
 		Executable: f.BirdExecutable, Dir: f.BirdDir, Socket: f.BirdSocket, LoopbackPort: f.LBBGPPort,
-		RouterID: f.RouterID, TableID: routing.TableID, ECMP: routing.ECMP, KernelScanTime: f.BirdKernelScanTime,
+		RouterID: f.RouterID, TableID: routing.TableID, ECMP: routing.ECMP,
 		ImportAll: f.ImportRoutes == "all", ImportLimit: f.ImportLimit,
 	}
 }
@@ -118,7 +114,6 @@ func (f *Flags) NamesLB() bool { return len(f.LBID) > 0 || !f.LBTrustDomain.IsZe
 
 // Check refuses flags that would fail after the start.
 func (f *Flags) Check(r *cli.Refusals) {
-	f.Log.Check(r)
 	switch {
 	case f.Gating != "on":
 	case f.ReadinessDir != nil:
@@ -128,7 +123,7 @@ func (f *Flags) Check(r *cli.Refusals) {
 	default:
 		r.Socket("--lb-socket", f.LBSocket)
 	}
-	f.Listeners.Check(r, cli.Port{Flag: "--lb-bgp-port", Port: f.LBBGPPort})
+	f.Process.Check(r, cli.Port{Flag: "--lb-bgp-port", Port: f.LBBGPPort})
 	r.Socket("--bird-socket", f.BirdSocket)
 	r.If(f.LBBGPPort == 0, "--lb-bgp-port=0: a port lies between 1 and 65535, such as 1790")
 	executable := bird.Executable(f.BirdExecutable)
@@ -139,8 +134,6 @@ func (f *Flags) Check(r *cli.Refusals) {
 	r.Within("--drain-time", f.DrainTime, 0, time.Hour)
 	r.Within("--settle", f.Settle, 0, time.Minute)
 	r.Within("--ready-timeout", f.ReadyTimeout, 0, time.Hour)
-	r.Within("--max-backoff", f.MaxBackoff, 0, 5*time.Minute)
-	r.Within("--bird-kernel-scan-time", f.BirdKernelScanTime, time.Second, time.Hour)
 	// 0 means the default in the kernel package, but the main table in BIRD.
 	r.If(f.TableID == 0 || f.RulePriority == 0,
 		"--table-id and --rule-priority must not be 0: leave them out for 4096 and 100")
@@ -160,39 +153,37 @@ func CheckInterface(setting, name string) error {
 
 // Options returns the options of a frontend without its configuration source. own is nil unless an
 // SVID is needed, and authorize accepts the load balancer.
-func (f *Flags) Options(own *identity.Source, authorize tlsconfig.Authorizer, log *slog.Logger) frontend.Options {
+func (f *Flags) Options(own *identity.Source, authorize tlsconfig.Authorizer, s process.Settings) frontend.Options {
 	o := frontend.Options{
-		Version: cli.Version(), LBSocket: f.LBSocket, LoadBalancers: f.LBID, Identity: own,
+		Settings: s, LBSocket: f.LBSocket, LoadBalancers: f.LBID, Identity: own,
 		Gate: gate.Options{
 			Ungated: f.Gating == "off", NoFlapBackoff: f.FlapBackoff == "off", DrainTime: f.DrainTime,
 		},
-		MaxBackoff: f.MaxBackoff, BIRD: f.BirdFlags.Options(&f.KernelFlags), Kernel: f.KernelFlags.options(),
-		AdminSocket: f.AdminSocket, HealthAddr: f.HealthAddress(), MetricsAddr: f.MetricsAddress(), Settle: f.Settle,
-		ReadyTimeout: f.ReadyTimeout, RequireRoute: f.RequireRoute, RemoveRulesOnExit: f.RemoveRulesOnExit, Log: log,
-		StaticAll: f.StaticVIPs == "all",
+		BIRD: f.BirdFlags.Options(&f.KernelFlags), Kernel: f.KernelFlags.options(),
+		Settle: f.Settle, ReadyTimeout: f.ReadyTimeout, RequireRoute: f.RequireRoute,
+		RemoveRulesOnExit: f.RemoveRulesOnExit, StaticAll: f.StaticVIPs == "all",
 	}
 	if f.OnLBLoss == "keep" {
 		o.Gate.OnLoss = gate.KeepOnLoss
 	}
 	switch {
 	case f.UsesLB():
-		o.Credentials = identity.NewCredentials(own, identity.CredentialOptions{Authorize: authorize, Log: log})
+		o.Credentials = identity.NewCredentials(own, identity.CredentialOptions{Authorize: authorize, Log: s.Log})
 	case !o.Gate.Ungated:
-		o.Directory = f.directory(f.DrainTime, log)
+		o.Directory = f.directory(f.DrainTime, s.Log)
 	}
 	return o
 }
 
 // RunUntilStopped runs a frontend until the process is stopped, as the only one in its network
 // namespace.
-func (f *Flags) RunUntilStopped(ctx context.Context, o frontend.Options, stderr *logs.Writer) error {
+func (f *Flags) RunUntilStopped(ctx context.Context, o frontend.Options) error {
 	release, err := identity.OwnNetNS(ctx, "frontend", "admin socket "+f.AdminSocket)
 	if err != nil {
 		return err
 	}
 	defer release()
 	cli.WarnOfTarget(ctx, o.Log)
-	o.LostLines = stderr.Lost
 	untilStopped := cli.RunUntilStopped
 	if f.untilStopped != nil {
 		untilStopped = f.untilStopped
