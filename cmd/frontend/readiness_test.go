@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/frontend"
+	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/test/clitest"
 )
@@ -34,7 +35,7 @@ func readinessOptions(t *testing.T, variables map[string]string, arguments ...st
 		line).Parse(append([]string{"run", "--trench-file=" + file, "--external-interface=lo"}, arguments...)); err != nil {
 		t.Fatal(err)
 	}
-	o, _, err := line.Run.options(slog.New(slog.DiscardHandler), false)
+	o, _, err := line.Run.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, false)
 	return o, err
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
@@ -34,7 +35,7 @@ func runOptions(t *testing.T, variables map[string]string, arguments ...string) 
 	if _, err := parserOf(t, line).Parse(append([]string{"run"}, arguments...)); err != nil {
 		t.Fatal(err)
 	}
-	return line.Run.options(slog.New(slog.DiscardHandler))
+	return line.Run.options(process.Settings{Log: slog.New(slog.DiscardHandler)})
 }
 
 func TestOptionsOfMeridioPod(t *testing.T) {

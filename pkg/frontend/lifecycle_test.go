@@ -13,6 +13,7 @@ import (
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
+	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
@@ -57,7 +58,7 @@ func TestEndOfStart(t *testing.T) {
 // Readiness depends on all of its parts and on no other condition.
 func TestPartsOfReadiness(t *testing.T) {
 	p, err := newProcess(Options{
-		Log: slog.New(slog.DiscardHandler), LBSocket: "/nowhere", StaleCondition: TrenchFile,
+		Settings: shell.Settings{Log: slog.New(slog.DiscardHandler)}, LBSocket: "/nowhere", StaleCondition: TrenchFile,
 		Source: trenchfile.NewWatcher("/nowhere", trench.Defaults{}, &trench.Config{}, slog.New(slog.DiscardHandler)),
 	})
 	if err != nil {
@@ -72,7 +73,7 @@ func TestPartsOfReadiness(t *testing.T) {
 		p.health.Report(name, "")
 	}
 	for _, name := range []string{
-		Configuration, Routing, TrenchFile, Advertised, AdminSocket, HealthSocket, Imports, RouteBack,
+		Configuration, Routing, TrenchFile, Advertised, shell.AdminSocket, HealthSocket, Imports, RouteBack,
 	} {
 		if p.health.Report(name, "wrong"); !serving() {
 			t.Errorf("%s is a part", name)

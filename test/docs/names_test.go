@@ -192,7 +192,7 @@ func TestEveryHealthServiceIsDocumented(t *testing.T) {
 		more        []string
 	}{
 		{frontendServices, "pkg/frontend/frontend.go", []string{
-			"RouteBack/ipv4", "RouteBack/ipv6", "SourceRouting/ipv4", "SourceRouting/ipv6",
+			process.AdminSocket, "RouteBack/ipv4", "RouteBack/ipv6", "SourceRouting/ipv4", "SourceRouting/ipv6",
 		}},
 		{lbServices, "pkg/lb/lb.go", []string{process.AdminSocket}},
 		{kubeServices, "pkg/kube/kube.go", []string{process.AdminSocket}},

@@ -47,8 +47,8 @@ func TestNoSecretInOutput(t *testing.T) {
 	}
 	f.must(f.pod.WriteTrench(text))
 	f.up(f.target1)
-	f.must(f.pod.StartLB("--debug"))
-	f.must(f.pod.StartFrontend("--debug"))
+	f.must(f.pod.StartLB("--log-level=debug"))
+	f.must(f.pod.StartFrontend("--log-level=debug"))
 	f.wantRoutes(vipA4, vipA6)
 
 	conf := f.birdConf()

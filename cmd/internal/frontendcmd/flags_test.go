@@ -1,7 +1,6 @@
 package frontendcmd
 
 import (
-	"io"
 	"log/slog"
 	"testing"
 	"time"
@@ -9,7 +8,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/vipgate/vipgate/pkg/frontend"
-	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -23,10 +22,8 @@ func TestStopHasItsDrainTime(t *testing.T) {
 		limit = drainTime
 		return nil
 	}
-	stderr := logs.NewWriter(io.Discard)
-	defer stderr.Close()
 	if err := lab.NewNetNS(t).Do(func() error {
-		return flags.RunUntilStopped(t.Context(), frontend.Options{Log: slog.New(slog.DiscardHandler)}, stderr)
+		return flags.RunUntilStopped(t.Context(), frontend.Options{Settings: process.Settings{Log: slog.New(slog.DiscardHandler)}})
 	}); err != nil {
 		t.Fatal(err)
 	}
