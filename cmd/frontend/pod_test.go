@@ -284,7 +284,7 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 		for _, probe := range []*clitest.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
 			p.eventually(func() error {
 				_, err := p.lab.Backend.Run(p.context(), filepath.Join(p.binaries, c.Name), "healthcheck",
-					"--health-host="+podIP4, fmt.Sprintf("--health-port=%d", probe.GRPC.Port), "--service="+probe.GRPC.Service)
+					fmt.Sprintf("--health-address=%s:%d", podIP4, probe.GRPC.Port), "--service="+probe.GRPC.Service)
 				return err
 			})
 		}

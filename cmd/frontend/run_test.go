@@ -26,7 +26,7 @@ func TestDrainNeedsVIPs(t *testing.T) {
 func TestFlagsThatCannotWorkAreRefused(t *testing.T) {
 	for line, want := range map[string]string{
 		"--log-level=loud":                            "--log-level: ",
-		"--health-port=0":                             "--health-port=0: probes need",
+		"--health-address=":                           "--health-address is empty: probes need",
 		"--ready-timeout=999h":                        "--ready-timeout=999h0m0s: at most 1h0m0s",
 		"--readiness-dir=/d --readiness-max-age=999h": "--readiness-max-age=999h0m0s: at most 24h0m0s",
 		"--bird-executable=/etc":                      "--bird-executable=/etc: ",

@@ -75,10 +75,10 @@ func TestMistakesInTheContainerAreSeen(t *testing.T) {
 		{"a variable of the other program", set("VIPGATE_LB_ID", "spiffe://a/b"), "nothing reads the variable VIPGATE_LB_ID"},
 		{"a refused value", set("VIPGATE_SOCKET_MODE", "0666"), "0660 for a group that both containers share"},
 		{"a value of the wrong type", set("VIPGATE_LEASE", "1"), "VIPGATE_LEASE"},
-		{"a reference to nothing", set("VIPGATE_HEALTH_HOST", "$(HOST_IP)"), "refers to a variable that is not set"},
+		{"a reference to nothing", set("VIPGATE_SOCKET", "$(HOST_IP)"), "refers to a variable that is not set"},
 		{
-			"health on the loopback", set("VIPGATE_HEALTH_HOST", "127.0.0.1"),
-			"--health-host is 127.0.0.1, not the pod's address",
+			"health on the loopback", set("VIPGATE_HEALTH_ADDRESS", "127.0.0.1"),
+			"--health-address is 127.0.0.1, not the pod's address",
 		},
 		{
 			"a probe of another port", func(c *clitest.Container) { c.LivenessProbe.GRPC.Port = 7780 },
@@ -89,7 +89,7 @@ func TestMistakesInTheContainerAreSeen(t *testing.T) {
 			`the readiness probe asks for "Ready", which is not served`,
 		},
 		{"no probe", func(c *clitest.Container) { c.StartupProbe = nil }, "has no startup probe"},
-		{"another health port", set("VIPGATE_HEALTH_PORT", "9999"), "the program listens on [9999 2223]"},
+		{"another health port", set("VIPGATE_HEALTH_ADDRESS", "$(POD_IP):9999"), "the program listens on [9999 2223]"},
 		{
 			"a socket outside of the mounts", set("VIPGATE_SOCKET", "unix:///var/run/lb.sock"),
 			"--socket is /var/run/lb.sock, which lies in no mount",

@@ -24,9 +24,10 @@ func TestConfigurationDocument(t *testing.T) {
 // effect of each conversion.
 func meridioTable(t *testing.T) string {
 	notes := map[[2]string]string{
-		{"3", "TRACE"}:    "the same values",
-		{"3s", "TRACE"}:   "whole seconds, or a duration with its unit",
-		{"info", "debug"}: "in upper or lower case; `TRACE` is `debug`, and what Meridio does not know is `info`",
+		{"0.0.0.0:3", "0.0.0.0:TRACE"}: "a port, at every address",
+		{"3", "TRACE"}:                 "the same values",
+		{"3s", "TRACE"}:                "whole seconds, or a duration with its unit",
+		{"info", "debug"}:              "in upper or lower case; `TRACE` is `debug`, and what Meridio does not know is `info`",
 	}
 	var b strings.Builder
 	b.WriteString("| Meridio's variable | vipgate's | Values |\n|---|---|---|\n")
@@ -56,5 +57,5 @@ func meridioTable(t *testing.T) string {
 // podDefaults lists the variables whose defaults belong to Meridio's pod.
 var podDefaults = []string{
 	"VIPGATE_ADMIN_SOCKET", "VIPGATE_BIRD_LOG_FILE", "VIPGATE_BIRD_LOG_FILE_SIZE", "VIPGATE_HEALTH_SOCKET",
-	"VIPGATE_IDENTITY_CACHE", "VIPGATE_METRICS_HOST",
+	"VIPGATE_IDENTITY_CACHE", "VIPGATE_METRICS_ADDRESS",
 }

@@ -72,7 +72,7 @@ func TestMeridioVariablesSetFlags(t *testing.T) {
 		{"NFE_GRPC_KEEPALIVE_TIME", "1m", "nsp-keepalive-time", "1m0s"},
 		{"NFE_GRPC_MAX_BACKOFF", "5s", "max-backoff", "5s"},
 		{"NFE_METRICS_ENABLED", "false", "metrics-enabled", "false"},
-		{"NFE_METRICS_PORT", "9224", "metrics-port", "9224"},
+		{"NFE_METRICS_PORT", "9224", "metrics-address", "0.0.0.0:9224"},
 		{"NFE_LB_SOCKET", "unix:///run/lb.sock", "lb-socket", "unix:///run/lb.sock"},
 		{"MERIDIO_READINESS_DIR", "/var/run/meridio", "readiness-dir", "/var/run/meridio"},
 		{"VIPGATE_ON_DIRECTORY_GONE", "hold", "on-missing-directory", "hold"},
@@ -220,13 +220,13 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 	}{
 		{
 			"pod", nil,
-			"unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000 /etc/bird/svid.json",
+			"unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0:2224 /var/log/bird.log 20000 /etc/bird/svid.json",
 		},
 		{"set by the user", map[string]string{
 			"VIPGATE_ADMIN_SOCKET": "unix:///var/run/bird/a.sock", "VIPGATE_HEALTH_SOCKET": "",
-			"VIPGATE_METRICS_HOST": "192.0.2.1", "NFE_BIRD_LOG_FILE_SIZE": "7",
+			"VIPGATE_METRICS_ADDRESS": "192.0.2.1", "NFE_BIRD_LOG_FILE_SIZE": "7",
 			"VIPGATE_IDENTITY_CACHE": "",
-		}, "unix:///var/run/bird/a.sock  192.0.2.1 /var/log/bird.log 7 "},
+		}, "unix:///var/run/bird/a.sock  192.0.2.1:2224 /var/log/bird.log 7 "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			adopted(t, tt.variables)
@@ -235,7 +235,7 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := line.Run
-			got := fmt.Sprint(r.AdminSocket, " ", r.HealthSocket, " ", r.MetricsHost, " ", r.BirdLogFile, " ", r.BirdLogFileSize,
+			got := fmt.Sprint(r.AdminSocket, " ", r.HealthSocket, " ", r.MetricsAddress, " ", r.BirdLogFile, " ", r.BirdLogFileSize,
 				" ", r.IdentityCache)
 			if got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)

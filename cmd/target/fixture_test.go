@@ -289,7 +289,7 @@ func (f *fixture) run(c *container.Container) (string, error) {
 
 // ask asks a health service from a namespace.
 func (f *fixture) ask(from *lab.NetNS, host, service string) (string, error) {
-	return from.Run(f.context(), f.binary(), "healthcheck", "--health-host="+host, "--service="+service)
+	return from.Run(f.context(), f.binary(), "healthcheck", "--health-address="+host, "--service="+service)
 }
 
 // status returns the status of the running process, and the error of the command's exit status.

@@ -90,7 +90,7 @@ func NewPlain(ctx context.Context, name, addr string, refused func(local netip.A
 ) (*Endpoint, error) {
 	listeners, err := ListenTCP(ctx, addr, MaxConnections, true)
 	if err != nil {
-		return nil, fmt.Errorf("--%s-port: %w", name, err)
+		return nil, fmt.Errorf("--%s-address: %w", name, err)
 	}
 	for i, l := range listeners {
 		listeners[i] = Except(l, refused)

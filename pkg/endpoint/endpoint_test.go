@@ -205,7 +205,7 @@ func TestPlainEndpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = NewPlain(t.Context(), "health", e.Addr().String(), nil, metrics.NewLB("test"), registerHealth)
-	if err == nil || !strings.Contains(err.Error(), "--health-port: port ") {
+	if err == nil || !strings.Contains(err.Error(), "--health-address: port ") {
 		t.Fatalf("a busy port gave %v", err)
 	}
 	cancel()

@@ -93,7 +93,7 @@ func (p *Process) Listen(ctx context.Context, s Services) error {
 	if p.settings.MetricsAddr != "" {
 		listeners, err := endpoint.ListenTCP(ctx, p.settings.MetricsAddr, endpoint.MaxConnections, true)
 		if err != nil {
-			return fmt.Errorf("--metrics-port: %w", err)
+			return fmt.Errorf("--metrics-address: %w", err)
 		}
 		for i, l := range listeners {
 			listeners[i] = endpoint.Except(l, s.MetricsRefused)

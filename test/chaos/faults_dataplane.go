@@ -52,8 +52,8 @@ var rivals = []struct {
 	program, command string
 	ports            []string
 }{
-	{"lb", "run", []string{"--health-port=8781", "--metrics-port=8223"}},
-	{"frontend", "run", []string{"--health-port=8780", "--metrics-port=8224"}},
+	{"lb", "run", []string{"--health-address=127.0.0.1:8781", "--metrics-address=127.0.0.1:8223"}},
+	{"frontend", "run", []string{"--health-address=127.0.0.1:8780", "--metrics-address=127.0.0.1:8224"}},
 	{"lb", "cleanup", nil},
 	{"frontend", "cleanup", nil},
 }

@@ -2,12 +2,12 @@ package clitest
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"path"
 	"reflect"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -131,7 +131,7 @@ func (p *problems) add(format string, args ...any) {
 // probes compares probes and ports with the listeners of the program.
 func (p *problems) probes(flags map[string]*kong.Flag, l CommandLine) {
 	c := p.container
-	health, metrics := text(flags["health-port"]), text(flags["metrics-port"])
+	health, metrics := listener(flags["health-address"]), listener(flags["metrics-address"])
 	for _, of := range []struct {
 		name  string
 		probe *Probe
@@ -140,26 +140,32 @@ func (p *problems) probes(flags map[string]*kong.Flag, l CommandLine) {
 		case of.probe == nil || of.probe.GRPC == nil:
 			p.add("has no %s probe by gRPC", of.name)
 			continue
-		case strconv.Itoa(of.probe.GRPC.Port) != health:
-			p.add("the %s probe asks port %d, health is at %s", of.name, of.probe.GRPC.Port, health)
+		case of.probe.GRPC.Port != int(health.Port()):
+			p.add("the %s probe asks port %d, health is at %d", of.name, of.probe.GRPC.Port, health.Port())
 		}
 		if !slices.Contains(l.Services, of.probe.GRPC.Service) {
 			p.add("the %s probe asks for %q, which is not served: %q", of.name, of.probe.GRPC.Service, l.Services)
 		}
 	}
-	for _, flag := range []string{"health-host", "metrics-host"} {
-		host := text(flags[flag])
-		if every := l.EveryAddress && flag == "health-host" && host == "0.0.0.0"; host != podIP && !every {
-			p.add("--%s is %s, not the pod's address", flag, host)
+	for flag, at := range map[string]netip.AddrPort{"health": health, "metrics": metrics} {
+		host := at.Addr().String()
+		if every := l.EveryAddress && flag == "health" && host == "0.0.0.0"; host != podIP && !every {
+			p.add("--%s-address is %s, not the pod's address", flag, host)
 		}
 	}
-	var ports []string
+	var ports []int
 	for _, port := range c.Ports {
-		ports = append(ports, strconv.Itoa(port.ContainerPort))
+		ports = append(ports, port.ContainerPort)
 	}
-	if want := []string{health, metrics}; !slices.Equal(ports, want) {
+	if want := []int{int(health.Port()), int(metrics.Port())}; !slices.Equal(ports, want) {
 		p.add("the ports are %v, the program listens on %v", ports, want)
 	}
+}
+
+// listener returns the address in the value of a flag, or the zero AddrPort.
+func listener(flag *kong.Flag) netip.AddrPort {
+	at, _ := netip.ParseAddrPort(text(flag))
+	return at
 }
 
 // mounts compares mounts with the paths that the program uses.

@@ -33,7 +33,7 @@ const (
 )
 
 // exposed are flags that bind the listeners to the pod's address.
-var exposed = []string{"--health-host=" + podAddress, "--metrics-host=" + podAddress}
+var exposed = []string{"--health-address=" + podAddress, "--metrics-address=" + podAddress}
 
 // floodedLBArgs are the arguments of an lb with every listener, and with a lease that a busy
 // machine keeps.
@@ -268,7 +268,7 @@ func TestLoopbackListenersForPortForward(t *testing.T) {
 	for _, host := range []string{podAddress, "fd00:16::1", "0.0.0.0", "::"} {
 		t.Run(host, func(t *testing.T) {
 			f := newFixture(t)
-			hosts := []string{"--health-host=" + host, "--metrics-host=" + host}
+			hosts := []string{"--health-address=" + host, "--metrics-address=" + host}
 			f.must(f.pod.StartLB(hosts...))
 			f.must(f.pod.StartFrontend(hosts...))
 			for _, addr := range []string{lab.LBHealth, lab.FrontendHealth} {

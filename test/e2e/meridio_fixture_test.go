@@ -124,7 +124,7 @@ func (m *meridio) startFrontend(extra ...string) {
 		"NFE_NSP_ENTRY_TIMEOUT=" + refreshTime.String(), "NFE_GRPC_MAX_BACKOFF=1s", "NFE_LB_SOCKET=unix://" + m.pod.Socket(),
 		"NFE_BIRD_CONFIG_PATH=" + m.pod.BirdDir(), "NFE_BIRD_COMMUNICATION_SOCK=" + m.pod.BirdSocket(),
 		"VIPGATE_ADMIN_SOCKET=unix://" + m.pod.FrontendAdmin(),
-		"VIPGATE_HEALTH_SOCKET=unix://" + m.path("health.sock"), "VIPGATE_METRICS_HOST=127.0.0.1",
+		"VIPGATE_HEALTH_SOCKET=unix://" + m.path("health.sock"), "VIPGATE_METRICS_ADDRESS=127.0.0.1",
 		"VIPGATE_BIRD_LOG_FILE=" + m.path("bird.log"), "VIPGATE_LOG_FORMAT=text",
 		"VIPGATE_IDENTITY_CACHE=" + m.path("svid.json"),
 		"VIPGATE_DRAIN_TIME=200ms", "VIPGATE_SETTLE=50ms",

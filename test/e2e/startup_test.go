@@ -244,8 +244,7 @@ func TestRefusedFileAtStart(t *testing.T) {
 	f.waitFrontend("Readiness", false, where)
 	f.waitLB("Readiness", false, where)
 	for program, addr := range map[string]string{"lb": lab.LBHealth, "frontend": lab.FrontendHealth} {
-		_, port, _ := strings.Cut(addr, ":")
-		if out, code := f.run(program, "healthcheck", "--health-port="+port); code != 1 ||
+		if out, code := f.run(program, "healthcheck", "--health-address="+addr); code != 1 ||
 			!strings.Contains(out, where) {
 			t.Errorf("%s healthcheck: exit status %d, %q does not say %q", program, code, out, where)
 		}

@@ -111,7 +111,7 @@ func (p *Pod) StartFrontend(extra ...string) (err error) {
 func (p *Pod) StartMeridioFrontend(nsp, trench, attractor string, extra ...string) (err error) {
 	p.Frontend, err = p.Lab.startIn(p.dir(), p.Namespace(), "frontend", p.frontendArgs("meridio-frontend", append([]string{
 		"--nsp-service=" + nsp, "--trench-name=" + trench, "--attractor-name=" + attractor, "--health-socket=",
-		"--bird-log-file-size=0", "--metrics-host=127.0.0.1", "--identity-cache=",
+		"--bird-log-file-size=0", "--metrics-address=127.0.0.1", "--identity-cache=",
 	}, extra...))...)
 	return err
 }

@@ -129,7 +129,7 @@ func ofService(name, value string) bool {
 }
 
 // dropServices removes the variables of Services from the environment. A Service named
-// vipgate-health, for example, sets the variable of --health-port.
+// vipgate-health, for example, sets VIPGATE_HEALTH_PORT, which no program reads.
 func dropServices() {
 	for _, entry := range os.Environ() {
 		name, value, _ := strings.Cut(entry, "=")

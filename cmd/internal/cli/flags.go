@@ -6,9 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
+	"net/netip"
 	"os"
-	"strconv"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -123,36 +122,47 @@ func (f *Process) Check(r *Refusals, other Port) {
 func (f *Process) Settings(stderr *logs.Writer) process.Settings {
 	log, level := f.Logger(stderr)
 	return process.Settings{
-		Version: Version(), AdminSocket: f.AdminSocket, HealthAddr: f.HealthAddress(), MetricsAddr: f.MetricsAddress(),
-		Log: log, Level: level, LostLines: stderr.Lost,
+		Version: Version(), AdminSocket: f.AdminSocket, HealthAddr: f.HealthAddress.String(),
+		MetricsAddr: f.MetricsAddress.String(), Log: log, Level: level, LostLines: stderr.Lost,
 	}
 }
 
 // Listeners is the group of flags of the listeners.
 type Listeners struct {
-	AdminSocket string `help:"Unix socket for status, grpcurl and pprof." default:"${admin_socket}" placeholder:"SOCKET" group:"Listeners"`
-	HealthHost  string `help:"Address of the gRPC health service, beside 127.0.0.1; ${health_scope}." default:"${health_host}" placeholder:"ADDR" group:"Listeners"`
-	HealthPort  uint16 `help:"Port of the gRPC health service." default:"${health_port}" placeholder:"PORT" group:"Listeners"`
-	MetricsHost string `help:"Address of the Prometheus metrics, beside 127.0.0.1; never the external interface." default:"${metrics_host}" placeholder:"ADDR" group:"Listeners"`
-	MetricsPort uint16 `help:"Port of the Prometheus metrics; 0 serves none." default:"${metrics_port}" placeholder:"PORT" group:"Listeners"`
+	AdminSocket    string  `help:"Unix socket for status, grpcurl and pprof." default:"${admin_socket}" placeholder:"SOCKET" group:"Listeners"`
+	HealthAddress  Address `help:"Address of the gRPC health service, beside 127.0.0.1; ${health_scope}." default:"${health_address}" placeholder:"ADDR[:PORT]" group:"Listeners"`
+	MetricsAddress Address `help:"Address of the Prometheus metrics, beside 127.0.0.1; never the external interface. None when empty." default:"${metrics_address}" placeholder:"ADDR[:PORT]" group:"Listeners"`
+}
+
+// Address is the address of a listener; the zero Address disables it.
+type Address struct{ netip.AddrPort }
+
+// parseAddress parses an address whose port may be missing, and then is the default.
+func parseAddress(text string, port uint16) (Address, error) {
+	if text == "" {
+		return Address{}, nil
+	}
+	if addr, err := netip.ParseAddr(text); err == nil {
+		return Address{netip.AddrPortFrom(addr, port)}, nil
+	}
+	at, err := netip.ParseAddrPort(text)
+	if err == nil && at.Port() == 0 {
+		err = errors.New("its port is 0, and the service needs a known one")
+	}
+	return Address{at}, err
+}
+
+// String returns the address, or "" if the listener is disabled.
+func (a Address) String() string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.AddrPort.String()
 }
 
 // Check refuses unusable addresses, and ports that another listener uses.
 func (l *Listeners) Check(r *Refusals, other Port) {
 	r.Socket("--admin-socket", l.AdminSocket)
-	r.If(l.HealthPort == 0, "--health-port=0: probes need a known port, 1 to 65535")
-	r.Ports(Port{"--health-port", l.HealthPort}, Port{"--metrics-port", l.MetricsPort}, other)
+	r.If(!l.HealthAddress.IsValid(), "--health-address is empty: probes need a known one, such as 127.0.0.1")
+	r.Ports(Port{"--health-address", l.HealthAddress.Port()}, Port{"--metrics-address", l.MetricsAddress.Port()}, other)
 }
-
-// HealthAddress returns the address of the health service.
-func (l *Listeners) HealthAddress() string { return address(l.HealthHost, l.HealthPort) }
-
-// MetricsAddress returns the address of the metrics, or "" if they are disabled.
-func (l *Listeners) MetricsAddress() string {
-	if l.MetricsPort == 0 {
-		return ""
-	}
-	return address(l.MetricsHost, l.MetricsPort)
-}
-
-func address(host string, port uint16) string { return net.JoinHostPort(host, strconv.Itoa(int(port))) }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/signal"
 	"runtime"
@@ -28,15 +29,15 @@ import (
 // Program describes a command line.
 type Program struct {
 	Name, Description       string
-	HealthPort, MetricsPort int
-	// HealthHost is the default of --health-host, and HealthScope the description of the addresses in
-	// its help. If empty: 127.0.0.1, and never the external interface.
-	HealthHost, HealthScope string
+	HealthPort, MetricsPort uint16
+	// HealthHost and MetricsHost are the default hosts of --health-address and --metrics-address; if
+	// empty: 127.0.0.1. HealthScope describes the addresses in the help of --health-address; if empty:
+	// never the external interface.
+	HealthHost, MetricsHost, HealthScope string
 	// AdminSocket is the path of the admin socket. The default is /run/vipgate/NAME.sock.
 	AdminSocket string
-	// MetricsHost is the default of --metrics-host; if empty: 127.0.0.1. IdentityCache is that of
-	// --identity-cache.
-	MetricsHost, IdentityCache string
+	// IdentityCache is the default of --identity-cache.
+	IdentityCache string
 	// Aliases lists other names of the program's variables.
 	Aliases []Alias
 	// Options holds options of the parser, such as [Mapper].
@@ -58,18 +59,23 @@ func (o *Output) Printf(format string, args ...any) { _, _ = fmt.Fprintf(o, form
 
 // New returns the parser of a command line.
 func New(p Program, commands any) (*kong.Kong, error) {
+	const loopback = "127.0.0.1"
+	address := func(host string, port uint16) string {
+		return net.JoinHostPort(cmp.Or(host, loopback), strconv.Itoa(int(port)))
+	}
 	return kong.New(commands, append(p.Options,
 		kong.Name(p.Name), kong.Description(p.Description), kong.DefaultEnvars("VIPGATE"), kong.UsageOnError(),
 		kong.Vars{
-			"health_port": strconv.Itoa(p.HealthPort), "metrics_port": strconv.Itoa(p.MetricsPort),
-			"health_host":  cmp.Or(p.HealthHost, "127.0.0.1"),
-			"health_scope": cmp.Or(p.HealthScope, "never the external interface"),
-			"metrics_host": cmp.Or(p.MetricsHost, "127.0.0.1"), "identity_cache": p.IdentityCache,
-			"admin_socket": "unix://" + cmp.Or(p.AdminSocket, "/run/vipgate/"+p.Name+".sock"),
+			"health_address": address(p.HealthHost, p.HealthPort), "asked_address": address(loopback, p.HealthPort),
+			"metrics_address": address(p.MetricsHost, p.MetricsPort),
+			"health_scope":    cmp.Or(p.HealthScope, "never the external interface"),
+			"identity_cache":  p.IdentityCache,
+			"admin_socket":    "unix://" + cmp.Or(p.AdminSocket, "/run/vipgate/"+p.Name+".sock"),
 		},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
 		Mapper("a SPIFFE ID such as spiffe://example.org/frontend", spiffeid.FromString),
 		Mapper("a trust domain such as example.org", spiffeid.TrustDomainFromString),
+		addressMapper(map[string]uint16{"health-address": p.HealthPort, "metrics-address": p.MetricsPort}),
 	)...)
 }
 
@@ -214,16 +220,15 @@ func (VersionCommand) Run(out *Output) error {
 
 // Healthcheck is the command that checks a health service.
 type Healthcheck struct {
-	Service    string `help:"Name of the service, such as Readiness or vip/20.0.0.1/32; empty for the whole process." default:"Readiness"`
-	HealthHost string `help:"Address of the gRPC health service." default:"127.0.0.1" placeholder:"ADDR"`
-	HealthPort uint16 `help:"Port of the gRPC health service." default:"${health_port}" placeholder:"PORT"`
+	Service       string  `help:"Name of the service, such as Readiness or vip/20.0.0.1/32; empty for the whole process." default:"Readiness"`
+	HealthAddress Address `help:"Address of the gRPC health service." default:"${asked_address}" placeholder:"ADDR[:PORT]"`
 }
 
 // Run returns an error unless the service serves.
 func (c *Healthcheck) Run(ctx context.Context, out *Output) error {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
-	err := health.CheckClient(ctx, address(c.HealthHost, c.HealthPort), c.Service)
+	err := health.CheckClient(ctx, c.HealthAddress.String(), c.Service)
 	if err == nil {
 		out.Printf("SERVING\n")
 	}

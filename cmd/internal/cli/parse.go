@@ -52,13 +52,25 @@ func (p Program) given(variable string) string { return cmp.Or(p.adopted[variabl
 // Mapper returns an option that parses flags of type T. The error contains the description of a
 // valid value.
 func Mapper[T any](description string, parse func(string) (T, error)) kong.Option {
+	return mapper(description, func(_, text string) (T, error) { return parse(text) })
+}
+
+// addressMapper returns an option that parses flags of type [Address], with the default port of
+// each flag.
+func addressMapper(ports map[string]uint16) kong.Option {
+	return mapper("an address such as 127.0.0.1, with or without a port", func(flag, text string) (Address, error) {
+		return parseAddress(text, ports[flag])
+	})
+}
+
+func mapper[T any](description string, parse func(flag, text string) (T, error)) kong.Option {
 	return kong.TypeMapper(reflect.TypeFor[T](),
 		kong.MapperFunc(func(ctx *kong.DecodeContext, target reflect.Value) error {
 			var text string
 			if err := ctx.Scan.PopValueInto("value", &text); err != nil {
 				return err
 			}
-			value, err := parse(text)
+			value, err := parse(ctx.Value.Name, text)
 			if err != nil {
 				return fmt.Errorf("%q is not %s: %w", text, description, err)
 			}
