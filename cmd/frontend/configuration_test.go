@@ -1,7 +1,6 @@
 package main
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
@@ -10,11 +9,5 @@ import (
 )
 
 func TestConfigurationDocument(t *testing.T) {
-	if err := clitest.Flags("../../docs/configuration.md", "frontend", parser(t), *update); err != nil {
-		t.Error(err)
-	}
-	variables := strings.Join(cli.Variables(frontendcmd.Program(), parser(t)), "\n")
-	if err := clitest.Section("../internal/cli/variables.txt", "frontend", variables, *update); err != nil {
-		t.Error(err)
-	}
+	clitest.Texts(t, "frontend", true, parser(t), cli.Variables(frontendcmd.Program(), parser(t)))
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"flag"
 	"testing"
 
 	"github.com/alecthomas/kong"
@@ -11,8 +10,6 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/frontendcmd"
 	"github.com/vipgate/vipgate/test/container"
 )
-
-var update = flag.Bool("update", false, "write docs/configuration.md instead of comparing it")
 
 func TestMain(m *testing.M) {
 	container.Main()

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
@@ -9,11 +8,5 @@ import (
 )
 
 func TestConfigurationDocument(t *testing.T) {
-	if err := clitest.Flags("../../docs/configuration.md", "kube", parser(t), *update); err != nil {
-		t.Error(err)
-	}
-	variables := strings.Join(cli.Variables(program(), parser(t)), "\n")
-	if err := clitest.Section("../internal/cli/variables.txt", "kube", variables, *update); err != nil {
-		t.Error(err)
-	}
+	clitest.Texts(t, "kube", true, parser(t), cli.Variables(program(), parser(t)))
 }

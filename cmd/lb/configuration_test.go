@@ -22,13 +22,7 @@ import (
 const docs = "../../docs/"
 
 func TestConfigurationDocument(t *testing.T) {
-	if err := clitest.Flags(docs+"configuration.md", "lb", parser(t), *update); err != nil {
-		t.Error(err)
-	}
-	variables := strings.Join(cli.Variables(program(), parser(t)), "\n")
-	if err := clitest.Section("../internal/cli/variables.txt", "lb", variables, *update); err != nil {
-		t.Error(err)
-	}
+	clitest.Texts(t, "lb", true, parser(t), cli.Variables(program(), parser(t)))
 }
 
 func document(t *testing.T) string {

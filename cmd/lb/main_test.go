@@ -1,7 +1,6 @@
 package main
 
 import (
-	"flag"
 	"testing"
 
 	"github.com/alecthomas/kong"
@@ -9,8 +8,6 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 )
-
-var update = flag.Bool("update", false, "write docs/configuration.md instead of comparing it")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 

@@ -11,13 +11,8 @@ import (
 )
 
 func TestConfigurationDocument(t *testing.T) {
-	if err := clitest.Section("../../docs/meridio.md", "meridio", meridioTable(t), *update); err != nil {
-		t.Error(err)
-	}
-	variables := strings.Join(cli.Variables(program(), parser(t)), "\n")
-	if err := clitest.Section("../internal/cli/variables.txt", "meridio-frontend", variables, *update); err != nil {
-		t.Error(err)
-	}
+	clitest.Texts(t, "meridio-frontend", false, parser(t), cli.Variables(program(), parser(t)))
+	clitest.GeneratedSection(t, "../../docs/meridio.md", "meridio", meridioTable(t))
 }
 
 // meridioTable returns the table of Meridio's variables. Converting a number and a word shows the

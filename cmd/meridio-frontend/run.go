@@ -32,30 +32,31 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
+// runCommand runs the frontend. The settings of Meridio are variables and not in the help.
 type runCommand struct {
-	NSPService       string        `name:"nsp-service" help:"Host and port of the NSP." placeholder:"HOST:PORT" group:"NSP"`
-	TrenchName       string        `help:"Name of the trench at the NSP." placeholder:"NAME" group:"NSP"`
-	AttractorName    string        `help:"Name of the attractor at the NSP." placeholder:"NAME" group:"NSP"`
-	Namespace        string        `help:"Namespace of the Secrets with the gateways' passwords." default:"default" group:"NSP"`
-	NSPEntryTimeout  time.Duration `name:"nsp-entry-timeout" help:"How often the registration at the NSP is refreshed, which removes it after 60s." default:"30s" group:"NSP"`
-	NSPKeepaliveTime time.Duration `name:"nsp-keepalive-time" help:"How long the connection to the NSP is silent before it is probed; less than 10s means 10s." default:"30s" group:"NSP"`
+	NSPService       string        `hidden:"" name:"nsp-service" help:"Host and port of the NSP." placeholder:"HOST:PORT" group:"NSP"`
+	TrenchName       string        `hidden:"" help:"Name of the trench at the NSP." placeholder:"NAME" group:"NSP"`
+	AttractorName    string        `hidden:"" help:"Name of the attractor at the NSP." placeholder:"NAME" group:"NSP"`
+	Namespace        string        `hidden:"" help:"Namespace of the Secrets with the gateways' passwords." default:"default" group:"NSP"`
+	NSPEntryTimeout  time.Duration `hidden:"" name:"nsp-entry-timeout" help:"How often the registration at the NSP is refreshed, which removes it after 60s." default:"30s" group:"NSP"`
+	NSPKeepaliveTime time.Duration `hidden:"" name:"nsp-keepalive-time" help:"How long the connection to the NSP is silent before it is probed; less than 10s means 10s." default:"30s" group:"NSP"`
 
-	ExternalInterface string        `help:"Interface toward the gateways." default:"ext-vlan" placeholder:"NAME" group:"BGP"`
-	LocalAS           uint32        `name:"local-as" help:"Local AS number, where the NSP names none." default:"8103" placeholder:"AS" group:"BGP"`
-	RemoteAS          uint32        `name:"remote-as" help:"AS number of gateways, where the NSP names none." default:"4248829953" placeholder:"AS" group:"BGP"`
-	BGPLocalPort      uint16        `name:"bgp-local-port" help:"Local BGP port, where the NSP names none." default:"10179" placeholder:"PORT" group:"BGP"`
-	BGPRemotePort     uint16        `name:"bgp-remote-port" help:"Gateways' BGP port, where the NSP names none." default:"10179" placeholder:"PORT" group:"BGP"`
-	BGPHoldTime       time.Duration `name:"bgp-hold-time" help:"Hold time, where the NSP names none." default:"3s" group:"BGP"`
-	VRRP              []nextHop     `name:"vrrp" help:"Next hop of static default routes, such as a VRRP address, repeatable. With one, no route is taken from gateways." placeholder:"ADDR" group:"BGP"`
+	ExternalInterface string        `hidden:"" help:"Interface toward the gateways." default:"ext-vlan" placeholder:"NAME" group:"BGP"`
+	LocalAS           uint32        `hidden:"" name:"local-as" help:"Local AS number, where the NSP names none." default:"8103" placeholder:"AS" group:"BGP"`
+	RemoteAS          uint32        `hidden:"" name:"remote-as" help:"AS number of gateways, where the NSP names none." default:"4248829953" placeholder:"AS" group:"BGP"`
+	BGPLocalPort      uint16        `hidden:"" name:"bgp-local-port" help:"Local BGP port, where the NSP names none." default:"10179" placeholder:"PORT" group:"BGP"`
+	BGPRemotePort     uint16        `hidden:"" name:"bgp-remote-port" help:"Gateways' BGP port, where the NSP names none." default:"10179" placeholder:"PORT" group:"BGP"`
+	BGPHoldTime       time.Duration `hidden:"" name:"bgp-hold-time" help:"Hold time, where the NSP names none." default:"3s" group:"BGP"`
+	VRRP              []nextHop     `hidden:"" name:"vrrp" help:"Next hop of static default routes, such as a VRRP address, repeatable. With one, no route is taken from gateways." placeholder:"ADDR" group:"BGP"`
 
-	BirdKernelScanTime time.Duration `help:"How often BIRD reads the kernel's routes." default:"10s" group:"BIRD"`
-	BirdLogFile        string        `help:"BIRD's own log file." default:"/var/log/bird.log" type:"path" placeholder:"FILE" group:"BIRD"`
-	BirdLogFileSize    int           `help:"Size in bytes of BIRD's own log file; 0 writes none." default:"20000" placeholder:"BYTES" group:"BIRD"`
-	LogBird            bool          `help:"Log BIRD's own lines at level info instead of debug." negatable:"" group:"BIRD"`
+	BirdKernelScanTime time.Duration `hidden:"" help:"How often BIRD reads the kernel's routes." default:"10s" group:"BIRD"`
+	BirdLogFile        string        `hidden:"" help:"BIRD's own log file." default:"/var/log/bird.log" type:"path" placeholder:"FILE" group:"BIRD"`
+	BirdLogFileSize    int           `hidden:"" help:"Size in bytes of BIRD's own log file; 0 writes none." default:"20000" placeholder:"BYTES" group:"BIRD"`
+	LogBird            bool          `hidden:"" help:"Log BIRD's own lines at level info instead of debug." negatable:"" group:"BIRD"`
 
-	MaxBackoff     time.Duration `help:"Longest wait between attempts to reach the load balancer or the NSP." default:"2s"`
-	MetricsEnabled bool          `help:"Serve metrics." default:"true" negatable:"" group:"Listeners"`
-	HealthSocket   string        `help:"Unix socket of a second gRPC health service, for exec probes; the service without a name has the state of Liveness there. None when empty." default:"unix:///tmp/health.sock" placeholder:"SOCKET" group:"Listeners"`
+	MaxBackoff     time.Duration `hidden:"" help:"Longest wait between attempts to reach the load balancer or the NSP." default:"2s"`
+	MetricsEnabled bool          `hidden:"" help:"Serve metrics." default:"true" negatable:"" group:"Listeners"`
+	HealthSocket   string        `hidden:"" help:"Unix socket of a second gRPC health service, for exec probes; the service without a name has the state of Liveness there. None when empty." default:"unix:///tmp/health.sock" placeholder:"SOCKET" group:"Listeners"`
 
 	frontendcmd.Flags
 }

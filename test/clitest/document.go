@@ -2,14 +2,52 @@ package clitest
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
+	"testing"
 
 	"github.com/alecthomas/kong"
 	"golang.org/x/sys/unix"
 )
+
+var update = flag.Bool("update", false, "write the generated texts instead of comparing them")
+
+// Texts compares the generated texts of a program with its command line: the tables in
+// docs/configuration.md unless the program has its own document, the variables that it reads, and
+// the names of its flags, which test/style counts. The test runs in cmd/NAME.
+func Texts(t *testing.T, name string, documented bool, k *kong.Kong, variables []string) {
+	t.Helper()
+	if documented {
+		if err := Flags("../../docs/configuration.md", name, k, *update); err != nil {
+			t.Error(err)
+		}
+	}
+	var flags []string
+	_ = kong.Visit(k.Model, func(node kong.Visitable, next kong.Next) error { // no visit fails
+		if f, ok := node.(*kong.Flag); ok && f.Name != "help" && f.Name != "version" && !f.Hidden {
+			flags = append(flags, f.Name)
+		}
+		return next(nil)
+	})
+	slices.Sort(flags)
+	for file, lines := range map[string][]string{
+		"../internal/cli/variables.txt": variables, "../../test/style/testdata/flags.txt": slices.Compact(flags),
+	} {
+		GeneratedSection(t, file, name, strings.Join(lines, "\n"))
+	}
+}
+
+// GeneratedSection is [Section] with the flag -update of the test.
+func GeneratedSection(t *testing.T, file, name, content string) {
+	t.Helper()
+	if err := Section(file, name, content, *update); err != nil {
+		t.Error(err)
+	}
+}
 
 // Flags compares the section NAME of a document with the reference of a command line, as [Section]
 // does: tables of the flags of the first command, a list of all commands, and a table of the other

@@ -19,6 +19,7 @@ const (
 	maxPackageLines = 3_500
 	maxProductLines = 62_300
 	maxMethods      = 40
+	maxFlags        = 136
 	// maxPhrases is the number of stilted phrases per 10 000 words of comments.
 	maxPhrases = 15.0
 )
@@ -130,4 +131,34 @@ func TestPhrases(t *testing.T) {
 func goFiles(t *testing.T) []string {
 	t.Helper()
 	return slices.DeleteFunc(sources(t), func(file string) bool { return filepath.Ext(file) != ".go" })
+}
+
+// TestFlags counts the flags of all programs, each program's on its own. Those that meridio-frontend
+// has in common with frontend, which it replaces, count once.
+func TestFlags(t *testing.T) {
+	text, err := os.ReadFile("testdata/flags.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags, program := map[string][]string{}, ""
+	for line := range strings.Lines(string(text)) {
+		switch words := strings.Fields(line); {
+		case len(words) == 4 && words[1] == "begin":
+			program = words[2]
+		case len(words) == 4:
+			program = ""
+		case len(words) == 1 && program != "":
+			flags[program] = append(flags[program], words[0])
+		}
+	}
+	flags["meridio-frontend"] = slices.DeleteFunc(flags["meridio-frontend"],
+		func(name string) bool { return slices.Contains(flags["frontend"], name) })
+	total := 0
+	for name, list := range flags {
+		t.Logf("%s: %d", name, len(list))
+		total += len(list)
+	}
+	if len(flags) != 5 || total > maxFlags {
+		t.Errorf("%d programs have %d flags; at most %d", len(flags), total, maxFlags)
+	}
 }
