@@ -22,7 +22,7 @@ func meridioTable(t *testing.T) string {
 		{"0.0.0.0:3", "0.0.0.0:TRACE"}: "a port, at every address",
 		{"3", "TRACE"}:                 "the same values",
 		{"3s", "TRACE"}:                "whole seconds, or a duration with its unit",
-		{"info", "debug"}:              "in upper or lower case; `TRACE` is `debug`, and what Meridio does not know is `info`",
+		{"info", "debug"}:              "in upper or lower case; `TRACE` is `debug`, and an unknown level is `info`",
 	}
 	var b strings.Builder
 	b.WriteString("| Meridio's variable | vipgate's | Values |\n|---|---|---|\n")

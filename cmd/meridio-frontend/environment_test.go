@@ -235,8 +235,8 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := line.Run
-			got := fmt.Sprint(r.AdminSocket, " ", r.HealthSocket, " ", r.MetricsAddress, " ", r.BirdLogFile, " ", r.BirdLogFileSize,
-				" ", r.IdentityCache)
+			got := fmt.Sprint(r.AdminSocket, " ", r.HealthSocket, " ", r.MetricsAddress, " ", r.BirdLogFile, " ",
+				r.BirdLogFileSize, " ", r.IdentityCache)
 			if got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}

@@ -45,7 +45,8 @@ func TestCommandLines(t *testing.T) {
 func usualFlags(ts *testscript.TestScript, program, trench string) []string {
 	flags := []string{
 		"--trench-file=" + ts.MkAbs(trench), "--admin-socket=" + ts.MkAbs("admin.sock"),
-		"--identity=dev", "--dev-authority-dir=" + ts.MkAbs("authority"), "--metrics-address=", "--health-address=127.0.0.1:1",
+		"--identity=dev", "--dev-authority-dir=" + ts.MkAbs("authority"), "--metrics-address=",
+		"--health-address=127.0.0.1:1",
 	}
 	switch program {
 	case "lb":

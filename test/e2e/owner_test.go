@@ -23,7 +23,10 @@ func TestNetNSHasOneOwner(t *testing.T) {
 	running := f.kernel()
 
 	other := func(name string) string { return filepath.Join(f.pod.Dir, "other", name) }
-	second := []string{"--admin-socket=unix://" + other("admin.sock"), "--health-address=127.0.0.1:7791", "--metrics-address=127.0.0.1:7792"}
+	second := []string{
+		"--admin-socket=unix://" + other("admin.sock"), "--health-address=127.0.0.1:7791",
+		"--metrics-address=127.0.0.1:7792",
+	}
 	refused := map[string][]string{
 		"second lb": f.pod.LBArgs(
 			append(second, "--dataplane=nftables", "--socket=unix://"+other("lb.sock"),

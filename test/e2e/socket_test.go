@@ -452,7 +452,9 @@ func TestReadinessSocketOwnership(t *testing.T) {
 	mark := f.mark()
 
 	// In another network namespace, where no lb is the owner.
-	beside := []string{"--health-address=127.0.0.1:7791", "--metrics-address=", "--admin-socket=unix://" + f.path("other-admin.sock")}
+	beside := []string{
+		"--health-address=127.0.0.1:7791", "--metrics-address=", "--admin-socket=unix://" + f.path("other-admin.sock"),
+	}
 	out, code := f.runIn(f.Backend, "lb", slices.Concat(f.pod.LBArgs()[1:], beside)...)
 	if want := "socket " + f.pod.Socket() + " is in use by another process"; code != 1 || !strings.Contains(out, want) {
 		t.Errorf("a second lb on the socket: exit status %d, want 1 for %q: %s", code, want, out)

@@ -28,7 +28,8 @@ func TestTargetInTrenchPod(t *testing.T) {
 		t.Helper()
 		p, err := f.Start(f.pod.Namespace(), name, append([]string{
 			filepath.Join(binaries, "target"), "run", "--pool=20.0.0.0/24,2000::/64", "--interface=" + link,
-			"--admin-socket=unix://" + filepath.Join(f.pod.Dir, "target.sock"), "--health-address=127.0.0.1:7793", "--metrics-address=127.0.0.1:7794",
+			"--admin-socket=unix://" + filepath.Join(f.pod.Dir, "target.sock"), "--health-address=127.0.0.1:7793",
+			"--metrics-address=127.0.0.1:7794",
 		}, more...)...)
 		f.must(err)
 		return p

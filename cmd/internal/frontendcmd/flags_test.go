@@ -23,7 +23,8 @@ func TestStopHasItsDrainTime(t *testing.T) {
 		return nil
 	}
 	if err := lab.NewNetNS(t).Do(func() error {
-		return flags.RunUntilStopped(t.Context(), frontend.Options{Settings: process.Settings{Log: slog.New(slog.DiscardHandler)}})
+		settings := process.Settings{Log: slog.New(slog.DiscardHandler)}
+		return flags.RunUntilStopped(t.Context(), frontend.Options{Settings: settings})
 	}); err != nil {
 		t.Fatal(err)
 	}
