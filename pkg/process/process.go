@@ -54,9 +54,9 @@ type Process struct {
 }
 
 // New returns a process without listeners and tasks.
-func New(s Settings, m Metrics) *Process {
-	m.LostLines(s.LostLines)
-	return &Process{Health: health.New(s.Log, m.Health), settings: s, metrics: m}
+func New(settings Settings, metrics Metrics) *Process {
+	metrics.LostLines(settings.LostLines)
+	return &Process{Health: health.New(settings.Log, metrics.Health), settings: settings, metrics: metrics}
 }
 
 // Services are the services of the listeners.
@@ -73,20 +73,21 @@ type Services struct {
 }
 
 // Listen opens the admin socket, the health port and the metrics port.
-func (p *Process) Listen(ctx context.Context, s Services) error {
+func (p *Process) Listen(ctx context.Context, services Services) error {
 	err := p.Serve(endpoint.NewAdmin(ctx, p.settings.AdminSocket, p.settings.Log, p.metrics,
-		p.Health.Reporter(AdminSocket), func(r grpc.ServiceRegistrar) {
-			s.Admin(r)
-			adminv1.RegisterLogServiceServer(r, endpoint.LogService{Level: p.settings.Level, Log: p.settings.Log})
-			p.Health.Register(r)
+		p.Health.Reporter(AdminSocket), func(registrar grpc.ServiceRegistrar) {
+			services.Admin(registrar)
+			adminv1.RegisterLogServiceServer(registrar, endpoint.LogService{Level: p.settings.Level, Log: p.settings.Log})
+			p.Health.Register(registrar)
 		}))
 	if err != nil {
 		return err
 	}
-	if s.Health == nil {
-		s.Health = p.Health.Register
+	if services.Health == nil {
+		services.Health = p.Health.Register
 	}
-	err = p.Serve(endpoint.NewPlain(ctx, "health", p.settings.HealthAddr, s.HealthRefused, p.metrics, s.Health))
+	err = p.Serve(endpoint.NewPlain(ctx, "health", p.settings.HealthAddr, services.HealthRefused, p.metrics,
+		services.Health))
 	if err != nil {
 		return err
 	}
@@ -95,31 +96,31 @@ func (p *Process) Listen(ctx context.Context, s Services) error {
 		if err != nil {
 			return fmt.Errorf("--metrics-address: %w", err)
 		}
-		for i, l := range listeners {
-			listeners[i] = endpoint.Except(l, s.MetricsRefused)
+		for i, listener := range listeners {
+			listeners[i] = endpoint.Except(listener, services.MetricsRefused)
 		}
 		p.tasks = append(p.tasks, metrics.NewServer(listeners, p.metrics.Registry(), p.settings.Log))
 	}
-	if s.Signals == nil {
-		s.Signals = logs.NewSignals(p.settings.Level, p.settings.Log)
+	if services.Signals == nil {
+		services.Signals = logs.NewSignals(p.settings.Level, p.settings.Log)
 	}
-	p.tasks = append(p.tasks, s.Signals)
+	p.tasks = append(p.tasks, services.Signals)
 	return nil
 }
 
 // Serve adds the endpoint that a constructor returned.
-func (p *Process) Serve(e *endpoint.Endpoint, err error) error {
+func (p *Process) Serve(server *endpoint.Endpoint, err error) error {
 	if err != nil {
 		return err
 	}
-	p.unused, p.tasks = append(p.unused, e), append(p.tasks, e)
+	p.unused, p.tasks = append(p.unused, server), append(p.tasks, server)
 	return nil
 }
 
 // Close closes the listeners of a process that did not run.
 func (p *Process) Close() {
-	for _, e := range p.unused {
-		e.Close()
+	for _, server := range p.unused {
+		server.Close()
 	}
 }
 
@@ -162,6 +163,7 @@ func (p *Process) Run(ctx context.Context, stop <-chan struct{}, plan Plan) erro
 	select {
 	case <-ctx.Done():
 	case <-failed:
+		// A drain may need the failed task, such as the loop that sends readiness.
 	case <-stop:
 		p.settings.Log.Info("stopping")
 		if plan.Drain != nil {
