@@ -81,6 +81,7 @@ func (r *Index) List(wanted func(healthcheck.Key) bool) []View {
 			list = append(list, view)
 		}
 	}
+	// Sort without the mutex, for which the loop of the load balancer would wait.
 	r.mu.Unlock()
 	slices.SortFunc(list, View.compare)
 	return list
@@ -164,6 +165,7 @@ func (watch *Watch) Take() (changed []View, removed []healthcheck.Key) {
 		if view, exists := watch.index.views[key]; exists {
 			watch.known[key] = struct{}{}
 			changed = append(changed, view)
+			// A target that came and went between two calls is not reported as removed.
 		} else if _, known := watch.known[key]; known {
 			delete(watch.known, key)
 			removed = append(removed, key)

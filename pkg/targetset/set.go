@@ -65,14 +65,15 @@ func (set *Set) Configure(streams []trench.Stream, policy AddressPolicy) {
 	set.policy = policy
 	known := make(map[string]*streamState, len(streams))
 	for _, stream := range streams {
-		st := set.streams[stream.Name]
-		if st == nil {
-			st = &streamState{}
+		state := set.streams[stream.Name]
+		if state == nil {
+			state = &streamState{}
 		}
 		delete(set.streams, stream.Name)
-		st.config, known[stream.Name] = stream, st
+		state.config, known[stream.Name] = stream, state
 		set.dirty[stream.Name] = struct{}{}
 	}
+	// The map now has only the streams that are no longer configured.
 	for name := range set.streams {
 		delete(set.ends, name)
 		set.removed = append(set.removed, name)
@@ -118,24 +119,25 @@ type Changes struct {
 
 // Update returns the changes since the last Update.
 func (set *Set) Update(now time.Time) Changes {
-	c := Changes{Removed: set.removed}
+	changes := Changes{Removed: set.removed}
 	set.removed = nil
+	// The end of a drain is a change without an input.
 	for name, end := range set.ends {
 		if !end.After(now) {
 			set.dirty[name] = struct{}{}
 		}
 	}
 	for name := range set.dirty {
-		if st, ok := set.streams[name]; ok {
-			set.resolve(now, st)
-			c.Streams = append(c.Streams, st.config)
+		if state, ok := set.streams[name]; ok {
+			set.resolve(now, state)
+			changes.Streams = append(changes.Streams, state.config)
 		}
 	}
 	clear(set.dirty)
 	for _, end := range set.ends {
-		c.Next = Soonest(c.Next, end)
+		changes.Next = Soonest(changes.Next, end)
 	}
-	return c
+	return changes
 }
 
 // Members returns the targets of a stream. The list belongs to the set and is never changed.
@@ -185,10 +187,10 @@ type originOffer struct {
 }
 
 // resolve unites the offers of all sources for one stream.
-func (set *Set) resolve(now time.Time, st *streamState) {
-	name := st.config.Name
-	u := union{st, set.policy, map[string]int{}, map[netip.Addr]string{}, map[string]Offer{}}
-	st.members, st.config.Targets, st.problems = nil, nil, [origins][]string{}
+func (set *Set) resolve(now time.Time, state *streamState) {
+	name := state.config.Name
+	u := union{state, set.policy, map[string]int{}, map[netip.Addr]string{}, map[string]Offer{}}
+	state.members, state.config.Targets, state.problems = nil, nil, [origins][]string{}
 	var next time.Time
 	var offered, leaving []originOffer
 	for origin := range Origin(origins) {
@@ -217,15 +219,16 @@ func (set *Set) resolve(now time.Time, st *streamState) {
 	for _, l := range leaving {
 		u.leave(l.Origin, l.Offer)
 	}
-	for i := range st.members {
-		member := &st.members[i]
+	// Drains by an operator come last: no source overrides them.
+	for i := range state.members {
+		member := &state.members[i]
 		if end, ok := set.drains[ID{name, member.Name}]; ok {
 			member.drain(now, end)
 			if end.After(now) {
 				next = Soonest(next, end)
 			}
 		}
-		st.config.Targets = append(st.config.Targets, trench.Target{Name: member.Name, IPs: member.IPs})
+		state.config.Targets = append(state.config.Targets, trench.Target{Name: member.Name, IPs: member.IPs})
 	}
 	if set.ends[name] = next; next.IsZero() {
 		delete(set.ends, name)

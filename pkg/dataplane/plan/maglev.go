@@ -46,6 +46,7 @@ func maglev(names []string, size, seed uint32) []uint16 {
 	for i := range table {
 		table[i] = vacant
 	}
+	// One entry for each name in turn keeps the shares equal.
 	for taken := uint32(0); ; {
 		for i := range walks {
 			walk := &walks[i]

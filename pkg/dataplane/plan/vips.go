@@ -99,6 +99,7 @@ func (owners *VIPOwners) Limit(installed map[vip.VIP]string) {
 		}
 		return 1
 	}
+	// Installed VIPs stay: a new VIP must not displace one that is advertised.
 	for f, vips := range hosts {
 		if len(vips) <= MaxHostVIPs {
 			continue
@@ -125,6 +126,7 @@ func overlap(v vip.VIP, owner map[vip.VIP]string, wide []vip.VIP) (first vip.VIP
 	if i := slices.IndexFunc(wide, v.Overlaps); i >= 0 {
 		return wide[i], owner[wide[i]]
 	}
+	// The map of owners has no order by prefix, so a wide VIP is compared with each.
 	if !v.Prefix().IsSingleIP() {
 		for w := range owner {
 			if w.Overlaps(v) && (first.IsZero() || vip.Compare(w, first) < 0) {
