@@ -7,21 +7,11 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/durable"
 )
-
-// configPath returns the path of the configuration. It is not bird.conf, which may belong to
-// another BIRD on the same host.
-func (supervisor *Supervisor) configPath() string {
-	return filepath.Join(supervisor.options.Dir, "vipgate.conf")
-}
-
-func (supervisor *Supervisor) stagedPath() string { return supervisor.configPath() + ".new" }
 
 // applyState is the progress of loading resolutions into BIRD. Only the file write is
 // asynchronous, because a disk may be slow.
@@ -32,6 +22,14 @@ type applyState struct {
 	refused []byte     // content that BIRD refused last; not retried
 	retries retries
 	again   bool // load current again: BIRD lacks some of its protocols
+}
+
+// awaitWrite waits for the end of a write, and discards its result.
+func (state *applyState) awaitWrite() {
+	if state.written != nil {
+		<-state.written
+		state.written = nil
+	}
 }
 
 // retries is the back-off after failures that are not refusals by BIRD, such as a full disk.
@@ -67,7 +65,7 @@ func (supervisor *Supervisor) stage() {
 		supervisor.configFailed(resolution.err)
 		return
 	}
-	written, path := make(chan error, 1), supervisor.stagedPath()
+	written, path := make(chan error, 1), supervisor.file.staged()
 	state.pending, state.written, state.again = resolution, written, false
 	go func() { written <- durable.Replace(path, resolution.content, 0o600) }()
 }
@@ -95,8 +93,8 @@ func (supervisor *Supervisor) applyStaged(ctx context.Context, err error) {
 }
 
 func (supervisor *Supervisor) reconfigure(ctx context.Context) error {
-	_, err := supervisor.command(ctx, `configure check "`+supervisor.stagedPath()+`"`)
-	if err := supervisor.replaceFile(err); err != nil {
+	_, err := supervisor.command(ctx, `configure check "`+supervisor.file.staged()+`"`)
+	if err := supervisor.file.replace(err); err != nil {
 		return err
 	}
 	// The lease must cover old and new static gateways during the reload: no BFD session may come
@@ -105,7 +103,7 @@ func (supervisor *Supervisor) reconfigure(ctx context.Context) error {
 	if err := supervisor.holdable(ctx, union(before, after)); err != nil {
 		return err
 	}
-	if _, err := supervisor.command(ctx, `configure "`+supervisor.configPath()+`"`); err != nil {
+	if _, err := supervisor.command(ctx, `configure "`+supervisor.file.path+`"`); err != nil {
 		return fmt.Errorf("failed to load BIRD's new configuration: %w", err)
 	}
 	if err := supervisor.lease.Gateways(ctx, after); err != nil {
@@ -123,25 +121,6 @@ func (supervisor *Supervisor) holdable(ctx context.Context, gateways []netip.Add
 		return nil
 	}
 	return err
-}
-
-// replaceFile installs the staged file, which a restarted BIRD reads, if its check passed.
-func (supervisor *Supervisor) replaceFile(checkErr error) error {
-	if checkErr != nil {
-		checkErr = fmt.Errorf("failed to check BIRD's new configuration: %w", checkErr)
-		return errors.Join(checkErr, os.Remove(supervisor.stagedPath()))
-	}
-	if err := os.Rename(supervisor.stagedPath(), supervisor.configPath()); err != nil {
-		return fmt.Errorf("failed to replace BIRD's configuration: %w", err)
-	}
-	return nil
-}
-
-func (supervisor *Supervisor) awaitWrite() {
-	if supervisor.apply.written != nil {
-		<-supervisor.apply.written
-		supervisor.apply.written = nil
-	}
 }
 
 func (supervisor *Supervisor) configured() {
@@ -172,7 +151,7 @@ func (supervisor *Supervisor) prepare(ctx context.Context) error {
 	err := state.pending.err
 	if err == nil && !bytes.Equal(state.pending.content, state.current.content) &&
 		!bytes.Equal(state.pending.content, state.refused) {
-		if err = supervisor.install(ctx, state.pending.content); err == nil {
+		if err = supervisor.file.install(ctx, state.pending.content); err == nil {
 			state.current = state.pending
 			supervisor.configured()
 			return nil
@@ -185,29 +164,8 @@ func (supervisor *Supervisor) prepare(ctx context.Context) error {
 		supervisor.configFailed(err)
 	}
 	// Do not write an unchanged file: BIRD must be able to restart on a full or read-only disk.
-	if b, err := os.ReadFile(supervisor.configPath()); err == nil && bytes.Equal(b, state.current.content) {
+	if b, err := os.ReadFile(supervisor.file.path); err == nil && bytes.Equal(b, state.current.content) {
 		return nil
 	}
-	return durable.Replace(supervisor.configPath(), state.current.content, 0o600)
-}
-
-// checkTimeout bounds `bird -p`, which takes 10 ms.
-const checkTimeout = 10 * time.Second
-
-// install checks a configuration with `bird -p` and moves it to configPath.
-func (supervisor *Supervisor) install(ctx context.Context, content []byte) error {
-	path := supervisor.stagedPath()
-	if err := durable.Replace(path, content, 0o600); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, supervisor.options.Executable, "-p", "-c", path)
-	cmd.WaitDelay = time.Second // a child process of BIRD may keep the output open
-	out, err := cmd.CombinedOutput()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.Exited() {
-		err = &refusedError{codeConfigFailed, string(bytes.TrimSpace(out))}
-	}
-	return supervisor.replaceFile(err)
+	return durable.Replace(supervisor.file.path, state.current.content, 0o600)
 }

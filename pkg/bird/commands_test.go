@@ -65,7 +65,7 @@ func TestGatewaysDuringReconfiguration(t *testing.T) {
 	defer func() { cancel(); <-ended }()
 	s.apply.current.input.Sessions = []Session{static(1)}
 	s.apply.pending.input.Sessions = []Session{static(2)}
-	if err := os.WriteFile(s.stagedPath(), nil, 0o600); err != nil {
+	if err := os.WriteFile(s.file.staged(), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.reconfigure(ctx); err != nil {

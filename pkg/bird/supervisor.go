@@ -59,6 +59,7 @@ type desired struct {
 // Supervisor runs BIRD. It implements task.Task.
 type Supervisor struct {
 	options Options
+	file    configFile
 	desired *latest.Value[desired]
 	expect  *latest.Value[[len(vip.Families)]int]
 	state   *latest.Value[State]
@@ -105,7 +106,8 @@ func NewSupervisor(options Options) *Supervisor {
 	options = options.withDefaults()
 	w := latest.New(desired{})
 	return &Supervisor{
-		options: options, desired: w, resolver: newResolver(options, w), dial: Dial, lease: bfdlease.New(options.Log),
+		options: options, file: newConfigFile(options), desired: w, resolver: newResolver(options, w), dial: Dial,
+		lease:  bfdlease.New(options.Log),
 		expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}), failures: map[string]string{},
 		hint: make(chan struct{}, 1), export: make(chan struct{}, 1), sessionUp: make(chan struct{}, 1),
 	}
@@ -240,9 +242,9 @@ func (supervisor *Supervisor) runOnce(ctx context.Context, starts int) error {
 		return err
 	}
 	supervisor.pulse.Next(0)
-	defer supervisor.awaitWrite()
+	defer supervisor.apply.awaitWrite()
 	options := supervisor.options
-	process, err := startProcess(ctx, options.Executable, supervisor.configPath(), options.Socket, options.Log,
+	process, err := startProcess(ctx, options.Executable, supervisor.file.path, options.Socket, options.Log,
 		options.LogBIRD, supervisor.event)
 	if err != nil {
 		return err
