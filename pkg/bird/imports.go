@@ -77,7 +77,8 @@ func (m imports) describe(gateways []GatewayState) {
 
 // watchImports requests the routes again that BIRD ignored.
 func (supervisor *Supervisor) watchImports(ctx context.Context, now time.Time, protocols map[string]protocolState,
-	version string) {
+	version string,
+) {
 	reload := "reload in"
 	if version >= "3" {
 		reload = "reload filters in"

@@ -195,8 +195,11 @@ func TestParseEvent(t *testing.T) {
 			true,
 		},
 		{"2026-11-21 05:27:15.452 <INFO> Reconfiguring", stateEvent{"INFO", "", "Reconfiguring"}, false},
-		{"2026-11-21 05:27:17.675 <INFO> Disabling protocol NBR-a4",
-			stateEvent{"INFO", "", "Disabling protocol NBR-a4"}, false},
+		{
+			"2026-11-21 05:27:17.675 <INFO> Disabling protocol NBR-a4",
+			stateEvent{"INFO", "", "Disabling protocol NBR-a4"},
+			false,
+		},
 		{"2026-11-21 05:27:28.146 <FATAL> Shutdown completed", stateEvent{"FATAL", "", "Shutdown completed"}, false},
 		{
 			"2026-11-21 05:27:28.146 <RMT> NBR-a4: Received: Hold timer expired",

@@ -174,8 +174,10 @@ func (resolution resolution) states(
 	was := byName(before.Gateways)
 	list := make([]GatewayState, 0, len(resolution.gateways))
 	for _, gateway := range resolution.gateways {
-		g := GatewayState{Name: gateway.Name, Address: gateway.Address, Family: gateway.Family(),
-			Protocol: gateway.Protocol, Since: at}
+		g := GatewayState{
+			Name: gateway.Name, Address: gateway.Address, Family: gateway.Family(),
+			Protocol: gateway.Protocol, Since: at,
+		}
 		old, known := was[gateway.Name]
 		g.evidence = old.evidence.about(gateway, resolution.input.Interface)
 		protocol, ok := protocols[gatewayPrefix+gateway.Name]
@@ -214,7 +216,8 @@ func (resolution resolution) states(
 
 // static sets the state of a static gateway from the state of its protocol and its BFD session.
 func (g *GatewayState) static(at time.Time, c trench.Gateway, protocol protocolState, bfd string,
-	lease bfdlease.State) {
+	lease bfdlease.State,
+) {
 	family := c.Family()
 	switch {
 	case protocol.State != "up":
