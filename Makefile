@@ -41,7 +41,7 @@ test-node: check-root check-go $(TOOLS)/kubelet $(TOOLS)/kubectl images ## Run t
 # As the images and releases have the programs: libc's pages are not in their memory.
 bench: export CGO_ENABLED := 0
 bench: bench-tool ## Measure everything that docs/performance.md shows (takes most of an hour; ROWS=1,2 for some)
-	@$(BIN)/bench --binaries=$(BIN) --json=$(BIN)/bench.json --markdown=$(BIN)/bench.md --plots=$(BIN)/plots $(if $(ROWS),--rows=$(ROWS))
+	@$(BIN)/bench --binaries=$(BIN) --json=$(BIN)/bench.json --csv=$(BIN)/bench.csv --plots=$(BIN)/plots $(if $(ROWS),--rows=$(ROWS))
 
 .PHONY: bench-quick
 bench-quick: bench-tool ## The same with few repeats and few VIPs, in under a minute: shows that it works, checks no number
@@ -98,7 +98,8 @@ generate: tools ## Generate pkg/api from proto/, the flag tables and configurati
 	$(GO) test -p 1 ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target ./cmd/meridio-frontend -run TestConfigurationDocument -update
 	$(GO) test ./pkg/trench/file -run TestSchemaIsCurrent -update
 	$(GO) test ./pkg/kube/v1alpha1 -run TestCRD -update
-	$(GO) test ./test/lab -run TestGatewaysDocument -update
+	$(GO) test ./test/lab -run 'TestGatewaysDocument|TestDynamicNeighborsDocument' -update
+	$(GO) test ./test/docs -run TestMetricsAreListed -update
 
 # A clone without tags has the commit as its version. The length is fixed: git's own depends on the clone.
 # The clone may belong to another user. Without git the programs have no version.

@@ -33,9 +33,9 @@ type options struct {
 	RepeatsScale float64 `help:"Multiply the number of repeats." default:"1.0" placeholder:"X"`
 	JSON         string  `name:"json" help:"Write the results as JSON." placeholder:"FILE"`
 	Samples      bool    `help:"Put every single value into the JSON."`
-	Markdown     string  `help:"Write the table as Markdown." placeholder:"FILE"`
+	CSV          string  `name:"csv" help:"Replace the measured rows in a CSV file, such as docs/performance.csv." placeholder:"FILE"`
 	Plots        string  `help:"Draw rows 1 and 2 as SVG." placeholder:"DIR"`
-	From         string  `help:"Measure nothing: draw the plots from the JSON of an earlier run." placeholder:"FILE"`
+	From         string  `help:"Measure nothing: write CSV and plots from the JSON of an earlier run." placeholder:"FILE"`
 }
 
 func main() {
@@ -75,8 +75,8 @@ func (o *options) check() error {
 	if !(o.RepeatsScale > 0) {
 		return fmt.Errorf("--repeats-scale=%v is not above 0", o.RepeatsScale)
 	}
-	if o.From != "" && o.Plots == "" {
-		return errors.New("--from needs --plots: the folder to draw into")
+	if o.From != "" && o.Plots == "" && o.CSV == "" {
+		return errors.New("--from needs --plots, the folder to draw into, or --csv")
 	}
 	for _, n := range o.Rows {
 		if !slices.ContainsFunc(rows, func(r row) bool { return r.number == n }) {
@@ -110,7 +110,7 @@ func run(o options, stdout, stderr io.Writer) int {
 	if o.From != "" {
 		r, err := loadReport(o.From)
 		if err == nil {
-			err = r.plot(o.Plots, stdout)
+			err = r.publish(&o, stdout)
 		}
 		if err != nil {
 			fmt.Fprintf(stderr, "bench: %v\n", err)
@@ -143,12 +143,7 @@ func run(o options, stdout, stderr io.Writer) int {
 	if o.JSON != "" {
 		err = errors.Join(err, writeFile(o.JSON, func(w io.Writer) error { return r.writeJSON(w, o.Samples) }))
 	}
-	if o.Markdown != "" {
-		err = errors.Join(err, writeFile(o.Markdown, r.writeMarkdown))
-	}
-	if o.Plots != "" {
-		err = errors.Join(err, r.plot(o.Plots, stderr))
-	}
+	err = errors.Join(err, r.publish(&o, stderr))
 	if err != nil {
 		fmt.Fprintf(stderr, "bench: %v\n", err)
 	}
@@ -156,6 +151,17 @@ func run(o options, stdout, stderr io.Writer) int {
 		return exitFailed
 	}
 	return exitMeasured
+}
+
+// publish updates the CSV file and draws the plots, as the options name them.
+func (r *report) publish(o *options, output io.Writer) (err error) {
+	if o.CSV != "" {
+		err = r.updateCSV(o.CSV)
+	}
+	if o.Plots != "" {
+		err = errors.Join(err, r.plot(o.Plots, output))
+	}
+	return err
 }
 
 // measureRows measures the selected rows, all when none is named. It continues after a row that

@@ -126,27 +126,6 @@ func TestTextTable(t *testing.T) {
 	}
 }
 
-func TestMarkdownTable(t *testing.T) {
-	var b bytes.Buffer
-	if err := testReport().writeMarkdown(&b); err != nil {
-		t.Fatal(err)
-	}
-	var cells []int
-	for line := range strings.Lines(b.String()) {
-		if strings.HasPrefix(line, "|") {
-			cells = append(cells, strings.Count(strings.ReplaceAll(line, `\|`, ""), "|"))
-		}
-	}
-	if !slices.Equal(cells, []int{14, 14, 14, 14, 14}) {
-		t.Errorf("lines of %v bars in\n%s", cells, b.String())
-	}
-	for _, text := range []string{`a \| b`, "- row 2 FAILED: two lines\n", "| 1 | flip | 10 | vipgate | 2 |"} {
-		if !strings.Contains(b.String(), text) {
-			t.Errorf("%q is missing in\n%s", text, b.String())
-		}
-	}
-}
-
 func TestJSONSamples(t *testing.T) {
 	r := testReport()
 	for _, samples := range []bool{false, true} {

@@ -103,32 +103,3 @@ func (r *report) lines() [][]string {
 	}
 	return lines
 }
-
-// writeMarkdown prints the report as Markdown.
-func (r *report) writeMarkdown(w io.Writer) error {
-	var b strings.Builder
-	for _, line := range r.about() {
-		fmt.Fprintf(&b, "- %s\n", escape(line))
-	}
-	b.WriteString("\n")
-	for i, line := range r.lines() {
-		for j := range line {
-			line[j] = escape(line[j])
-		}
-		fmt.Fprintf(&b, "| %s |\n", strings.Join(line, " | "))
-		if i == 0 {
-			b.WriteString(strings.Repeat("|---", len(columns())) + "|\n")
-		}
-	}
-	if remarks := r.remarks(); len(remarks) > 0 {
-		b.WriteString("\n")
-		for _, line := range remarks {
-			fmt.Fprintf(&b, "- %s\n", escape(strings.ReplaceAll(line, "\n", " ")))
-		}
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// escape keeps text from ending its cell.
-func escape(text string) string { return strings.ReplaceAll(text, "|", `\|`) }

@@ -176,7 +176,7 @@ func flags(t *testing.T) (flags, variables map[string]bool) {
 func TestFlagsAndVariablesExist(t *testing.T) {
 	flags, variables := flags(t)
 	mentioned := 0
-	for _, name := range []string{"README.md", "docs/operations.md"} {
+	for _, name := range []string{"README.md", "docs/operations.md", "docs/reference.md"} {
 		d := read(t, filepath.Join(root, name))
 		for _, l := range d.prose {
 			for _, c := range code(l.text) {
@@ -198,6 +198,27 @@ func TestFlagsAndVariablesExist(t *testing.T) {
 	}
 	if mentioned < 15 {
 		t.Errorf("only %d flags were found", mentioned)
+	}
+}
+
+// TestUntestedCommandsAreMarked checks that every block of commands is run by a test, or its info
+// string names its requirement, such as "sh needs=cluster".
+func TestUntestedCommandsAreMarked(t *testing.T) {
+	marked := regexp.MustCompile(`^sh (?:run-by-test|template=|needs=[a-z]+$)`)
+	blocks := 0
+	for _, d := range documents(t) {
+		for _, b := range d.blocks {
+			if b.info != "sh" && !strings.HasPrefix(b.info, "sh ") && b.info != "bash" && b.info != "console" {
+				continue
+			}
+			blocks++
+			if !marked.MatchString(b.info) {
+				t.Errorf("%s:%d: no test runs this block of commands, and needs=… does not name the reason", d.path, b.line)
+			}
+		}
+	}
+	if blocks < 50 {
+		t.Errorf("found only %d blocks of commands", blocks)
 	}
 }
 

@@ -28,8 +28,11 @@ type document struct {
 	prose  []line
 }
 
-// operations returns the document that most tests check.
+// operations returns the first aid, which explains reasons and denials.
 func operations(t *testing.T) *document { return read(t, filepath.Join(root, "docs", "operations.md")) }
+
+// reference returns the document of health services, metrics and alerts.
+func reference(t *testing.T) *document { return read(t, filepath.Join(root, "docs", "reference.md")) }
 
 // documents returns all Markdown files of the repository.
 func documents(t *testing.T) []*document {

@@ -1,6 +1,8 @@
 package docs
 
 import (
+	"flag"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -24,6 +26,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/status"
+	"github.com/vipgate/vipgate/test/clitest"
 )
 
 // known returns the metrics by the names that queries can use.
@@ -40,30 +43,48 @@ func known() map[string]metrics.Metric {
 	return all
 }
 
-func TestEveryMetricIsDocumented(t *testing.T) {
-	d := operations(t)
-	type row struct {
-		Name, Type string
-		Labels     []string
+var update = flag.Bool("update", false, "write the list of metrics instead of comparing it")
+
+// TestMetricsAreListed compares the list of metrics in the reference with the programs. What each
+// metric means is in its HELP line at /metrics.
+func TestMetricsAreListed(t *testing.T) {
+	programs := []struct{ title, prefix string }{
+		{"All programs (and `go_*`, `process_*`)", ""},
+		{"Frontend, port 2224", "vipgate_frontend_"},
+		{"Load balancer, port 2223", "vipgate_lb_"},
+		{"Kube, port 2225", "vipgate_kube_"},
+		{"Target, port 2226", "vipgate_target_"},
 	}
-	var want, got []row
+	listed := map[string][]string{}
 	for _, m := range metrics.All() {
-		want = append(want, row{m.Name, string(m.Type), m.Labels})
-	}
-	for _, head := range []string{
-		"All programs (and `go_*`, `process_*`):", "Frontend, port 2224:", "Load balancer, port 2223:",
-		"Kube, port 2225:", "Target, port 2226:",
-	} {
-		for _, cells := range table(t, d.below(t, head)) {
-			if len(cells) != 4 || cells[3] == "" {
-				t.Errorf("row %q has no meaning", cells)
-				continue
-			}
-			got = append(got, row{strings.Join(code(cells[0]), ""), cells[1], code(cells[2])})
+		if m.Help == "" {
+			t.Errorf("%s has no help", m.Name)
 		}
+		title := programs[0].title
+		for _, p := range programs[1:] {
+			if strings.HasPrefix(m.Name, p.prefix) {
+				title = p.title
+			}
+		}
+		labels := ""
+		if len(m.Labels) > 0 {
+			labels = "{" + strings.Join(m.Labels, ",") + "}"
+		}
+		key := title + string(m.Type)
+		listed[key] = append(listed[key], "`"+m.Name+labels+"`")
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("the metrics that exist (-) and those in %s (+):\n%s", d.path, diff)
+	var b strings.Builder
+	for _, p := range programs {
+		fmt.Fprintf(&b, "**%s**\n\n", p.title)
+		for _, kind := range []metrics.Type{metrics.Gauge, metrics.Counter, metrics.Histogram} {
+			if names := listed[p.title+string(kind)]; len(names) > 0 {
+				fmt.Fprintf(&b, "- %s:\n  %s\n", kind, strings.Join(names, ",\n  "))
+			}
+		}
+		b.WriteString("\n")
+	}
+	if err := clitest.Section(reference(t).path, "metrics", b.String(), *update); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -177,7 +198,7 @@ const (
 func documentedServices(t *testing.T, above string) []string {
 	t.Helper()
 	var names []string
-	for _, cells := range table(t, operations(t).below(t, above)) {
+	for _, cells := range table(t, reference(t).below(t, above)) {
 		if len(cells) != 3 || cells[1] == "" || cells[2] == "" {
 			t.Errorf("the row of %q does not say what it means", cells[0])
 		}
@@ -192,7 +213,7 @@ func TestEveryHealthServiceIsDocumented(t *testing.T) {
 		more        []string
 	}{
 		{frontendServices, "pkg/frontend/frontend.go", []string{
-			"RouteBack/ipv4", "RouteBack/ipv6", "SourceRouting/ipv4", "SourceRouting/ipv6",
+			"NSPCli", "RouteBack/ipv4", "RouteBack/ipv6", "SourceRouting/ipv4", "SourceRouting/ipv6",
 		}},
 		{lbServices, "pkg/lb/lb.go", []string{process.AdminSocket}},
 		{kubeServices, "pkg/kube/kube.go", []string{process.AdminSocket}},
@@ -231,7 +252,7 @@ func TestFrontendReasonsAreExplained(t *testing.T) {
 	for _, l := range d.prose {
 		if h := heading(l.text); strings.HasPrefix(l.text, "## ") {
 			section = h
-		} else if h != "" && strings.HasPrefix(section, "1. ") {
+		} else if h != "" && section == "A VIP is not advertised" {
 			documented[h] = true
 		}
 	}
@@ -253,6 +274,73 @@ func TestFrontendReasonsAreExplained(t *testing.T) {
 	}
 	for h := range documented {
 		t.Errorf("%s explains %q, which is no reason", d.path, h)
+	}
+}
+
+// TestPackageMap compares the map of packages in architecture.md, the only one, with the packages.
+func TestPackageMap(t *testing.T) {
+	mapped := map[string]bool{}
+	d := read(t, filepath.Join(root, "docs", "architecture.md"))
+	for _, cells := range table(t, d.below(t, "Packages and floors")) {
+		for _, name := range code(cells[1]) {
+			mapped[name] = true
+		}
+	}
+	for _, pattern := range []string{"cmd/*", "pkg/*", "pkg/*/*"} {
+		files, err := filepath.Glob(filepath.Join(root, pattern, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			dir, err := filepath.Rel(root, filepath.Dir(file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !mapped[dir] && !strings.HasPrefix(dir, "pkg/api") {
+				t.Errorf("docs/architecture.md does not map %s", dir)
+				mapped[dir] = true
+			}
+		}
+	}
+	for name := range mapped {
+		if _, err := os.Stat(filepath.Join(root, name)); err != nil {
+			t.Errorf("docs/architecture.md maps %s: %v", name, err)
+		}
+	}
+}
+
+// maxWords bounds all documents together. A longer text replaces another one.
+const maxWords = 45000
+
+func TestWordsOfDocuments(t *testing.T) {
+	total, words := 0, map[string]int{}
+	for _, d := range documents(t) {
+		text, err := os.ReadFile(d.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		words[d.path] = len(strings.Fields(string(text)))
+		total += words[d.path]
+	}
+	if total <= maxWords {
+		return
+	}
+	largest := slices.SortedFunc(maps.Keys(words), func(a, b string) int { return words[b] - words[a] })
+	for _, path := range largest[:10] {
+		t.Logf("%6d %s", words[path], path)
+	}
+	t.Errorf("the documents have %d words; at most %d", total, maxWords)
+}
+
+// TestStatusScreen checks that README.md shows a status as the frontend prints it.
+func TestStatusScreen(t *testing.T) {
+	golden, err := os.ReadFile(filepath.Join(root, "pkg/status/testdata/frontend-good.golden"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := read(t, filepath.Join(root, "README.md"))
+	if !slices.ContainsFunc(d.blocks, func(b block) bool { return b.text == string(golden) }) {
+		t.Error("README.md does not show pkg/status/testdata/frontend-good.golden")
 	}
 }
 
@@ -281,7 +369,7 @@ func TestDenialReasonsAreExplained(t *testing.T) {
 			}
 		}
 	}
-	for _, cells := range table(t, d.below(t, "What a denial looks like")) {
+	for _, cells := range table(t, d.below(t, "Denials")) {
 		got = append(got, code(cells[0])...)
 	}
 	slices.Sort(want)

@@ -324,6 +324,8 @@ func (r *reader) logged(t *testing.T, text string) {
 
 func TestOperationsCommandsRun(t *testing.T) {
 	r := newReader(t)
+	// The first aid uses the SVID of the reference, and shows the log lines of its denials.
+	r.follow(t, reference(t), 10)
 	r.follow(t, operations(t), 15)
 	t.Run("health services", r.healthServicesAreDocumented)
 }

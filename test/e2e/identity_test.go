@@ -455,7 +455,7 @@ func grpcurl(t *testing.T) string {
 	return path
 }
 
-// Runs the commands of docs/operations.md#readiness-socket-mutual-tls.
+// Runs the commands of docs/reference.md#readiness-socket-mutual-tls.
 func TestGRPCurlWithOperatorSVID(t *testing.T) {
 	t.Parallel()
 	tool := grpcurl(t)

@@ -26,7 +26,7 @@ const (
 	objects       = "yaml"
 	fileIs        = "yaml file="
 	commands      = "sh run-by-test"
-	otherCommands = "sh"
+	otherCommands = "sh needs=cluster"
 )
 
 // user is a user who follows documents in a clone of the repository, with kubectl and helm.

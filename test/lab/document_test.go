@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -19,9 +20,8 @@ var update = flag.Bool("update", false, "write docs/gateways.md instead of compa
 const gatewaysDocument = "../../docs/gateways.md"
 
 // blockPattern matches a fenced block that names a template of the folder gateways, and
-// optionally an option: the block is then either the lines that the option adds, or the whole
-// with them.
-var blockPattern = regexp.MustCompile("(?m)^```[a-z]+ template=(\\S+)(?: (adds|with)=(\\S+))?\n((?s:.*?))^```$")
+// optionally an option: the block then has the lines that the option adds.
+var blockPattern = regexp.MustCompile("(?m)^```[a-z]+ template=(\\S+)(?: adds=(\\S+))?\n((?s:.*?))^```$")
 
 // documented returns the configuration of the document: GatewayA, with BFD where the daemon
 // supports it.
@@ -34,7 +34,7 @@ func documented(template string) GatewayConfig {
 
 // shown renders a template for the document, with an option, or the lines that an option adds to
 // it.
-func shown(template, how, option string) (string, error) {
+func shown(template, option string) (string, error) {
 	c := documented(template)
 	base, err := render(template+".tmpl", rendered{GatewayConfig: c})
 	if err != nil || option == "" {
@@ -45,8 +45,6 @@ func shown(template, how, option string) (string, error) {
 		c.Password = "SECRET"
 	case "passive":
 		c.Passive = true
-	case "ranges":
-		c.Ranges = ExternalSubnets()
 	default:
 		return "", fmt.Errorf("there is no option %q", option)
 	}
@@ -54,18 +52,44 @@ func shown(template, how, option string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if how == "with" {
-		return text, nil
-	}
 	seen := slices.Collect(strings.Lines(base))
 	var added strings.Builder
+	table := ""
 	for line := range strings.Lines(text) {
+		if strings.HasSuffix(template, ".toml") && strings.HasPrefix(strings.TrimSpace(line), "[") {
+			table = line
+		}
 		if !slices.Contains(seen, line) {
 			seen = append(seen, line)
-			added.WriteString(line)
+			// A key of TOML needs its table.
+			added.WriteString(table + line)
+			table = ""
 		}
 	}
 	return added.String(), nil
+}
+
+// TestDynamicNeighborsDocument compares the files with dynamic neighbors with the tests' own.
+func TestDynamicNeighborsDocument(t *testing.T) {
+	for template, name := range map[string]string{
+		"bird.conf": "bird-dynamic.conf", "frr.conf": "frr-dynamic.conf", "gobgpd.toml": "gobgpd-dynamic.toml",
+	} {
+		c := documented(template)
+		c.Ranges = ExternalSubnets()
+		want, err := render(template+".tmpl", rendered{GatewayConfig: c})
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(filepath.Dir(gatewaysDocument), "gateways", name)
+		if *update {
+			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := os.ReadFile(path); err != nil || string(got) != want {
+			t.Errorf("%s differs from the tests' configuration (%v): run make generate", path, err)
+		}
+	}
 }
 
 // The configurations in docs/gateways.md match the configurations of the tests, without their
@@ -79,13 +103,13 @@ func TestGatewaysDocument(t *testing.T) {
 	text := blockPattern.ReplaceAllStringFunc(string(b), func(block string) string {
 		m := blockPattern.FindStringSubmatch(block)
 		blocks[m[1]]++
-		want, err := shown(m[1], m[2], m[3])
+		want, err := shown(m[1], m[2])
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want != m[4] && !*update {
+		if want != m[3] && !*update {
 			t.Errorf("the block of %s %s is\n%s\nbut the tests use\n%s\nrun go test ./test/lab -run "+
-				"TestGatewaysDocument -update", m[1], m[3], m[4], want)
+				"TestGatewaysDocument -update", m[1], m[2], m[3], want)
 		}
 		first, _, _ := strings.Cut(block, "\n")
 		return first + "\n" + want + "```"
