@@ -33,3 +33,26 @@ func TestRelativeLinks(t *testing.T) {
 		}
 	}
 }
+
+// sourcePath matches inline code that names a file or folder of the repository.
+var sourcePath = regexp.MustCompile(`^(?:charts|cmd|deployments|docs|pkg|proto|test|tools)/[\w./*-]*$`)
+
+func TestMentionedSourcesExist(t *testing.T) {
+	mentioned := 0
+	for _, d := range documents(t) {
+		for _, l := range d.prose {
+			for _, name := range code(l.text) {
+				if !sourcePath.MatchString(name) {
+					continue
+				}
+				mentioned++
+				if found, err := filepath.Glob(filepath.Join(root, name)); err != nil || len(found) == 0 {
+					t.Errorf("%s:%d: %s does not exist (%v)", d.path, l.number, name, err)
+				}
+			}
+		}
+	}
+	if mentioned < 100 {
+		t.Errorf("found only %d files and folders", mentioned)
+	}
+}
