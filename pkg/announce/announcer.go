@@ -49,24 +49,25 @@ type Options struct {
 	OnWritten func(cause, at time.Time, revision uint64)
 }
 
-func (o Options) withDefaults() Options {
-	o.Local = cmp.Or(o.Local, netip.AddrFrom4([4]byte{127, 0, 0, 2}))
-	o.HoldTime, o.Log = cmp.Or(o.HoldTime, DefaultHoldTime), cmp.Or(o.Log, slog.New(slog.DiscardHandler))
-	return o
+func (options Options) withDefaults() Options {
+	options.Local = cmp.Or(options.Local, netip.AddrFrom4([4]byte{127, 0, 0, 2}))
+	options.HoldTime = cmp.Or(options.HoldTime, DefaultHoldTime)
+	options.Log = cmp.Or(options.Log, slog.New(slog.DiscardHandler))
+	return options
 }
 
-func (o Options) validate() error {
+func (options Options) validate() error {
 	switch {
-	case !o.Local.Is4() || o.Local.IsUnspecified():
-		return fmt.Errorf("local address %s is not a non-zero IPv4 address", o.Local)
-	case !o.Peer.Addr().Is4() || o.Peer.Port() == 0:
-		return fmt.Errorf("peer %s is not an IPv4 address with a port", o.Peer)
-	case o.PeerAS == 0 || o.PeerAS == LocalAS:
-		return fmt.Errorf("peer AS %d must differ from 0 and from the local AS %d", o.PeerAS, LocalAS)
-	case len(o.Password) > maxPassword:
-		return fmt.Errorf("password has %d bytes; TCP-MD5 supports at most %d", len(o.Password), maxPassword)
-	case o.HoldTime < 3*time.Second || o.HoldTime > 65535*time.Second || o.HoldTime%time.Second != 0:
-		return fmt.Errorf("hold time %s must be whole seconds from 3 s to 65535 s", o.HoldTime)
+	case !options.Local.Is4() || options.Local.IsUnspecified():
+		return fmt.Errorf("local address %s is not a non-zero IPv4 address", options.Local)
+	case !options.Peer.Addr().Is4() || options.Peer.Port() == 0:
+		return fmt.Errorf("peer %s is not an IPv4 address with a port", options.Peer)
+	case options.PeerAS == 0 || options.PeerAS == LocalAS:
+		return fmt.Errorf("peer AS %d must differ from 0 and from the local AS %d", options.PeerAS, LocalAS)
+	case len(options.Password) > maxPassword:
+		return fmt.Errorf("password has %d bytes; TCP-MD5 supports at most %d", len(options.Password), maxPassword)
+	case options.HoldTime < 3*time.Second || options.HoldTime > 65535*time.Second || options.HoldTime%time.Second != 0:
+		return fmt.Errorf("hold time %s must be whole seconds from 3 s to 65535 s", options.HoldTime)
 	}
 	return nil
 }
@@ -103,92 +104,93 @@ type Announcer struct {
 }
 
 // New returns an announcer that is idle until Run. Run reports invalid options.
-func New(o Options) *Announcer {
-	a := &Announcer{
-		options: o.withDefaults(), state: latest.New(State{}),
+func New(options Options) *Announcer {
+	announcer := &Announcer{
+		options: options.withDefaults(), state: latest.New(State{}),
 		up: latest.New(gate.Announcer{}), table: newTable(), wake: make(chan struct{}, 1),
 	}
-	a.dial = a.dialTCP
-	return a
+	announcer.dial = announcer.dialTCP
+	return announcer
 }
 
 // State returns the session's state.
-func (a *Announcer) State() *latest.Value[State] { return a.state }
+func (announcer *Announcer) State() *latest.Value[State] { return announcer.state }
 
 // Up returns whether the session is established. Unlike State it does not change with each write.
-func (a *Announcer) Up() *latest.Value[gate.Announcer] { return a.up }
+func (announcer *Announcer) Up() *latest.Value[gate.Announcer] { return announcer.up }
 
 // String implements task.Task.
-func (a *Announcer) String() string { return "announcer" }
+func (announcer *Announcer) String() string { return "announcer" }
 
 // Post stores a decision and writes it without blocking; the session's goroutine writes the bytes
 // that do not fit the socket buffer. It is safe for concurrent use. Pending batches are merged;
 // the newest advertisement of each VIP wins. Post does not retain b.Changes.
-func (a *Announcer) Post(b Batch) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.table.post(b, a.session != nil)
-	if a.session != nil && !a.session.post() {
-		latest.Wake(a.wake)
+func (announcer *Announcer) Post(batch Batch) {
+	announcer.mu.Lock()
+	defer announcer.mu.Unlock()
+	announcer.table.post(batch, announcer.session != nil)
+	if announcer.session != nil && !announcer.session.post() {
+		latest.Wake(announcer.wake)
 	}
 }
 
 // Heartbeat records that the gate's loop was alive at t. It does not block and is safe for
 // concurrent use; the newest time wins. Call it at least every second, at the instants of package
 // tick: a KEEPALIVE that is due waits for it if the one before is older than [MaxHeartbeatAge].
-func (a *Announcer) Heartbeat(t time.Time) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if t.After(a.heartbeat) {
-		a.heartbeat = t
+func (announcer *Announcer) Heartbeat(alive time.Time) {
+	announcer.mu.Lock()
+	defer announcer.mu.Unlock()
+	if alive.After(announcer.heartbeat) {
+		announcer.heartbeat = alive
 	}
-	if a.awaited && a.isFresh() {
-		a.awaited = false
-		latest.Wake(a.wake)
+	// Most heartbeats find the session asleep until its next KEEPALIVE and need not wake it.
+	if announcer.awaited && announcer.isFresh() {
+		announcer.awaited = false
+		latest.Wake(announcer.wake)
 	}
 }
 
 // heartbeatIsFresh reports whether the gate is live. If it is not, the next heartbeat wakes the
 // session's goroutine.
-func (a *Announcer) heartbeatIsFresh() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.awaited = !a.isFresh()
-	return !a.awaited
+func (announcer *Announcer) heartbeatIsFresh() bool {
+	announcer.mu.Lock()
+	defer announcer.mu.Unlock()
+	announcer.awaited = !announcer.isFresh()
+	return !announcer.awaited
 }
 
-func (a *Announcer) isFresh() bool {
-	return !a.heartbeat.IsZero() && time.Since(a.heartbeat) < MaxHeartbeatAge
+func (announcer *Announcer) isFresh() bool {
+	return !announcer.heartbeat.IsZero() && time.Since(announcer.heartbeat) < MaxHeartbeatAge
 }
 
 // Run keeps the session up until ctx ends. It then writes pending changes, ends the session with
 // a Cease NOTIFICATION, and returns nil. It fails only for invalid options.
-func (a *Announcer) Run(ctx context.Context) error {
-	enc, err := newEncoder(a.options)
-	if err := cmp.Or(a.options.validate(), err); err != nil {
-		return fmt.Errorf("failed to start the announcer for %s: %w", a.options.Peer, err)
+func (announcer *Announcer) Run(ctx context.Context) error {
+	enc, err := newEncoder(announcer.options)
+	if err := cmp.Or(announcer.options.validate(), err); err != nil {
+		return fmt.Errorf("failed to start the announcer for %s: %w", announcer.options.Peer, err)
 	}
 	delay := backoff.Backoff{Min: minBackoff, Max: maxBackoff}
-	for a.awaitHeartbeat(ctx) {
-		err := a.attempt(ctx, enc)
+	for announcer.awaitHeartbeat(ctx) {
+		err := announcer.attempt(ctx, enc)
 		if errors.Is(err, context.Canceled) {
 			err = nil
 		}
-		s := a.state.Load()
-		if s.Established && time.Since(s.Since) >= stableSession {
+		state := announcer.state.Load()
+		if state.Established && time.Since(state.Since) >= stableSession {
 			delay.Reset()
 		}
-		a.down(err)
+		announcer.down(err)
 		_ = delay.Wait(ctx) // awaitHeartbeat checks ctx
 	}
 	return nil
 }
 
 // awaitHeartbeat waits for a fresh heartbeat. It returns false when ctx ended first.
-func (a *Announcer) awaitHeartbeat(ctx context.Context) bool {
-	for !a.heartbeatIsFresh() {
+func (announcer *Announcer) awaitHeartbeat(ctx context.Context) bool {
+	for !announcer.heartbeatIsFresh() {
 		select {
-		case <-a.wake:
+		case <-announcer.wake:
 		case <-ctx.Done():
 			return false
 		}
@@ -197,68 +199,69 @@ func (a *Announcer) awaitHeartbeat(ctx context.Context) bool {
 }
 
 // attempt connects once and serves the session until it ends.
-func (a *Announcer) attempt(ctx context.Context, enc *encoder) error {
-	a.state.Update(func(s State) State { s.Attempts++; return s })
-	conn, err := a.dial(ctx)
+func (announcer *Announcer) attempt(ctx context.Context, enc *encoder) error {
+	announcer.state.Update(func(state State) State { state.Attempts++; return state })
+	conn, err := announcer.dial(ctx)
 	if err != nil {
-		return fmt.Errorf("failed to connect to BIRD at %s: %w", a.options.Peer, err)
+		return fmt.Errorf("failed to connect to BIRD at %s: %w", announcer.options.Peer, err)
 	}
-	if err := newSession(a, enc, conn).run(ctx); err != nil {
-		return fmt.Errorf("session with BIRD at %s: %w", a.options.Peer, err)
+	if err := newSession(announcer, enc, conn).run(ctx); err != nil {
+		return fmt.Errorf("session with BIRD at %s: %w", announcer.options.Peer, err)
 	}
 	return nil
 }
 
-func (a *Announcer) established() {
+func (announcer *Announcer) established() {
 	now := time.Now()
-	a.state.Update(func(s State) State {
-		s.Established, s.Since, s.LastError = true, now, nil
-		s.Sessions++
-		return s
+	announcer.state.Update(func(state State) State {
+		state.Established, state.Since, state.LastError = true, now, nil
+		state.Sessions++
+		return state
 	})
-	a.up.Set(gate.Announcer{Up: true, Since: now})
-	a.options.Log.Info("session with BIRD established", "peer", a.options.Peer)
+	announcer.up.Set(gate.Announcer{Up: true, Since: now})
+	announcer.options.Log.Info("session with BIRD established", "peer", announcer.options.Peer)
 }
 
 // down records the end of an attempt or a session; err is nil when Run was stopped.
-func (a *Announcer) down(err error) {
-	was := a.state.Load()
-	is := was
+func (announcer *Announcer) down(err error) {
+	was := announcer.state.Load()
+	current := was
 	if was.Established {
-		is = State{Since: time.Now(), Attempts: was.Attempts, Sessions: was.Sessions, LastError: was.LastError}
+		current = State{Since: time.Now(), Attempts: was.Attempts, Sessions: was.Sessions, LastError: was.LastError}
 	}
 	if err != nil {
-		is.LastError = err
+		current.LastError = err
 	}
-	a.state.Set(is)
+	announcer.state.Set(current)
 	if was.Established {
-		a.up.Set(gate.Announcer{Since: is.Since})
+		announcer.up.Set(gate.Announcer{Since: current.Since})
 	}
+	// BIRD may be away for long: log a failure once, until it changes.
 	switch {
 	case err == nil && was.Established:
-		a.options.Log.Info("session with BIRD closed", "peer", a.options.Peer)
+		announcer.options.Log.Info("session with BIRD closed", "peer", announcer.options.Peer)
 	case err == nil:
 	case was.Established:
-		a.options.Log.Warn("session with BIRD lost", "peer", a.options.Peer, "error", err)
+		announcer.options.Log.Warn("session with BIRD lost", "peer", announcer.options.Peer, "error", err)
 	case was.LastError == nil || was.LastError.Error() != err.Error():
-		a.options.Log.Info("connection to BIRD failed, retrying", "peer", a.options.Peer, "attempts", was.Attempts,
-			"error", err)
+		announcer.options.Log.Info("connection to BIRD failed, retrying", "peer", announcer.options.Peer,
+			"attempts", was.Attempts, "error", err)
 	}
 }
 
-func (a *Announcer) dialTCP(ctx context.Context) (net.Conn, error) {
-	d := net.Dialer{
+func (announcer *Announcer) dialTCP(ctx context.Context) (net.Conn, error) {
+	dialer := net.Dialer{
 		Timeout:   dialTimeout,
-		LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(a.options.Local, 0)),
+		LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(announcer.options.Local, 0)),
 		KeepAlive: -1, // BGP has its own KEEPALIVE
 	}
 	// MPTCP and TCP_MD5SIG exclude each other.
-	d.SetMultipathTCP(false)
-	if a.options.Password != "" {
-		d.Control = signWith(a.options.Password, a.options.Peer.Addr())
+	dialer.SetMultipathTCP(false)
+	if announcer.options.Password != "" {
+		dialer.Control = signWith(announcer.options.Password, announcer.options.Peer.Addr())
 	}
-	conn, err := d.DialContext(ctx, "tcp4", a.options.Peer.String())
-	if err != nil && a.options.Password != "" && errors.Is(err, context.DeadlineExceeded) {
+	conn, err := dialer.DialContext(ctx, "tcp4", announcer.options.Peer.String())
+	if err != nil && announcer.options.Password != "" && errors.Is(err, context.DeadlineExceeded) {
 		return nil, fmt.Errorf("%w (the peer does not listen or has another TCP-MD5 key)", err)
 	}
 	return conn, err

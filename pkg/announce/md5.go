@@ -34,9 +34,9 @@ func ProbeMD5() error {
 // signWith returns a net.Dialer.Control that signs the connection to peer. The key must be set
 // before connect, since the SYN is signed, too.
 func signWith(password string, peer netip.Addr) func(string, string, syscall.RawConn) error {
-	return func(_, _ string, c syscall.RawConn) error {
+	return func(_, _ string, raw syscall.RawConn) error {
 		var set error
-		if err := c.Control(func(fd uintptr) { set = setKey(int(fd), password, peer) }); err != nil {
+		if err := raw.Control(func(fd uintptr) { set = setKey(int(fd), password, peer) }); err != nil {
 			return err
 		}
 		return set
@@ -47,8 +47,8 @@ func setKey(fd int, password string, peer netip.Addr) error {
 	sig := unix.TCPMD5Sig{Keylen: uint16(len(password))}
 	sig.Addr.Family = unix.AF_INET
 	// struct sockaddr_in after its family: port (2 bytes, ignored), address.
-	a := peer.As4()
-	copy(sig.Addr.Data[2:], a[:])
+	addr := peer.As4()
+	copy(sig.Addr.Data[2:], addr[:])
 	copy(sig.Key[:], password)
 	return os.NewSyscallError("setsockopt TCP_MD5SIG",
 		unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, unix.TCP_MD5SIG, &sig))

@@ -21,57 +21,59 @@ var minLength = map[uint8]uint16{
 // readMessage reads one BGP message. The body of an UPDATE is skipped: received routes are
 // ignored. A protocol error of the peer is returned as *bgp.MessageError, which a NOTIFICATION
 // reports (RFC 4271 section 6).
-func readMessage(r *bufio.Reader) (*bgp.BGPMessage, error) {
+func readMessage(reader *bufio.Reader) (*bgp.BGPMessage, error) {
 	var buf [bgp.BGP_MAX_MESSAGE_LENGTH]byte
-	if _, err := io.ReadFull(r, buf[:bgp.BGP_HEADER_LENGTH]); err != nil {
+	if _, err := io.ReadFull(reader, buf[:bgp.BGP_HEADER_LENGTH]); err != nil {
 		return nil, err
 	}
-	var h bgp.BGPHeader
-	if err := h.DecodeFromBytes(buf[:bgp.BGP_HEADER_LENGTH]); err != nil {
+	var header bgp.BGPHeader
+	if err := header.DecodeFromBytes(buf[:bgp.BGP_HEADER_LENGTH]); err != nil {
 		return nil, fmt.Errorf("unreadable message: %w", err)
 	}
-	tooLong := h.Len > bgp.BGP_MAX_MESSAGE_LENGTH || h.Type == bgp.BGP_MSG_KEEPALIVE && h.Len > bgp.BGP_HEADER_LENGTH
-	if tooLong || h.Len < minLength[h.Type] {
+	tooLong := header.Len > bgp.BGP_MAX_MESSAGE_LENGTH ||
+		header.Type == bgp.BGP_MSG_KEEPALIVE && header.Len > bgp.BGP_HEADER_LENGTH
+	if tooLong || header.Len < minLength[header.Type] {
 		return nil, bgp.NewMessageError(bgp.BGP_ERROR_MESSAGE_HEADER_ERROR, bgp.BGP_ERROR_SUB_BAD_MESSAGE_LENGTH,
-			binary.BigEndian.AppendUint16(nil, h.Len),
-			fmt.Sprintf("message of type %d has invalid length %d", h.Type, h.Len))
+			binary.BigEndian.AppendUint16(nil, header.Len),
+			fmt.Sprintf("message of type %d has invalid length %d", header.Type, header.Len))
 	}
-	body := buf[bgp.BGP_HEADER_LENGTH:h.Len]
-	if _, err := io.ReadFull(r, body); err != nil {
+	body := buf[bgp.BGP_HEADER_LENGTH:header.Len]
+	if _, err := io.ReadFull(reader, body); err != nil {
 		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
 		return nil, err
 	}
-	if h.Type == bgp.BGP_MSG_UPDATE {
-		return &bgp.BGPMessage{Header: h, Body: &bgp.BGPUpdate{}}, nil
+	if header.Type == bgp.BGP_MSG_UPDATE {
+		return &bgp.BGPMessage{Header: header, Body: &bgp.BGPUpdate{}}, nil
 	}
-	m, err := bgp.ParseBGPBody(&h, body)
+	message, err := bgp.ParseBGPBody(&header, body)
 	if err != nil {
 		return nil, fmt.Errorf("unreadable message: %w", err)
 	}
-	return m, nil
+	return message, nil
 }
 
 // checkOpen validates the peer's OPEN and returns the session's hold time.
-func checkOpen(m *bgp.BGPOpen, o Options) (time.Duration, error) {
+func checkOpen(open *bgp.BGPOpen, options Options) (time.Duration, error) {
 	reject := func(subcode uint8, data []byte, format string, args ...any) (time.Duration, error) {
 		return 0, bgp.NewMessageError(bgp.BGP_ERROR_OPEN_MESSAGE_ERROR, subcode, data, fmt.Sprintf(format, args...))
 	}
-	if m.Version != 4 {
+	if open.Version != 4 {
 		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_VERSION_NUMBER, []byte{0, 4}, "BIRD speaks BGP version %d, not 4",
-			m.Version)
+			open.Version)
 	}
+	// A capability may be in any of several parameters, and a parameter may hold several.
 	var as4 *bgp.CapFourOctetASNumber
 	families := make(map[bgp.Family]bool)
-	for _, p := range m.OptParams {
-		if caps, ok := p.(*bgp.OptionParameterCapability); ok {
-			for _, c := range caps.Capability {
-				switch c := c.(type) {
+	for _, parameter := range open.OptParams {
+		if caps, ok := parameter.(*bgp.OptionParameterCapability); ok {
+			for _, capability := range caps.Capability {
+				switch capability := capability.(type) {
 				case *bgp.CapFourOctetASNumber:
-					as4 = c
+					as4 = capability
 				case *bgp.CapMultiProtocol:
-					families[c.CapValue] = true
+					families[capability.CapValue] = true
 				}
 			}
 		}
@@ -81,24 +83,24 @@ func checkOpen(m *bgp.BGPOpen, o Options) (time.Duration, error) {
 		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, capability,
 			"BIRD does not support 4-octet AS numbers; remove `enable as4 off` from the session")
 	}
-	if as4.CapValue != o.PeerAS {
-		return reject(bgp.BGP_ERROR_SUB_BAD_PEER_AS, nil, "BIRD has AS %d, expected AS %d", as4.CapValue, o.PeerAS)
+	if as4.CapValue != options.PeerAS {
+		return reject(bgp.BGP_ERROR_SUB_BAD_PEER_AS, nil, "BIRD has AS %d, expected AS %d", as4.CapValue, options.PeerAS)
 	}
-	if !m.ID.Is4() || m.ID.IsUnspecified() {
-		return reject(bgp.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER, nil, "BIRD's router id is %s", m.ID)
+	if !open.ID.Is4() || open.ID.IsUnspecified() {
+		return reject(bgp.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER, nil, "BIRD's router id is %s", open.ID)
 	}
-	for _, f := range vip.Families {
-		if !families[codecFamily[f]] {
-			capability, _ := bgp.NewCapMultiProtocol(codecFamily[f]).Serialize() // a constant form
-			return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, capability, "BIRD's session has no %s channel", f)
+	for _, family := range vip.Families {
+		if !families[codecFamily[family]] {
+			capability, _ := bgp.NewCapMultiProtocol(codecFamily[family]).Serialize() // a constant form
+			return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, capability, "BIRD's session has no %s channel", family)
 		}
 	}
 	// With a hold time of 0, BIRD would keep the routes of a hung process. RFC 4271 section 4.2
 	// permits rejecting it.
-	hold := time.Duration(m.HoldTime) * time.Second
+	hold := time.Duration(open.HoldTime) * time.Second
 	if hold < 3*time.Second {
 		return reject(bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME, nil,
 			"BIRD's hold time is %s; at least 3s is required", hold)
 	}
-	return min(hold, o.HoldTime), nil
+	return min(hold, options.HoldTime), nil
 }

@@ -67,46 +67,47 @@ type received struct {
 	err     error
 }
 
-func newSession(a *Announcer, e *encoder, conn net.Conn) *session {
+func newSession(announcer *Announcer, encoder *encoder, conn net.Conn) *session {
 	return &session{
-		a: a, encoder: e, conn: conn, writer: newWriter(conn), hold: a.options.HoldTime, keepaliveDue: true,
-		in: make(chan received), done: make(chan struct{}), drained: make(chan struct{}),
+		a: announcer, encoder: encoder, conn: conn, writer: newWriter(conn), hold: announcer.options.HoldTime,
+		keepaliveDue: true,
+		in:           make(chan received), done: make(chan struct{}), drained: make(chan struct{}),
 	}
 }
 
 // run serves the session until it fails or ctx ends, and closes the connection.
-func (s *session) run(ctx context.Context) error {
-	go s.read()
+func (session *session) run(ctx context.Context) error {
+	go session.read()
 	// The hold timer starts before the OPEN exchange: a silent peer is dropped after the offered
 	// hold time.
-	s.holdTimer = time.NewTimer(s.hold)
-	s.extendHold(time.Now())
-	s.keepaliveTimer = time.NewTimer(0)
-	s.keepaliveTimer.Stop()
+	session.holdTimer = time.NewTimer(session.hold)
+	session.extendHold(time.Now())
+	session.keepaliveTimer = time.NewTimer(0)
+	session.keepaliveTimer.Stop()
 
-	err := s.serve(ctx)
-	s.leave()
-	notified := err == nil || s.notifyPeer(err)
-	close(s.done)
+	err := session.serve(ctx)
+	session.leave()
+	notified := err == nil || session.notifyPeer(err)
+	close(session.done)
 	if notified {
-		s.linger()
+		session.linger()
 	}
-	s.conn.Close() // its error is irrelevant: the session has ended
-	<-s.drained
+	session.conn.Close() // its error is irrelevant: the session has ended
+	<-session.drained
 	return err
 }
 
 // read forwards messages until the connection ends. The hold timer and the close in run bound it.
-func (s *session) read() {
-	defer close(s.drained)
-	r := bufio.NewReader(s.conn)
+func (session *session) read() {
+	defer close(session.drained)
+	reader := bufio.NewReader(session.conn)
 	// A close with unread input sends a reset, which could overtake the last message.
-	defer func() { _, _ = io.Copy(io.Discard, r) }()
+	defer func() { _, _ = io.Copy(io.Discard, reader) }()
 	for {
-		m, err := readMessage(r)
+		message, err := readMessage(reader)
 		select {
-		case s.in <- received{m, time.Now(), err}:
-		case <-s.done:
+		case session.in <- received{message, time.Now(), err}:
+		case <-session.done:
 			return
 		}
 		if err != nil {
@@ -115,27 +116,27 @@ func (s *session) read() {
 	}
 }
 
-func (s *session) serve(ctx context.Context) error {
-	if err := s.send(s.encoder.open); err != nil {
+func (session *session) serve(ctx context.Context) error {
+	if err := session.send(session.encoder.open); err != nil {
 		return err
 	}
 	for {
 		var err error
 		select {
 		case <-ctx.Done():
-			return s.stop()
-		case <-s.a.wake:
-			if err = s.send(nil); err == nil {
-				err = s.sendKeepaliveAndTable()
+			return session.stop()
+		case <-session.a.wake:
+			if err = session.send(nil); err == nil {
+				err = session.sendKeepaliveAndTable()
 			}
-		case <-s.keepaliveTimer.C:
-			s.setTimers(time.Now())
-			s.keepaliveDue = true
-			err = s.sendKeepaliveAndTable()
-		case r := <-s.in:
-			err = s.receive(r)
-		case <-s.holdTimer.C:
-			err = s.expire()
+		case <-session.keepaliveTimer.C:
+			session.setTimers(time.Now())
+			session.keepaliveDue = true
+			err = session.sendKeepaliveAndTable()
+		case received := <-session.in:
+			err = session.receive(received)
+		case <-session.holdTimer.C:
+			err = session.expire()
 		}
 		if err != nil {
 			return err
@@ -145,201 +146,201 @@ func (s *session) serve(ctx context.Context) error {
 
 // sendKeepaliveAndTable sends the messages that require a fresh heartbeat: KEEPALIVEs and the
 // whole table.
-func (s *session) sendKeepaliveAndTable() error {
-	if s.phase == openSent || !s.a.heartbeatIsFresh() {
+func (session *session) sendKeepaliveAndTable() error {
+	if session.phase == openSent || !session.a.heartbeatIsFresh() {
 		return nil
 	}
-	if s.keepaliveDue {
-		if err := s.send(s.encoder.keepalive); err != nil {
+	if session.keepaliveDue {
+		if err := session.send(session.encoder.keepalive); err != nil {
 			return err
 		}
-		s.keepaliveDue = false
+		session.keepaliveDue = false
 	}
-	if s.phase == established && !s.announced {
-		s.a.established()
-		return s.announceAll()
+	if session.phase == established && !session.announced {
+		session.a.established()
+		return session.announceAll()
 	}
 	return nil
 }
 
-func (s *session) receive(r received) error {
-	if r.err != nil {
-		if errors.Is(r.err, io.EOF) {
-			return fmt.Errorf("in state %s: BIRD closed the connection", s.phase)
+func (session *session) receive(received received) error {
+	if received.err != nil {
+		if errors.Is(received.err, io.EOF) {
+			return fmt.Errorf("in state %s: BIRD closed the connection", session.phase)
 		}
-		return fmt.Errorf("in state %s: failed to read: %w", s.phase, r.err)
+		return fmt.Errorf("in state %s: failed to read: %w", session.phase, received.err)
 	}
-	s.extendHold(r.at)
-	switch m := r.message.Body.(type) {
+	session.extendHold(received.at)
+	switch body := received.message.Body.(type) {
 	case *bgp.BGPNotification:
-		return fmt.Errorf("BIRD sent NOTIFICATION %s", bgp.NewNotificationErrorCode(m.ErrorCode, m.ErrorSubcode))
+		return fmt.Errorf("BIRD sent NOTIFICATION %s", bgp.NewNotificationErrorCode(body.ErrorCode, body.ErrorSubcode))
 	case *bgp.BGPOpen:
-		if s.phase == openSent {
-			return s.handleOpen(m)
+		if session.phase == openSent {
+			return session.handleOpen(body)
 		}
 	case *bgp.BGPKeepAlive:
-		if s.phase != openSent {
-			s.phase = established
-			return s.sendKeepaliveAndTable()
+		if session.phase != openSent {
+			session.phase = established
+			return session.sendKeepaliveAndTable()
 		}
 	case *bgp.BGPUpdate:
-		if s.phase == established {
+		if session.phase == established {
 			return nil
 		}
 	case *bgp.BGPRouteRefresh:
-		if s.phase == established {
-			return s.refresh(m)
+		if session.phase == established {
+			return session.refresh(body)
 		}
 	}
 	// RFC 6608: the subcode identifies the state.
-	return bgp.NewMessageError(bgp.BGP_ERROR_FSM_ERROR, uint8(s.phase)+1, nil,
-		fmt.Sprintf("BIRD sent a message of type %d in state %s", r.message.Header.Type, s.phase))
+	return bgp.NewMessageError(bgp.BGP_ERROR_FSM_ERROR, uint8(session.phase)+1, nil,
+		fmt.Sprintf("BIRD sent a message of type %d in state %s", received.message.Header.Type, session.phase))
 }
 
 // setTimers restarts keepaliveTimer, and holdTimer if the hold time expires first.
-func (s *session) setTimers(now time.Time) {
-	next := tick.Until(now, s.hold/3) // RFC 4271 section 4.4
-	s.keepaliveTimer.Reset(next)
-	if left := s.holdDue.Sub(now); left <= next && !s.extended {
-		s.holdTimer.Reset(left)
+func (session *session) setTimers(now time.Time) {
+	next := tick.Until(now, session.hold/3) // RFC 4271 section 4.4
+	session.keepaliveTimer.Reset(next)
+	if left := session.holdDue.Sub(now); left <= next && !session.extended {
+		session.holdTimer.Reset(left)
 	}
 }
 
 // extendHold restarts the hold time from the receipt of a message. Once keepaliveTimer runs,
 // extendHold does not reset holdTimer: the Go runtime would also wake the process at each
 // previous expiry.
-func (s *session) extendHold(from time.Time) {
-	s.holdDue, s.extended = from.Add(s.hold), false
-	if s.phase == openSent {
-		s.holdTimer.Reset(time.Until(s.holdDue))
+func (session *session) extendHold(from time.Time) {
+	session.holdDue, session.extended = from.Add(session.hold), false
+	if session.phase == openSent {
+		session.holdTimer.Reset(time.Until(session.holdDue))
 	}
 }
 
-func (s *session) handleOpen(m *bgp.BGPOpen) error {
-	hold, err := checkOpen(m, s.a.options)
+func (session *session) handleOpen(open *bgp.BGPOpen) error {
+	hold, err := checkOpen(open, session.a.options)
 	if err != nil {
 		return err
 	}
-	s.hold, s.phase = hold, openConfirm
+	session.hold, session.phase = hold, openConfirm
 	now := time.Now()
-	s.extendHold(now)
-	s.setTimers(now)
-	return s.sendKeepaliveAndTable()
+	session.extendHold(now)
+	session.setTimers(now)
+	return session.sendKeepaliveAndTable()
 }
 
 // expire ends the session when the peer was silent for the hold time.
-func (s *session) expire() error {
+func (session *session) expire() error {
 	select {
-	case r := <-s.in: // a message was waiting to be handled
-		return s.receive(r)
+	case received := <-session.in: // a message was waiting to be handled
+		return session.receive(received)
 	default:
 	}
-	if time.Now().Before(s.holdDue) {
+	if time.Now().Before(session.holdDue) {
 		return nil // a message extended the hold time; setTimers restarts holdTimer
 	}
-	if !s.extended && time.Since(s.holdDue) > starvedAfter {
-		s.extended = true
-		s.holdTimer.Reset(starvedGrace)
+	if !session.extended && time.Since(session.holdDue) > starvedAfter {
+		session.extended = true
+		session.holdTimer.Reset(starvedGrace)
 		return nil
 	}
 	return bgp.NewMessageError(bgp.BGP_ERROR_HOLD_TIMER_EXPIRED, 0, nil,
-		fmt.Sprintf("in state %s: BIRD was silent for its hold time of %s", s.phase, s.hold))
+		fmt.Sprintf("in state %s: BIRD was silent for its hold time of %s", session.phase, session.hold))
 }
 
 // announceAll sends the whole table and registers the session, so that Post sends later changes.
-func (s *session) announceAll() error {
-	if err := s.own(writeTimeout); err != nil {
+func (session *session) announceAll() error {
+	if err := session.own(writeTimeout); err != nil {
 		return err
 	}
-	s.a.mu.Lock()
-	s.changes.reset()
-	t := &s.a.table
-	t.takeAll(&s.changes)
-	s.flight = flight{revision: t.revision, sent: t.sent}
-	s.a.session = s
-	s.a.mu.Unlock()
-	s.announced = true
-	if err := s.writeChanges(writeTimeout); err != nil {
+	session.a.mu.Lock()
+	session.changes.reset()
+	table := &session.a.table
+	table.takeAll(&session.changes)
+	session.flight = flight{revision: table.revision, sent: table.sent}
+	session.a.session = session
+	session.a.mu.Unlock()
+	session.announced = true
+	if err := session.writeChanges(writeTimeout); err != nil {
 		return err
 	}
-	return s.yield()
+	return session.yield()
 }
 
 // refresh answers a ROUTE-REFRESH (RFC 2918); other families are ignored.
-func (s *session) refresh(m *bgp.BGPRouteRefresh) error {
-	f := slices.Index(codecFamily[:], bgp.NewFamily(m.AFI, m.SAFI))
-	if f < 0 || !s.announced { // announceAll will send the whole table
+func (session *session) refresh(message *bgp.BGPRouteRefresh) error {
+	family := slices.Index(codecFamily[:], bgp.NewFamily(message.AFI, message.SAFI))
+	if family < 0 || !session.announced { // announceAll will send the whole table
 		return nil
 	}
-	if err := s.own(writeTimeout); err != nil {
+	if err := session.own(writeTimeout); err != nil {
 		return err
 	}
-	s.a.mu.Lock()
-	s.changes.reset()
-	s.a.table.repeat(vip.Family(f), &s.changes)
-	s.a.mu.Unlock()
-	if err := s.write(s.encode(), writeTimeout); err != nil {
+	session.a.mu.Lock()
+	session.changes.reset()
+	session.a.table.repeat(vip.Family(family), &session.changes)
+	session.a.mu.Unlock()
+	if err := session.write(session.encode(), writeTimeout); err != nil {
 		return err
 	}
-	return s.yield()
+	return session.yield()
 }
 
 // stop writes posted changes and a Cease, upon which the peer withdraws all routes.
-func (s *session) stop() error {
+func (session *session) stop() error {
 	cease, err := notification(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN, nil)
 	if err != nil {
 		return fmt.Errorf("failed to encode NOTIFICATION: %w", err)
 	}
-	if err := s.own(writeTimeout); err != nil {
+	if err := session.own(writeTimeout); err != nil {
 		return err
 	}
-	s.a.mu.Lock()
-	posted := s.takePosted()
-	s.a.mu.Unlock()
+	session.a.mu.Lock()
+	posted := session.takePosted()
+	session.a.mu.Unlock()
 	if !posted {
-		return s.write(cease, writeTimeout)
+		return session.write(cease, writeTimeout)
 	}
-	s.trailer = cease
-	return s.writeChanges(writeTimeout)
+	session.trailer = cease
+	return session.writeChanges(writeTimeout)
 }
 
 // leave makes the session's goroutine the permanent owner of the connection and discards queued
 // changes.
-func (s *session) leave() {
-	s.a.mu.Lock()
-	defer s.a.mu.Unlock()
-	s.owned = true
-	if s.a.session == s {
-		s.a.session = nil
-		s.a.table.endSession()
+func (session *session) leave() {
+	session.a.mu.Lock()
+	defer session.a.mu.Unlock()
+	session.owned = true
+	if session.a.session == session {
+		session.a.session = nil
+		session.a.table.endSession()
 	}
 }
 
 // notifyPeer sends the NOTIFICATION for a protocol error of the peer and reports whether it was
 // sent.
-func (s *session) notifyPeer(cause error) bool {
-	var p *bgp.MessageError
-	if errors.As(cause, &p) && !s.failed {
-		m, err := notification(p.TypeCode, p.SubTypeCode, p.Data)
-		if err == nil && s.own(notificationTimeout) == nil && s.write(m, notificationTimeout) == nil {
+func (session *session) notifyPeer(cause error) bool {
+	var problem *bgp.MessageError
+	if errors.As(cause, &problem) && !session.failed {
+		message, err := notification(problem.TypeCode, problem.SubTypeCode, problem.Data)
+		if err == nil && session.own(notificationTimeout) == nil && session.write(message, notificationTimeout) == nil {
 			return true
 		}
 	}
 	// A reset discards unsent data, so that a hung peer does not read stale routes when it recovers.
-	if c, ok := s.conn.(*net.TCPConn); ok && s.failed {
-		_ = c.SetLinger(0) // fails only on a connection that has failed
+	if connection, ok := session.conn.(*net.TCPConn); ok && session.failed {
+		_ = connection.SetLinger(0) // fails only on a connection that has failed
 	}
 	return false
 }
 
 // linger lets the peer read the last message before the connection closes.
-func (s *session) linger() {
-	c, ok := s.conn.(*net.TCPConn)
-	if !ok || c.CloseWrite() != nil {
+func (session *session) linger() {
+	connection, ok := session.conn.(*net.TCPConn)
+	if !ok || connection.CloseWrite() != nil {
 		return
 	}
 	select {
-	case <-s.drained:
+	case <-session.drained:
 	case <-time.After(lingerTimeout):
 	}
 }

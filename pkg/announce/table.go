@@ -66,119 +66,119 @@ const minWithdrawn = 1024
 func newTable() table { return table{adverts: make(map[vip.VIP]*advert), limit: minWithdrawn} }
 
 // post stores a batch and, if queue is set, queues its changes for the session.
-func (t *table) post(b Batch, queue bool) {
-	for _, c := range b.Changes {
-		to := c.Advertisement
+func (table *table) post(batch Batch, queue bool) {
+	for _, change := range batch.Changes {
+		to := change.Advertisement
 		if to > Announced {
 			to = Withdrawn
 		}
-		a := t.adverts[c.VIP]
+		held := table.adverts[change.VIP]
 		switch {
-		case a == nil && (to == Withdrawn || c.VIP.IsZero()):
+		case held == nil && (to == Withdrawn || change.VIP.IsZero()):
 			continue
-		case a == nil:
-			a = &advert{vip: c.VIP}
-			t.adverts[c.VIP] = a
-			t.withdrawn++
+		case held == nil:
+			held = &advert{vip: change.VIP}
+			table.adverts[change.VIP] = held
+			table.withdrawn++
 		}
-		if (to == Withdrawn) != (a.to == Withdrawn) {
+		if (to == Withdrawn) != (held.to == Withdrawn) {
 			if to == Withdrawn {
-				t.withdrawn++
+				table.withdrawn++
 			} else {
-				t.withdrawn--
+				table.withdrawn--
 			}
 		}
-		a.to = to
-		if queue && !a.queued {
-			a.queued = true
-			t.queue = append(t.queue, a)
+		held.to = to
+		if queue && !held.queued {
+			held.queued = true
+			table.queue = append(table.queue, held)
 		}
 	}
-	t.revision = b.Revision
+	table.revision = batch.Revision
 	if queue {
-		t.posted = true
-		if !b.Cause.IsZero() && (t.cause.IsZero() || b.Cause.Before(t.cause)) {
-			t.cause = b.Cause
+		table.posted = true
+		if !batch.Cause.IsZero() && (table.cause.IsZero() || batch.Cause.Before(table.cause)) {
+			table.cause = batch.Cause
 		}
 	}
-	t.limit = max(t.limit, 2*(len(t.adverts)-t.withdrawn))
-	if t.withdrawn > t.limit {
-		t.removeWithdrawn(queue)
+	table.limit = max(table.limit, 2*(len(table.adverts)-table.withdrawn))
+	if table.withdrawn > table.limit {
+		table.removeWithdrawn(queue)
 	}
 }
 
 // removeWithdrawn removes the withdrawn VIPs, except those that the peer of a current session
 // still holds. It replaces the map, since a map never shrinks.
-func (t *table) removeWithdrawn(session bool) {
-	adverts := make(map[vip.VIP]*advert, len(t.adverts)-t.withdrawn)
-	t.withdrawn = 0
-	for v, a := range t.adverts {
+func (table *table) removeWithdrawn(session bool) {
+	adverts := make(map[vip.VIP]*advert, len(table.adverts)-table.withdrawn)
+	table.withdrawn = 0
+	for v, advert := range table.adverts {
 		switch {
-		case a.to != Withdrawn:
-			adverts[v] = a
-		case session && (a.queued || a.sent != Withdrawn):
-			adverts[v] = a
-			t.withdrawn++
+		case advert.to != Withdrawn:
+			adverts[v] = advert
+		case session && (advert.queued || advert.sent != Withdrawn):
+			adverts[v] = advert
+			table.withdrawn++
 		}
 	}
-	t.adverts = adverts
-	t.limit = max(minWithdrawn, 2*len(adverts))
+	table.adverts = adverts
+	table.limit = max(minWithdrawn, 2*len(adverts))
 }
 
 // takeChanges moves the queued changes to c and marks them as sent. It skips VIPs whose posted
 // advertisement equals the sent one.
-func (t *table) takeChanges(c *changes) {
-	for _, a := range t.queue {
-		a.queued = false
-		if a.to != a.sent {
-			t.count(a.vip, a.sent, a.to)
-			a.sent = a.to
-			c.add(a.vip, a.to)
+func (table *table) takeChanges(changes *changes) {
+	for _, advert := range table.queue {
+		advert.queued = false
+		if advert.to != advert.sent {
+			table.count(advert.vip, advert.sent, advert.to)
+			advert.sent = advert.to
+			changes.add(advert.vip, advert.to)
 		}
 	}
-	t.discardQueue()
+	table.discardQueue()
 }
 
 // takeAll adds every advertised VIP to c and marks it as sent: a new peer has no routes yet.
-func (t *table) takeAll(c *changes) {
-	t.sent = [len(vip.Families)]int{}
-	for _, a := range t.adverts {
-		a.sent, a.queued = a.to, false
-		t.count(a.vip, Withdrawn, a.to)
-		if a.to != Withdrawn {
-			c.add(a.vip, a.to)
+func (table *table) takeAll(changes *changes) {
+	table.sent = [len(vip.Families)]int{}
+	for _, advert := range table.adverts {
+		advert.sent, advert.queued = advert.to, false
+		table.count(advert.vip, Withdrawn, advert.to)
+		if advert.to != Withdrawn {
+			changes.add(advert.vip, advert.to)
 		}
 	}
-	t.discardQueue()
+	table.discardQueue()
 }
 
 // repeat adds the sent advertisements of a family to c.
-func (t *table) repeat(f vip.Family, c *changes) {
-	for _, a := range t.adverts {
-		if a.sent != Withdrawn && a.vip.Family() == f {
-			c.add(a.vip, a.sent)
+func (table *table) repeat(family vip.Family, changes *changes) {
+	for _, advert := range table.adverts {
+		if advert.sent != Withdrawn && advert.vip.Family() == family {
+			changes.add(advert.vip, advert.sent)
 		}
 	}
 }
 
 // endSession discards the changes that are queued for the session.
-func (t *table) endSession() {
-	for _, a := range t.queue {
-		a.queued = false
+func (table *table) endSession() {
+	for _, advert := range table.queue {
+		advert.queued = false
 	}
-	t.discardQueue()
+	table.discardQueue()
 }
 
-func (t *table) discardQueue() {
-	clear(t.queue) // keeps no removed advert in memory
-	t.queue, t.posted, t.cause = t.queue[:0], false, time.Time{}
+func (table *table) discardQueue() {
+	clear(table.queue) // keeps no removed advert in memory
+	table.queue, table.posted, table.cause = table.queue[:0], false, time.Time{}
 }
 
-func (t *table) count(v vip.VIP, from, to Advertisement) {
+func (table *table) count(v vip.VIP, from, advertisement Advertisement) {
 	if from != Withdrawn {
-		t.sent[v.Family()]--
+		table.sent[v.Family()]--
 	}
-	if to != Withdrawn {
-		t.sent[v.Family()]++
+	if advertisement != Withdrawn {
+		table.sent[v.Family()]++
 	}
 }

@@ -25,16 +25,16 @@ var codecFamily = [len(vip.Families)]bgp.Family{vip.IPv4: bgp.RF_IPv4_UC, vip.IP
 // changes holds the changes of one write, by family and advertisement: each group shares UPDATEs.
 type changes [len(vip.Families)][Announced + 1][]vip.VIP
 
-func (c *changes) add(v vip.VIP, a Advertisement) {
-	f := v.Family()
-	c[f][a] = append(c[f][a], v)
+func (changes *changes) add(v vip.VIP, advertisement Advertisement) {
+	family := v.Family()
+	changes[family][advertisement] = append(changes[family][advertisement], v)
 }
 
 // reset removes all changes and keeps their memory.
-func (c *changes) reset() {
-	for f := range c {
-		for a := range c[f] {
-			c[f][a] = c[f][a][:0]
+func (changes *changes) reset() {
+	for family := range changes {
+		for advertisement := range changes[family] {
+			changes[family][advertisement] = changes[family][advertisement][:0]
 		}
 	}
 }
@@ -65,8 +65,8 @@ var overhead = [len(vip.Families)][Announced + 1]int{
 // attributeHeader is the size of a path attribute's flags, type and short length.
 const attributeHeader = 3
 
-func newEncoder(o Options) (*encoder, error) {
-	nextHop4, err := bgp.NewPathAttributeNextHop(o.Local)
+func newEncoder(options Options) (*encoder, error) {
+	nextHop4, err := bgp.NewPathAttributeNextHop(options.Local)
 	if err != nil {
 		return nil, fmt.Errorf("failed to encode NEXT_HOP: %w", err)
 	}
@@ -108,13 +108,13 @@ func newEncoder(o Options) (*encoder, error) {
 	})
 	shutdown := bgp.NewPathAttributeCommunities([]uint32{gracefulShutdown})
 	reach6 := parts{reachType: bgp.BGP_ATTR_TYPE_MP_REACH_NLRI, reach: constant(reach)}
-	e := &encoder{}
-	e.parts[vip.IPv4][Announced].attributes = encoded(origin, path, nextHop4)
-	e.parts[vip.IPv4][Depreferred].attributes = encoded(origin, path, nextHop4, shutdown)
-	e.parts[vip.IPv6][Announced], e.parts[vip.IPv6][Depreferred] = reach6, reach6
-	e.parts[vip.IPv6][Announced].attributes = encoded(origin, path)
-	e.parts[vip.IPv6][Depreferred].attributes = encoded(origin, path, shutdown)
-	e.parts[vip.IPv6][Withdrawn] = parts{
+	encoder := &encoder{}
+	encoder.parts[vip.IPv4][Announced].attributes = encoded(origin, path, nextHop4)
+	encoder.parts[vip.IPv4][Depreferred].attributes = encoded(origin, path, nextHop4, shutdown)
+	encoder.parts[vip.IPv6][Announced], encoder.parts[vip.IPv6][Depreferred] = reach6, reach6
+	encoder.parts[vip.IPv6][Announced].attributes = encoded(origin, path)
+	encoder.parts[vip.IPv6][Depreferred].attributes = encoded(origin, path, shutdown)
+	encoder.parts[vip.IPv6][Withdrawn] = parts{
 		reachType: bgp.BGP_ATTR_TYPE_MP_UNREACH_NLRI, reach: constant(unreach),
 	}
 
@@ -125,32 +125,32 @@ func newEncoder(o Options) (*encoder, error) {
 		// Without route refresh BIRD restarts the session when its import filter changes.
 		bgp.NewCapRouteRefresh(),
 	})
-	open, err := bgp.NewBGPOpenMessage(bgp.AS_TRANS, uint16(o.HoldTime/time.Second), o.Local,
+	open, err := bgp.NewBGPOpenMessage(bgp.AS_TRANS, uint16(options.HoldTime/time.Second), options.Local,
 		[]bgp.OptionParameterInterface{capabilities})
 	if err != nil {
 		return nil, fmt.Errorf("failed to create OPEN: %w", err)
 	}
 	var errOpen, errKeepalive, errHeader error
-	e.open, errOpen = open.Serialize()
-	e.keepalive, errKeepalive = bgp.NewBGPKeepAliveMessage().Serialize()
-	e.header, errHeader = (&bgp.BGPHeader{Type: bgp.BGP_MSG_UPDATE}).Serialize()
-	return e, errors.Join(append(errs, errOpen, errKeepalive, errHeader)...)
+	encoder.open, errOpen = open.Serialize()
+	encoder.keepalive, errKeepalive = bgp.NewBGPKeepAliveMessage().Serialize()
+	encoder.header, errHeader = (&bgp.BGPHeader{Type: bgp.BGP_MSG_UPDATE}).Serialize()
+	return encoder, errors.Join(append(errs, errOpen, errKeepalive, errHeader)...)
 }
 
 // appendUpdates sorts c and encodes it in the fewest UPDATEs, withdrawals first. BIRD inserts
 // sorted prefixes in less than half of the time (3.0 instead of 7.6 ms for 10 000).
-func (e *encoder) appendUpdates(b []byte, c *changes) []byte {
-	for _, a := range [...]Advertisement{Withdrawn, Depreferred, Announced} {
-		for _, f := range vip.Families {
-			slices.SortFunc(c[f][a], vip.Compare)
-			for rest := c[f][a]; len(rest) > 0; {
-				n, size, room := 0, 0, bgp.BGP_MAX_MESSAGE_LENGTH-overhead[f][a]
-				for n < len(rest) && size+encodedLen(rest[n]) <= room {
-					size += encodedLen(rest[n])
-					n++
+func (encoder *encoder) appendUpdates(b []byte, changes *changes) []byte {
+	for _, advertisement := range [...]Advertisement{Withdrawn, Depreferred, Announced} {
+		for _, family := range vip.Families {
+			slices.SortFunc(changes[family][advertisement], vip.Compare)
+			for rest := changes[family][advertisement]; len(rest) > 0; {
+				count, size, room := 0, 0, bgp.BGP_MAX_MESSAGE_LENGTH-overhead[family][advertisement]
+				for count < len(rest) && size+encodedLen(rest[count]) <= room {
+					size += encodedLen(rest[count])
+					count++
 				}
-				b = e.appendUpdate(b, f, a, rest[:n], size)
-				rest = rest[n:]
+				b = encoder.appendUpdate(b, family, advertisement, rest[:count], size)
+				rest = rest[count:]
 			}
 		}
 	}
@@ -158,30 +158,32 @@ func (e *encoder) appendUpdates(b []byte, c *changes) []byte {
 }
 
 // appendUpdate encodes one UPDATE (RFC 4271 section 4.3) with prefixes of size bytes.
-func (e *encoder) appendUpdate(b []byte, f vip.Family, a Advertisement, prefixes []vip.VIP, size int) []byte {
-	p := &e.parts[f][a]
+func (encoder *encoder) appendUpdate(b []byte, family vip.Family, advertisement Advertisement, prefixes []vip.VIP,
+	size int,
+) []byte {
+	parts := &encoder.parts[family][advertisement]
 	start := len(b)
-	b = append(b, e.header...)
+	b = append(b, encoder.header...)
 	switch {
-	case f == vip.IPv4 && a == Withdrawn:
+	case family == vip.IPv4 && advertisement == Withdrawn:
 		b = appendPrefixes(binary.BigEndian.AppendUint16(b, uint16(size)), prefixes)
 		b = append(b, 0, 0) // no path attributes
-	case f == vip.IPv4:
-		b = binary.BigEndian.AppendUint16(append(b, 0, 0), uint16(len(p.attributes)))
-		b = appendPrefixes(append(b, p.attributes...), prefixes)
+	case family == vip.IPv4:
+		b = binary.BigEndian.AppendUint16(append(b, 0, 0), uint16(len(parts.attributes)))
+		b = appendPrefixes(append(b, parts.attributes...), prefixes)
 	default:
 		b = append(b, 0, 0)
 		lengthAt := len(b)
 		b = append(b, 0, 0)
 		// RFC 7606 section 5.1: MP_REACH_NLRI is the first attribute.
-		if value := len(p.reach) + size; value > 255 {
+		if value := len(parts.reach) + size; value > 255 {
 			flags := bgp.BGP_ATTR_FLAG_OPTIONAL | bgp.BGP_ATTR_FLAG_EXTENDED_LENGTH
-			b = binary.BigEndian.AppendUint16(append(b, byte(flags), byte(p.reachType)), uint16(value))
+			b = binary.BigEndian.AppendUint16(append(b, byte(flags), byte(parts.reachType)), uint16(value))
 		} else {
-			b = append(b, byte(bgp.BGP_ATTR_FLAG_OPTIONAL), byte(p.reachType), byte(value))
+			b = append(b, byte(bgp.BGP_ATTR_FLAG_OPTIONAL), byte(parts.reachType), byte(value))
 		}
-		b = appendPrefixes(append(b, p.reach...), prefixes)
-		b = append(b, p.attributes...)
+		b = appendPrefixes(append(b, parts.reach...), prefixes)
+		b = append(b, parts.attributes...)
 		binary.BigEndian.PutUint16(b[lengthAt:], uint16(len(b)-lengthAt-2))
 	}
 	binary.BigEndian.PutUint16(b[start+markerLength:], uint16(len(b)-start))
@@ -195,16 +197,16 @@ const markerLength = 16
 func encodedLen(v vip.VIP) int { return 1 + (v.Prefix().Bits()+7)/8 }
 
 func appendPrefixes(b []byte, vips []vip.VIP) []byte {
-	for _, v := range vips {
-		p := v.Prefix()
-		n := (p.Bits() + 7) / 8
-		b = append(b, byte(p.Bits()))
-		if p.Addr().Is4() {
-			a := p.Addr().As4()
-			b = append(b, a[:n]...)
+	for _, prefix := range vips {
+		network := prefix.Prefix()
+		length := (network.Bits() + 7) / 8
+		b = append(b, byte(network.Bits()))
+		if network.Addr().Is4() {
+			addr := network.Addr().As4()
+			b = append(b, addr[:length]...)
 		} else {
-			a := p.Addr().As16()
-			b = append(b, a[:n]...)
+			addr := network.Addr().As16()
+			b = append(b, addr[:length]...)
 		}
 	}
 	return b

@@ -47,149 +47,150 @@ func newWriter(conn net.Conn) writer { return writer{try: newNonblocking(conn)} 
 
 // takePosted moves posted changes to s.changes and reports whether a batch was posted. The caller
 // holds Announcer.mu and may use writer.
-func (s *session) takePosted() bool {
-	t := &s.a.table
-	if s.a.session != s || !t.posted {
+func (session *session) takePosted() bool {
+	table := &session.a.table
+	if session.a.session != session || !table.posted {
 		return false
 	}
-	s.flight = flight{cause: t.cause}
-	s.changes.reset()
-	t.takeChanges(&s.changes)
-	s.flight.revision, s.flight.sent = t.revision, t.sent
+	session.flight = flight{cause: table.cause}
+	session.changes.reset()
+	table.takeChanges(&session.changes)
+	session.flight.revision, session.flight.sent = table.revision, table.sent
 	return true
 }
 
 // encode encodes changes. The result is valid until the next call.
-func (s *session) encode() []byte {
-	s.buf = s.encoder.appendUpdates(s.buf[:0], &s.changes)
-	return s.buf
+func (session *session) encode() []byte {
+	session.buf = session.encoder.appendUpdates(session.buf[:0], &session.changes)
+	return session.buf
 }
 
 // post writes the posted changes without blocking. It reports false if the session's goroutine
 // must be woken to write the rest. The caller holds Announcer.mu.
-func (s *session) post() bool {
-	if s.owned {
+func (session *session) post() bool {
+	if session.owned {
 		return true // the owner writes the posted changes before it yields
 	}
-	if s.try == nil || !s.takePosted() {
+	if session.try == nil || !session.takePosted() {
 		return false
 	}
-	b := s.encode()
-	s.flight.routes = len(b) > 0
-	n := 0
-	if s.flight.routes {
-		n, s.failure = s.try.Write(b)
+	encoded := session.encode()
+	session.flight.routes = len(encoded) > 0
+	written := 0
+	if session.flight.routes {
+		written, session.failure = session.try.Write(encoded)
 	}
-	if n < len(b) || s.failure != nil {
-		s.owned, s.rest = true, b[n:]
+	if written < len(encoded) || session.failure != nil {
+		session.owned, session.rest = true, encoded[written:]
 		return false
 	}
-	s.a.written(s.flight)
+	session.a.written(session.flight)
 	return true
 }
 
 // own makes the session's goroutine the owner and writes the bytes that Post left.
-func (s *session) own(timeout time.Duration) error {
-	s.a.mu.Lock()
-	s.owned = true
-	s.a.mu.Unlock()
-	if s.failure != nil {
-		s.failed = true
-		return fmt.Errorf("in state %s: failed to write: %w", s.phase, s.failure)
+func (session *session) own(timeout time.Duration) error {
+	session.a.mu.Lock()
+	session.owned = true
+	session.a.mu.Unlock()
+	if session.failure != nil {
+		session.failed = true
+		return fmt.Errorf("in state %s: failed to write: %w", session.phase, session.failure)
 	}
-	if len(s.rest) == 0 {
+	// Post left nothing if its write fitted the socket buffer, as almost all do.
+	if len(session.rest) == 0 {
 		return nil
 	}
-	return s.writeRest(timeout)
+	return session.writeRest(timeout)
 }
 
 // yield writes the changes posted during ownership, then returns the connection to Post.
 // Ownership ends under the lock that found no posted batch, so no batch is left unwritten.
-func (s *session) yield() error {
+func (session *session) yield() error {
 	for {
-		s.a.mu.Lock()
-		posted := s.takePosted()
-		s.owned = posted
-		s.a.mu.Unlock()
+		session.a.mu.Lock()
+		posted := session.takePosted()
+		session.owned = posted
+		session.a.mu.Unlock()
 		if !posted {
 			return nil
 		}
-		if err := s.writeChanges(writeTimeout); err != nil {
+		if err := session.writeChanges(writeTimeout); err != nil {
 			return err
 		}
 	}
 }
 
 // send writes a message, preceded by the bytes that Post left and followed by posted changes.
-func (s *session) send(message []byte) error {
-	if err := s.own(writeTimeout); err != nil {
+func (session *session) send(message []byte) error {
+	if err := session.own(writeTimeout); err != nil {
 		return err
 	}
-	if err := s.write(message, writeTimeout); err != nil {
+	if err := session.write(message, writeTimeout); err != nil {
 		return err
 	}
-	return s.yield()
+	return session.yield()
 }
 
 // writeChanges writes the changes, followed by trailer, in one write.
-func (s *session) writeChanges(timeout time.Duration) error {
-	s.rest = s.encode()
-	s.flight.routes = len(s.rest) > 0
-	s.rest = append(s.rest, s.trailer...)
-	return s.writeRest(timeout)
+func (session *session) writeChanges(timeout time.Duration) error {
+	session.rest = session.encode()
+	session.flight.routes = len(session.rest) > 0
+	session.rest = append(session.rest, session.trailer...)
+	return session.writeRest(timeout)
 }
 
-func (s *session) writeRest(timeout time.Duration) error {
-	if err := s.write(s.rest, timeout); err != nil {
+func (session *session) writeRest(timeout time.Duration) error {
+	if err := session.write(session.rest, timeout); err != nil {
 		return err
 	}
-	s.rest = nil
-	s.a.mu.Lock()
-	defer s.a.mu.Unlock()
-	s.a.written(s.flight)
+	session.rest = nil
+	session.a.mu.Lock()
+	defer session.a.mu.Unlock()
+	session.a.written(session.flight)
 	return nil
 }
 
 // written records that all changes up to a decision were sent. The caller holds mu.
-func (a *Announcer) written(f flight) {
+func (announcer *Announcer) written(flight flight) {
 	now := time.Now()
-	if f.routes && a.options.OnWritten != nil {
-		a.options.OnWritten(f.cause, now, f.revision)
+	if flight.routes && announcer.options.OnWritten != nil {
+		announcer.options.OnWritten(flight.cause, now, flight.revision)
 	}
-	a.state.Update(func(st State) State {
-		st.Written, st.WrittenAt = f.revision, now
-		st.Announced4, st.Announced6 = f.sent[vip.IPv4], f.sent[vip.IPv6]
-		return st
+	announcer.state.Update(func(state State) State {
+		state.Written, state.WrittenAt = flight.revision, now
+		state.Announced4, state.Announced6 = flight.sent[vip.IPv4], flight.sent[vip.IPv6]
+		return state
 	})
 }
 
 // write sends b in chunks, each with its own timeout, so that a large write does not time out
 // while BIRD makes progress. The caller is the owner.
-func (s *session) write(b []byte, timeout time.Duration) error {
-	for chunk := range slices.Chunk(b, writeChunk) {
-		if err := s.writeChunk(chunk, timeout); err != nil {
-			s.failed = true
-			return fmt.Errorf("in state %s: failed to write %d bytes: %w", s.phase, len(chunk), err)
+func (session *session) write(message []byte, timeout time.Duration) error {
+	for chunk := range slices.Chunk(message, writeChunk) {
+		if err := session.writeChunk(chunk, timeout); err != nil {
+			session.failed = true
+			return fmt.Errorf("in state %s: failed to write %d bytes: %w", session.phase, len(chunk), err)
 		}
 	}
 	return nil
 }
 
-func (s *session) writeChunk(b []byte, timeout time.Duration) error {
-	if s.try != nil {
-		n, err := s.try.Write(b)
-		if err != nil || n == len(b) {
+func (session *session) writeChunk(chunk []byte, timeout time.Duration) error {
+	if session.try != nil {
+		written, err := session.try.Write(chunk)
+		if err != nil || written == len(chunk) {
 			return err // the fast path sets no deadline: its timer would wake the process
 		}
-		b = b[n:]
+		chunk = chunk[written:]
 	}
-	if err := s.conn.SetWriteDeadline(time.Now().Add(timeout)); err != nil {
+	if err := session.conn.SetWriteDeadline(time.Now().Add(timeout)); err != nil {
 		return err
 	}
-	if _, err := s.conn.Write(b); err != nil {
+	if _, err := session.conn.Write(chunk); err != nil {
 		return err
 	}
-	return s.conn.SetWriteDeadline(time.Time{}) // s.try.Write fails after an expired deadline
+	return session.conn.SetWriteDeadline(time.Time{}) // s.try.Write fails after an expired deadline
 }
 
 // nonblocking writes to a socket without waiting.
@@ -205,37 +206,37 @@ type nonblocking struct {
 
 // newNonblocking returns nil for a connection that has no socket.
 func newNonblocking(conn net.Conn) *nonblocking {
-	c, ok := conn.(syscall.Conn)
+	socket, ok := conn.(syscall.Conn)
 	if !ok {
 		return nil
 	}
-	raw, err := c.SyscallConn()
+	raw, err := socket.SyscallConn()
 	if err != nil {
 		return nil
 	}
-	w := &nonblocking{conn: raw}
-	w.write = func(fd uintptr) bool { // created once: a closure per write would allocate
+	opened := &nonblocking{conn: raw}
+	opened.write = func(fd uintptr) bool { // created once: a closure per write would allocate
 		for {
-			if w.n, w.err = unix.Write(int(fd), w.b); w.err != unix.EINTR {
+			if opened.n, opened.err = unix.Write(int(fd), opened.b); opened.err != unix.EINTR {
 				return true // also for EAGAIN: false would wait until the socket is writable
 			}
 		}
 	}
-	return w
+	return opened
 }
 
 // Write writes as much of b as fits the socket buffer. It is not safe for concurrent use.
-func (w *nonblocking) Write(b []byte) (int, error) {
-	w.b = b
-	err := w.conn.Write(w.write)
-	w.b = nil
+func (socket *nonblocking) Write(b []byte) (int, error) {
+	socket.b = b
+	err := socket.conn.Write(socket.write)
+	socket.b = nil
 	switch {
 	case err != nil:
 		return 0, err
-	case w.err == unix.EAGAIN:
+	case socket.err == unix.EAGAIN:
 		return 0, nil
-	case w.err != nil:
-		return 0, w.err
+	case socket.err != nil:
+		return 0, socket.err
 	}
-	return w.n, nil
+	return socket.n, nil
 }

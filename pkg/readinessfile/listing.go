@@ -52,9 +52,9 @@ type Listing struct {
 }
 
 // same reports whether the listings are equal except for At and Revision.
-func (l Listing) same(o Listing) bool {
-	l.At, l.Revision = o.At, o.Revision
-	return reflect.DeepEqual(l, o)
+func (listing Listing) same(other Listing) bool {
+	listing.At, listing.Revision = other.At, other.Revision
+	return reflect.DeepEqual(listing, other)
 }
 
 // Ready reports whether a VIP is ready, and why. streams names the streams in the trench file that
@@ -62,53 +62,53 @@ func (l Listing) same(o Listing) bool {
 //
 // Once a file of any VIP was seen, only the file of this VIP counts. Otherwise the file of one of
 // its streams makes the VIP ready or, if the trench file has no streams, the file of any group.
-func (l Listing) Ready(v vip.VIP, streams []string) (ready bool, why string) {
+func (listing Listing) Ready(v vip.VIP, streams []string) (ready bool, why string) {
 	switch {
-	case !l.Scanned:
-		return false, "the readiness directory " + l.path + " was not read yet"
-	case l.Everything:
-		return true, "the readiness directory " + l.path + " has never existed, and --readiness-dir-missing=ready"
-	case l.PerVIP:
+	case !listing.Scanned:
+		return false, "the readiness directory " + listing.path + " was not read yet"
+	case listing.Everything:
+		return true, "the readiness directory " + listing.path + " has never existed, and --readiness-dir-missing=ready"
+	case listing.PerVIP:
 		why = vipFile(v.Prefix().Addr())
-		_, ready = l.Files[why]
-		if _, stale := l.stale[why]; stale && !ready {
+		_, ready = listing.Files[why]
+		if _, stale := listing.stale[why]; stale && !ready {
 			return false, "readiness file " + why + " was not touched lately (--readiness-max-age)"
 		}
-	case l.byStream && len(streams) == 0:
+	case listing.byStream && len(streams) == 0:
 		return false, "no stream serves it"
-	case l.byStream:
-		ready, why = l.anyOf(streams)
+	case listing.byStream:
+		ready, why = listing.anyOf(streams)
 	default:
-		ready, why = len(l.Files) > 0, groupFilePrefix+"*"
+		ready, why = len(listing.Files) > 0, groupFilePrefix+"*"
 	}
 	switch {
-	case l.Gone && ready:
-		return true, "readiness file " + why + " existed when the directory was lost: " + l.Err.Error()
-	case l.Gone:
-		return false, l.Err.Error()
+	case listing.Gone && ready:
+		return true, "readiness file " + why + " existed when the directory was lost: " + listing.Err.Error()
+	case listing.Gone:
+		return false, listing.Err.Error()
 	case ready:
 		return true, "readiness file " + why
 	}
-	return false, "no readiness file " + why + " in " + l.path
+	return false, "no readiness file " + why + " in " + listing.path
 }
 
 // anyOf looks for the file of one of the groups. It returns the name of that file, or the names of
 // the files of the first groups if none exists.
-func (l Listing) anyOf(groups []string) (found bool, files string) {
+func (listing Listing) anyOf(groups []string) (found bool, files string) {
 	const shown = 3
 	var names []string
-	for i, g := range groups {
-		file := groupFile(g)
-		if _, ready := l.Files[file]; ready {
+	for index, group := range groups {
+		file := groupFile(group)
+		if _, ready := listing.Files[file]; ready {
 			return true, file
 		}
-		if _, stale := l.stale[file]; stale {
+		if _, stale := listing.stale[file]; stale {
 			file += " young enough"
 		}
 		switch {
-		case i < shown:
+		case index < shown:
 			names = append(names, file)
-		case i == shown:
+		case index == shown:
 			names = append(names, "…")
 		}
 	}
@@ -119,7 +119,7 @@ func (l Listing) anyOf(groups []string) (found bool, files string) {
 func groupFile(group string) string { return groupFilePrefix + group }
 
 // vipFile returns the name of the file that makes the VIP with this first address ready.
-func vipFile(a netip.Addr) string { return vipFilePrefix + a.String() }
+func vipFile(addr netip.Addr) string { return vipFilePrefix + addr.String() }
 
 // isReadinessFile reports whether a name has the prefix of a readiness file; it may be invalid.
 func isReadinessFile(name string) bool {
@@ -136,15 +136,15 @@ func canonical(name string) (file, problem string) {
 		}
 		return name, ""
 	}
-	a, err := netip.ParseAddr(text)
+	addr, err := netip.ParseAddr(text)
 	switch {
 	case err != nil:
 		const example = vipFilePrefix + "20.0.0.1"
 		return "", fmt.Sprintf("%q is not an IP address; use the first address of a VIP, such as %s", text, example)
-	case a.Zone() != "":
+	case addr.Zone() != "":
 		return "", fmt.Sprintf("%q has a zone; omit it", text)
 	}
-	return vipFile(a.Unmap()), ""
+	return vipFile(addr.Unmap()), ""
 }
 
 // known holds the file names of the streams and VIPs in the trench file.
@@ -154,14 +154,14 @@ type known struct {
 }
 
 // problem returns why a file name matches no stream or VIP; "" if it matches one.
-func (k known) problem(file string) string {
-	if _, ok := k.files[file]; ok {
+func (known known) problem(file string) string {
+	if _, ok := known.files[file]; ok {
 		return ""
 	}
 	if address, ok := strings.CutPrefix(file, vipFilePrefix); ok {
 		return "no VIP of the attractor begins with " + address
 	}
-	if k.byStream {
+	if known.byStream {
 		return "the trench file has no stream of this name"
 	}
 	return ""

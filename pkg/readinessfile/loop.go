@@ -49,18 +49,18 @@ type readLoop struct {
 	quietAt, quietBy time.Time
 }
 
-func newReadLoop(r *Reader, requests chan<- scanRequest, results <-chan scanResult) *readLoop {
+func newReadLoop(reader *Reader, requests chan<- scanRequest, results <-chan scanResult) *readLoop {
 	return &readLoop{
-		Reader: r, Listing: r.value.Load(), known: r.known.Load(), requests: requests, results: results,
+		Reader: reader, Listing: reader.value.Load(), known: reader.known.Load(), requests: requests, results: results,
 		shown: map[string]string{},
 	}
 }
 
 // next returns the earliest deadline.
-func (r *readLoop) next() time.Time {
-	deadlines := []time.Time{r.tickAt, r.hangAt, r.agesAt, r.quietAt, r.DrainEnd}
-	if r.scan && !r.busy {
-		deadlines = append(deadlines, r.begun.Add(scanGap))
+func (loop *readLoop) next() time.Time {
+	deadlines := []time.Time{loop.tickAt, loop.hangAt, loop.agesAt, loop.quietAt, loop.DrainEnd}
+	if loop.scan && !loop.busy {
+		deadlines = append(deadlines, loop.begun.Add(scanGap))
 	}
 	deadlines = slices.DeleteFunc(deadlines, time.Time.IsZero)
 	return slices.MinFunc(deadlines, time.Time.Compare)
@@ -76,266 +76,272 @@ func due(deadline *time.Time, now time.Time) bool {
 }
 
 // act handles expired deadlines and sends the next request to the scanner.
-func (r *readLoop) act(now time.Time) {
-	if due(&r.hangAt, now) {
+func (loop *readLoop) act(now time.Time) {
+	if due(&loop.hangAt, now) {
 		select {
-		case found := <-r.results: // this goroutine was delayed, not the scan
-			r.onScan(now, found)
+		case found := <-loop.results: // this goroutine was delayed, not the scan
+			loop.onScan(now, found)
 		default:
-			r.hung = true
-			r.onGone(now, fmt.Errorf("the readiness directory %s does not answer: its file system hangs", r.o.Path))
+			loop.hung = true
+			loop.onGone(now, fmt.Errorf("the readiness directory %s does not answer: its file system hangs", loop.o.Path))
 		}
 	}
-	if due(&r.quietAt, now) {
-		r.scan, r.settled = true, true
+	if due(&loop.quietAt, now) {
+		loop.scan, loop.settled = true, true
 	}
-	if due(&r.agesAt, now) {
-		r.scan = true
+	if due(&loop.agesAt, now) {
+		loop.scan = true
 	}
-	if due(&r.DrainEnd, now) {
-		clear(r.shown)
-		r.publish(now)
+	if due(&loop.DrainEnd, now) {
+		clear(loop.shown)
+		loop.publish(now)
 	}
-	if !r.tickAt.After(now) {
-		r.tickAt = now.Add(r.rescan)
-		r.scan = r.scan || !r.busy
+	if !loop.tickAt.After(now) {
+		loop.tickAt = now.Add(loop.rescan)
+		loop.scan = loop.scan || !loop.busy
 		// A hung scan has no result. Advance At to show that the reader itself does not hang.
-		if r.hung {
-			r.At = now
-			r.publish(now)
+		if loop.hung {
+			loop.At = now
+			loop.publish(now)
 		}
 	}
 	switch {
-	case r.busy:
-	case r.scan && !now.Before(r.begun.Add(scanGap)):
-		r.scans.Add(1)
-		r.request(now, scanRequest{settled: r.settled})
-		r.scan, r.settled, r.removed = false, false, nil
-		r.begun = now
-	case len(r.removed) > 0:
-		r.request(now, scanRequest{names: r.removed})
-		r.removed = nil
+	case loop.busy:
+	case loop.scan && !now.Before(loop.begun.Add(scanGap)):
+		loop.scans.Add(1)
+		loop.request(now, scanRequest{settled: loop.settled})
+		loop.scan, loop.settled, loop.removed = false, false, nil
+		loop.begun = now
+	case len(loop.removed) > 0:
+		loop.request(now, scanRequest{names: loop.removed})
+		loop.removed = nil
 	}
 }
 
-func (r *readLoop) request(now time.Time, q scanRequest) {
-	r.requests <- q // does not block: at most one request is outstanding
-	r.busy, r.hangAt = true, now.Add(hangTime)
+func (loop *readLoop) request(now time.Time, request scanRequest) {
+	loop.requests <- request // does not block: at most one request is outstanding
+	loop.busy, loop.hangAt = true, now.Add(hangTime)
 }
 
 // onEvent handles a notification.
-func (r *readLoop) onEvent(now time.Time, e fsnotify.Event) {
-	child, inside := strings.CutPrefix(e.Name, r.o.Path+"/")
+func (loop *readLoop) onEvent(now time.Time, event fsnotify.Event) {
+	child, inside := strings.CutPrefix(event.Name, loop.o.Path+"/")
 	switch {
-	case e.Name == r.o.Path:
-		r.scan = true
+	case event.Name == loop.o.Path:
+		loop.scan = true
 	case !inside:
 		// A change in the parent directory may have replaced the symlink.
-		r.scan = r.scan || r.link
+		loop.scan = loop.scan || loop.link
 	case !isReadinessFile(child):
 		// For example ..data, the symlink that kubelet replaces to update all files of a volume.
-		r.scan = r.scan || r.links
-	case e.Has(fsnotify.Remove), e.Has(fsnotify.Rename):
-		if r.removed == nil {
-			r.removed = map[string]struct{}{}
+		loop.scan = loop.scan || loop.links
+	case event.Has(fsnotify.Remove), event.Has(fsnotify.Rename):
+		if loop.removed == nil {
+			loop.removed = map[string]struct{}{}
 		}
-		r.removed[child] = struct{}{}
-	case e.Has(fsnotify.Create), r.o.MaxAge > 0:
-		r.appears(now)
+		loop.removed[child] = struct{}{}
+	case event.Has(fsnotify.Create), loop.o.MaxAge > 0:
+		loop.appears(now)
 	}
 }
 
 // appears starts or extends the wait for further files.
-func (r *readLoop) appears(now time.Time) {
-	if r.quietBy.IsZero() {
-		r.quietBy = now.Add(maxRaiseWait)
+func (loop *readLoop) appears(now time.Time) {
+	if loop.quietBy.IsZero() {
+		loop.quietBy = now.Add(maxRaiseWait)
 	}
-	r.quietAt = now.Add(raiseQuiet)
-	if r.quietAt.After(r.quietBy) {
-		r.quietAt = r.quietBy
+	loop.quietAt = now.Add(raiseQuiet)
+	if loop.quietAt.After(loop.quietBy) {
+		loop.quietAt = loop.quietBy
 	}
 }
 
 // onScan handles the result of a request.
-func (r *readLoop) onScan(now time.Time, found scanResult) {
-	r.busy, r.hung, r.hangAt = false, false, time.Time{}
+func (loop *readLoop) onScan(now time.Time, found scanResult) {
+	loop.busy, loop.hung, loop.hangAt = false, false, time.Time{}
 	if found.request.names != nil {
 		for name := range found.request.names {
 			if _, exists := found.files[name]; exists {
-				r.appears(now) // removed and created again
+				loop.appears(now) // removed and created again
 			} else {
-				delete(r.files, name)
+				delete(loop.files, name)
 			}
 		}
-		r.evaluate(now, false)
+		loop.evaluate(now, false)
 		return
 	}
-	r.At, r.link = found.begun, found.link
+	loop.At, loop.link = found.begun, found.link
+	// A result may also be the end of a hang; At was set above.
 	if found.err != nil {
-		r.onGone(now, found.err)
+		loop.onGone(now, found.err)
 		return
 	}
-	if r.Gone {
-		r.log.Info("readiness directory can be read again", "gone", now.Sub(r.goneSince).Round(time.Millisecond))
+	if loop.Gone {
+		loop.log.Info("readiness directory can be read again", "gone", now.Sub(loop.goneSince).Round(time.Millisecond))
 	}
-	r.Gone, r.Err, r.DrainEnd = false, nil, time.Time{}
-	r.seenDir, r.links = true, false
-	for name, f := range found.files {
-		r.links = r.links || f.link
-		found.files[name] = r.aged(now, f, r.files[name])
+	loop.Gone, loop.Err, loop.DrainEnd = false, nil, time.Time{}
+	loop.seenDir, loop.links = true, false
+	// Without symlinks, events of other names cannot concern a readiness file.
+	for name, file := range found.files {
+		loop.links = loop.links || file.link
+		found.files[name] = loop.aged(now, file, loop.files[name])
 	}
-	r.files, r.problems = found.files, found.problems
-	r.evaluate(now, found.request.settled)
+	loop.files, loop.problems = found.files, found.problems
+	loop.evaluate(now, found.request.settled)
 }
 
 // aged sets the time at which a file becomes stale. It compares an mtime with the wall clock only
 // once, because the wall clock may jump. An mtime in the future counts as now, so that such a file
 // becomes stale, too.
-func (r *readLoop) aged(now time.Time, f, before foundFile) foundFile {
+func (loop *readLoop) aged(now time.Time, file, before foundFile) foundFile {
 	switch {
-	case r.o.MaxAge == 0:
-	case !before.expires.IsZero() && before.mtime.Equal(f.mtime):
-		f.expires, f.future = before.expires, before.future
+	case loop.o.MaxAge == 0:
+	case !before.expires.IsZero() && before.mtime.Equal(file.mtime):
+		file.expires, file.future = before.expires, before.future
 	default:
-		age := now.Sub(f.mtime)
-		f.future = age < -futureTolerance
-		f.expires = now.Add(r.o.MaxAge - max(0, age))
+		age := now.Sub(file.mtime)
+		file.future = age < -futureTolerance
+		file.expires = now.Add(loop.o.MaxAge - max(0, age))
 	}
-	return f
+	return file
 }
 
 // onGone handles a directory that cannot be read.
-func (r *readLoop) onGone(now time.Time, err error) {
-	if r.hung {
-		r.At = now
+func (loop *readLoop) onGone(now time.Time, err error) {
+	if loop.hung {
+		loop.At = now
 	}
-	if logs.Text(r.Err) != err.Error() {
-		r.log.Warn("readiness directory cannot be read", "on_gone", r.o.OnGone, "error", err)
+	// The scan of each second fails alike: log a reason once.
+	if logs.Text(loop.Err) != err.Error() {
+		loop.log.Warn("readiness directory cannot be read", "on_gone", loop.o.OnGone, "error", err)
 	}
-	if !r.Gone {
-		r.Gone, r.goneSince = true, now
-		r.quietAt, r.quietBy, r.agesAt = time.Time{}, time.Time{}, time.Time{}
+	if !loop.Gone {
+		loop.Gone, loop.goneSince = true, now
+		loop.quietAt, loop.quietBy, loop.agesAt = time.Time{}, time.Time{}, time.Time{}
 		switch {
-		case r.o.OnGone == Drop, r.o.OnGone == Drain && r.o.DrainTime <= 0:
-			clear(r.shown)
-		case r.o.OnGone == Drain && len(r.shown) > 0:
-			r.DrainEnd = now.Add(r.o.DrainTime)
+		case loop.o.OnGone == Drop, loop.o.OnGone == Drain && loop.o.DrainTime <= 0:
+			clear(loop.shown)
+		case loop.o.OnGone == Drain && len(loop.shown) > 0:
+			loop.DrainEnd = now.Add(loop.o.DrainTime)
 		}
 	}
-	r.Err, r.problems = err, nil
-	r.publish(now)
+	loop.Err, loop.problems = err, nil
+	loop.publish(now)
 }
 
 // evaluate selects the files that count. quiet reports whether a scan ended the wait for more
 // files.
-func (r *readLoop) evaluate(now time.Time, quiet bool) {
-	if r.Gone || r.At.IsZero() {
-		r.publish(now)
+func (loop *readLoop) evaluate(now time.Time, quiet bool) {
+	if loop.Gone || loop.At.IsZero() {
+		loop.publish(now)
 		return
 	}
-	maps.DeleteFunc(r.shown, func(name, _ string) bool {
-		f, exists := r.files[name]
-		return !exists || f.stale(now)
+	// Removals take effect without a wait: a VIP must not stay advertised.
+	maps.DeleteFunc(loop.shown, func(name, _ string) bool {
+		file, exists := loop.files[name]
+		return !exists || file.stale(now)
 	})
 	appeared, seenVIP := false, false
-	r.agesAt = time.Time{}
-	for name, f := range r.files {
-		seenVIP = seenVIP || strings.HasPrefix(f.file, vipFilePrefix)
-		if f.stale(now) {
+	loop.agesAt = time.Time{}
+	for name, file := range loop.files {
+		seenVIP = seenVIP || strings.HasPrefix(file.file, vipFilePrefix)
+		if file.stale(now) {
 			continue
 		}
-		if !f.expires.IsZero() && (r.agesAt.IsZero() || f.expires.Before(r.agesAt)) {
-			r.agesAt = f.expires
+		if !file.expires.IsZero() && (loop.agesAt.IsZero() || file.expires.Before(loop.agesAt)) {
+			loop.agesAt = file.expires
 		}
-		_, counts := r.shown[name]
+		_, counts := loop.shown[name]
 		appeared = appeared || !counts
 	}
 	// A file that appeared after the scan was requested extends the wait, up to quietBy. The first
 	// scan takes effect without a wait.
-	over := !r.Scanned || quiet && (r.quietAt.IsZero() || !now.Before(r.quietBy))
+	over := !loop.Scanned || quiet && (loop.quietAt.IsZero() || !now.Before(loop.quietBy))
 	if appeared && over {
-		for name, f := range r.files {
-			if !f.stale(now) {
-				r.shown[name] = f.file
+		for name, file := range loop.files {
+			if !file.stale(now) {
+				loop.shown[name] = file.file
 			}
 		}
 		appeared = false
 	}
 	switch {
-	case appeared && r.quietAt.IsZero():
-		r.appears(now)
-	case quiet && !appeared && r.quietAt.IsZero():
-		r.quietBy = time.Time{}
-	case over && r.Scanned: // more files appeared: start another wait
-		r.quietBy = time.Time{}
-		r.appears(now)
+	case appeared && loop.quietAt.IsZero():
+		loop.appears(now)
+	case quiet && !appeared && loop.quietAt.IsZero():
+		loop.quietBy = time.Time{}
+	case over && loop.Scanned: // more files appeared: start another wait
+		loop.quietBy = time.Time{}
+		loop.appears(now)
 	}
 	// PerVIP changes together with the files that count. If it changed first, all VIPs would become
 	// not ready until their own files count.
-	r.PerVIP = r.PerVIP || (seenVIP && !appeared)
-	r.publish(now)
+	loop.PerVIP = loop.PerVIP || (seenVIP && !appeared)
+	loop.publish(now)
 }
 
 // publish publishes a listing of the current state.
-func (r *readLoop) publish(now time.Time) {
-	if r.At.IsZero() {
+func (loop *readLoop) publish(now time.Time) {
+	if loop.At.IsZero() {
 		return // Configure was called before the first scan
 	}
-	r.Scanned, r.byStream = true, r.known.byStream
-	r.Everything = r.Gone && !r.seenDir && r.o.MissingReady && errors.Is(r.Err, fs.ErrNotExist)
+	loop.Scanned, loop.byStream = true, loop.known.byStream
+	loop.Everything = loop.Gone && !loop.seenDir && loop.o.MissingReady && errors.Is(loop.Err, fs.ErrNotExist)
 	// Allocate new maps: readers hold the maps of the published listing.
-	r.Files, r.Problems, r.stale = map[string]struct{}{}, nil, map[string]struct{}{}
-	for _, file := range r.shown {
-		if r.known.problem(file) == "" {
-			r.Files[file] = struct{}{}
+	loop.Files, loop.Problems, loop.stale = map[string]struct{}{}, nil, map[string]struct{}{}
+	for _, file := range loop.shown {
+		if loop.known.problem(file) == "" {
+			loop.Files[file] = struct{}{}
 		}
 	}
-	if !r.Gone {
-		r.addProblems(now)
+	if !loop.Gone {
+		loop.addProblems(now)
 	}
-	if previous := r.value.Load(); !r.same(previous) {
-		r.Revision++
-		r.logChanges(previous)
+	if previous := loop.value.Load(); !loop.same(previous) {
+		loop.Revision++
+		loop.logChanges(previous)
 	}
-	r.value.Set(r.Listing)
+	loop.value.Set(loop.Listing)
 }
 
 // addProblems adds the ignored files.
-func (r *readLoop) addProblems(now time.Time) {
-	r.Problems = slices.Clone(r.problems)
-	add := func(name, problem string) { r.Problems = append(r.Problems, fmt.Sprintf("%q: %s", name, problem)) }
-	for name, f := range r.files {
-		if problem := r.known.problem(f.file); problem != "" {
+func (loop *readLoop) addProblems(now time.Time) {
+	loop.Problems = slices.Clone(loop.problems)
+	add := func(name, problem string) {
+		loop.Problems = append(loop.Problems, fmt.Sprintf("%q: %s", name, problem))
+	}
+	for name, file := range loop.files {
+		if problem := loop.known.problem(file.file); problem != "" {
 			add(name, problem)
 		}
-		if _, counts := r.shown[name]; f.future {
+		if _, counts := loop.shown[name]; file.future {
 			add(name, "its mtime is in the future: the clock of its writer is ahead, or the local clock jumped back; "+
 				"it counts as touched when first seen")
-		} else if !counts && f.stale(now) {
-			add(name, fmt.Sprintf("was last touched more than %v ago and does not count (--readiness-max-age)", r.o.MaxAge))
-			r.stale[f.file] = struct{}{}
+		} else if !counts && file.stale(now) {
+			add(name, fmt.Sprintf("was last touched more than %v ago and does not count (--readiness-max-age)", loop.o.MaxAge))
+			loop.stale[file.file] = struct{}{}
 		}
 	}
-	slices.Sort(r.Problems)
-	if n := len(r.Problems); n > maxProblems {
-		r.Problems = append(r.Problems[:maxProblems:maxProblems], fmt.Sprintf("and %d more", n-maxProblems))
+	slices.Sort(loop.Problems)
+	if count := len(loop.Problems); count > maxProblems {
+		loop.Problems = append(loop.Problems[:maxProblems:maxProblems], fmt.Sprintf("and %d more", count-maxProblems))
 	}
 }
 
 // logChanges logs the differences from the previous listing.
-func (r *readLoop) logChanges(previous Listing) {
-	for _, p := range r.Problems {
-		if !slices.Contains(previous.Problems, p) {
-			r.log.Warn("readiness file ignored", "problem", p)
+func (loop *readLoop) logChanges(previous Listing) {
+	for _, problem := range loop.Problems {
+		if !slices.Contains(previous.Problems, problem) {
+			loop.log.Warn("readiness file ignored", "problem", problem)
 		}
 	}
-	if r.Everything && !previous.Everything {
-		r.log.Warn("readiness directory has never existed, every VIP counts as ready (--readiness-dir-missing=ready)",
-			"error", r.Err)
+	if loop.Everything && !previous.Everything {
+		loop.log.Warn("readiness directory has never existed, every VIP counts as ready (--readiness-dir-missing=ready)",
+			"error", loop.Err)
 	}
-	if r.PerVIP && !previous.PerVIP {
-		r.log.Info("readiness file of a VIP seen, files of groups no longer count")
+	if loop.PerVIP && !previous.PerVIP {
+		loop.log.Info("readiness file of a VIP seen, files of groups no longer count")
 	}
-	r.log.Info("readiness files", "files", len(r.Files), "gone", r.Gone, "problems", len(r.Problems),
-		"reason", cmp.Or(logs.Text(r.Err), "read"))
+	loop.log.Info("readiness files", "files", len(loop.Files), "gone", loop.Gone, "problems", len(loop.Problems),
+		"reason", cmp.Or(logs.Text(loop.Err), "read"))
 }

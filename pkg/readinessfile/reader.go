@@ -82,11 +82,11 @@ type Reader struct {
 }
 
 // NewReader returns a Reader, which is idle until Run.
-func NewReader(o Options) *Reader {
-	o.Path = filepath.Clean(o.Path)
+func NewReader(options Options) *Reader {
+	options.Path = filepath.Clean(options.Path)
 	return &Reader{
-		o: o, log: o.Log.With("directory", o.Path),
-		value: latest.New(Listing{path: o.Path}), known: latest.New(known{}),
+		o: options, log: options.Log.With("directory", options.Path),
+		value: latest.New(Listing{path: options.Path}), known: latest.New(known{}),
 		notifier:   func() (*fsnotify.Watcher, error) { return fsnotify.NewBufferedWatcher(notifications) },
 		rescan:     rescanTime,
 		beforeScan: func() {},
@@ -94,78 +94,79 @@ func NewReader(o Options) *Reader {
 }
 
 // Value returns the listing. Each rescan replaces it; see Listing.Revision.
-func (r *Reader) Value() *latest.Value[Listing] { return r.value }
+func (reader *Reader) Value() *latest.Value[Listing] { return reader.value }
 
 // Configure sets the streams and VIPs of the trench file. Without streams, every group is known. It
 // does not block.
-func (r *Reader) Configure(streams []string, vips []vip.VIP) {
+func (reader *Reader) Configure(streams []string, vips []vip.VIP) {
 	files := make(map[string]struct{}, len(streams)+len(vips))
-	for _, s := range streams {
-		files[groupFile(s)] = struct{}{}
+	for _, stream := range streams {
+		files[groupFile(stream)] = struct{}{}
 	}
 	for _, v := range vips { // first addresses are unique
 		files[vipFile(v.Prefix().Addr())] = struct{}{}
 	}
-	r.known.Set(known{files, len(streams) > 0})
+	reader.known.Set(known{files, len(streams) > 0})
 }
 
 // String implements task.Task.
-func (r *Reader) String() string { return "readiness-directory" }
+func (reader *Reader) String() string { return "readiness-directory" }
 
 // Run reads the directory until ctx ends. It is called once. When it returns, one goroutine may
 // remain blocked in a file system that hangs.
-func (r *Reader) Run(ctx context.Context) error {
-	notifier, err := r.notifier()
+func (reader *Reader) Run(ctx context.Context) error {
+	notifier, err := reader.notifier()
 	var events <-chan fsnotify.Event
 	var failures <-chan error
 	if err != nil {
-		r.log.Warn("file notifications are not available, polling only", "interval", r.rescan, "error", err)
+		reader.log.Warn("file notifications are not available, polling only", "interval", reader.rescan, "error", err)
 		notifier = nil
 	} else {
 		events, failures = notifier.Events, notifier.Errors
 	}
-	s := &scanner{
-		path: r.o.Path, times: r.o.MaxAge > 0, notifier: notifier, before: r.beforeScan, log: r.log, watched: true,
+	scanner := &scanner{
+		path: reader.o.Path, times: reader.o.MaxAge > 0, notifier: notifier, before: reader.beforeScan, log: reader.log,
+		watched: true,
 	}
 	requests, results := make(chan scanRequest, 1), make(chan scanResult, 1)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		s.run(requests, results)
+		scanner.run(requests, results)
 	}()
 	defer func() {
 		close(requests) // the scanner then closes the notifier
 		select {
 		case <-done:
 		case <-time.After(leaveTime):
-			r.log.Warn("a scan of the readiness directory hangs and was abandoned")
+			reader.log.Warn("a scan of the readiness directory hangs and was abandoned")
 		}
 	}()
 
-	_, knownChanged := r.known.Get()
-	l := newReadLoop(r, requests, results)
+	_, knownChanged := reader.known.Get()
+	loop := newReadLoop(reader, requests, results)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		l.act(time.Now())
-		timer.Reset(time.Until(l.next()))
+		loop.act(time.Now())
+		timer.Reset(time.Until(loop.next()))
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case found := <-results:
-			l.onScan(time.Now(), found)
-		case e := <-events:
-			l.onEvent(time.Now(), e)
+			loop.onScan(time.Now(), found)
+		case event := <-events:
+			loop.onEvent(time.Now(), event)
 			for range len(events) { // all queued events cause one decision
-				l.onEvent(time.Now(), <-events)
+				loop.onEvent(time.Now(), <-events)
 			}
 		case err := <-failures:
 			// The event queue may have overflowed, so scan the directory.
-			r.log.Warn("file notifications failed", "error", err)
-			l.scan = true
+			reader.log.Warn("file notifications failed", "error", err)
+			loop.scan = true
 		case <-knownChanged:
-			l.known, knownChanged = r.known.Get()
-			l.evaluate(time.Now(), false)
+			loop.known, knownChanged = reader.known.Get()
+			loop.evaluate(time.Now(), false)
 		case <-timer.C:
 		}
 	}

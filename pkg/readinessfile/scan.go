@@ -41,7 +41,9 @@ type foundFile struct {
 }
 
 // stale reports whether the file is too old to count.
-func (f foundFile) stale(now time.Time) bool { return !f.expires.IsZero() && !now.Before(f.expires) }
+func (file foundFile) stale(now time.Time) bool {
+	return !file.expires.IsZero() && !now.Before(file.expires)
+}
 
 // scanner performs all calls into the file system, which may hang. Its fields are owned by run.
 type scanner struct {
@@ -55,29 +57,29 @@ type scanner struct {
 }
 
 // run answers requests until their channel is closed.
-func (s *scanner) run(requests <-chan scanRequest, results chan<- scanResult) {
-	for q := range requests {
-		found := scanResult{request: q, begun: time.Now()}
-		s.before()
-		if q.names != nil {
-			found.files = s.verify(q.names)
+func (scanner *scanner) run(requests <-chan scanRequest, results chan<- scanResult) {
+	for request := range requests {
+		found := scanResult{request: request, begun: time.Now()}
+		scanner.before()
+		if request.names != nil {
+			found.files = scanner.verify(request.names)
 		} else {
-			s.scan(&found)
+			scanner.scan(&found)
 		}
 		results <- found // does not block: at most one request is outstanding
 	}
-	if s.notifier != nil {
-		if err := s.notifier.Close(); err != nil {
-			s.log.Warn("failed to close file notifications", "error", err)
+	if scanner.notifier != nil {
+		if err := scanner.notifier.Close(); err != nil {
+			scanner.log.Warn("failed to close file notifications", "error", err)
 		}
 	}
 }
 
 // verify returns the subset of names that exist.
-func (s *scanner) verify(names map[string]struct{}) map[string]foundFile {
+func (scanner *scanner) verify(names map[string]struct{}) map[string]foundFile {
 	existing := map[string]foundFile{}
 	for name := range names {
-		if _, err := os.Lstat(filepath.Join(s.path, name)); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(filepath.Join(scanner.path, name)); !errors.Is(err, fs.ErrNotExist) {
 			existing[name] = foundFile{}
 		}
 	}
@@ -85,90 +87,90 @@ func (s *scanner) verify(names map[string]struct{}) map[string]foundFile {
 }
 
 // scan reads the directory.
-func (s *scanner) scan(found *scanResult) {
-	if info, err := os.Lstat(s.path); err == nil {
+func (scanner *scanner) scan(found *scanResult) {
+	if info, err := os.Lstat(scanner.path); err == nil {
 		found.link = info.Mode()&fs.ModeSymlink != 0
 	}
 	// Watch before reading, so that no change between the two is missed. If the directory was replaced
 	// in between, the watch is on another inode: repeat both.
 	const attempts = 3
 	for range attempts {
-		s.watch()
-		replaced, err := s.read(found)
+		scanner.watch()
+		replaced, err := scanner.read(found)
 		if replaced {
 			continue
 		}
 		if err != nil {
-			found.err = s.explain(err)
+			found.err = scanner.explain(err)
 		}
 		return
 	}
-	found.err = fmt.Errorf("the readiness directory %s is being replaced continuously", s.path)
+	found.err = fmt.Errorf("the readiness directory %s is being replaced continuously", scanner.path)
 }
 
 // watch adds watches of the directory and its parent. An inotify watch belongs to an inode, so a
 // replaced directory needs a new watch.
-func (s *scanner) watch() {
-	if s.notifier == nil {
+func (scanner *scanner) watch() {
+	if scanner.notifier == nil {
 		return
 	}
 	var problem error
-	if err := s.notifier.Add(filepath.Dir(s.path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := scanner.notifier.Add(filepath.Dir(scanner.path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		problem = err
 	}
-	info, err := os.Stat(s.path)
-	if s.inode != nil && (err != nil || !os.SameFile(info, s.inode)) {
-		_ = s.notifier.Remove(s.path) // fails if the kernel has removed the watch already
-		s.inode = nil
+	info, err := os.Stat(scanner.path)
+	if scanner.inode != nil && (err != nil || !os.SameFile(info, scanner.inode)) {
+		_ = scanner.notifier.Remove(scanner.path) // fails if the kernel has removed the watch already
+		scanner.inode = nil
 	}
 	if err == nil {
-		if err := s.notifier.Add(s.path); err == nil {
-			s.inode = info
+		if err := scanner.notifier.Add(scanner.path); err == nil {
+			scanner.inode = info
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			problem = err
 		}
 	}
-	if problem != nil && s.watched {
-		s.log.Warn("readiness directory cannot be watched, polling only", "error", problem)
+	if problem != nil && scanner.watched {
+		scanner.log.Warn("readiness directory cannot be watched, polling only", "error", problem)
 	}
-	s.watched = problem == nil
+	scanner.watched = problem == nil
 }
 
 // read reads the directory. replaced reports whether path no longer refers to the watched inode.
-func (s *scanner) read(found *scanResult) (replaced bool, err error) {
-	dir, err := os.OpenFile(s.path, os.O_RDONLY|syscall.O_DIRECTORY, 0)
+func (scanner *scanner) read(found *scanResult) (replaced bool, err error) {
+	dir, err := os.OpenFile(scanner.path, os.O_RDONLY|syscall.O_DIRECTORY, 0)
 	if err != nil {
 		return false, err
 	}
 	defer dir.Close()
 	info, err := dir.Stat()
-	if err != nil || (s.inode != nil && !os.SameFile(info, s.inode)) {
+	if err != nil || (scanner.inode != nil && !os.SameFile(info, scanner.inode)) {
 		return err == nil, err
 	}
 	const batch = 1024
 	found.files = map[string]foundFile{}
 	for total := 0; ; {
 		entries, err := dir.ReadDir(batch)
-		for _, e := range entries {
+		for _, entry := range entries {
 			if total++; total > maxEntries {
-				problem := fmt.Sprintf("%s has more than %d entries: the others are ignored", s.path, maxEntries)
+				problem := fmt.Sprintf("%s has more than %d entries: the others are ignored", scanner.path, maxEntries)
 				found.problems = append(found.problems, problem)
 				return false, nil
 			}
-			if !isReadinessFile(e.Name()) {
+			if !isReadinessFile(entry.Name()) {
 				continue
 			}
-			file, problem := canonical(e.Name())
-			f := foundFile{file: file}
+			file, problem := canonical(entry.Name())
+			seen := foundFile{file: file}
 			if problem == "" {
-				problem = s.inspect(e, &f)
+				problem = scanner.inspect(entry, &seen)
 			}
 			switch problem {
 			case "":
-				found.files[e.Name()] = f
+				found.files[entry.Name()] = seen
 			case vanished:
 			default:
-				found.problems = append(found.problems, fmt.Sprintf("%q: %s", e.Name(), problem))
+				found.problems = append(found.problems, fmt.Sprintf("%q: %s", entry.Name(), problem))
 			}
 		}
 		if errors.Is(err, io.EOF) {
@@ -184,15 +186,15 @@ func (s *scanner) read(found *scanResult) (replaced bool, err error) {
 const vanished = "vanished"
 
 // inspect sets the mtime and type of f. problem is the reason why the entry does not count.
-func (s *scanner) inspect(e fs.DirEntry, f *foundFile) (problem string) {
-	mode := e.Type()
-	f.link = mode&fs.ModeSymlink != 0
-	if mode.IsRegular() && !s.times {
+func (scanner *scanner) inspect(entry fs.DirEntry, found *foundFile) (problem string) {
+	mode := entry.Type()
+	found.link = mode&fs.ModeSymlink != 0
+	if mode.IsRegular() && !scanner.times {
 		return ""
 	}
-	info, err := os.Stat(filepath.Join(s.path, e.Name()))
+	info, err := os.Stat(filepath.Join(scanner.path, entry.Name()))
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && f.link:
+	case errors.Is(err, fs.ErrNotExist) && found.link:
 		return "is a symlink to a file that does not exist"
 	case errors.Is(err, fs.ErrNotExist):
 		return vanished
@@ -201,18 +203,19 @@ func (s *scanner) inspect(e fs.DirEntry, f *foundFile) (problem string) {
 	case !info.Mode().IsRegular():
 		return "is not a regular file, nor a symlink to one"
 	}
-	f.mtime = info.ModTime()
+	found.mtime = info.ModTime()
 	return ""
 }
 
-func (s *scanner) explain(err error) error {
+func (scanner *scanner) explain(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("the readiness directory %s does not exist: the writer of the files creates it: %w", s.path, err)
+		return fmt.Errorf("the readiness directory %s does not exist: the writer of the files creates it: %w",
+			scanner.path, err)
 	case errors.Is(err, syscall.ENOTDIR):
-		return fmt.Errorf("the readiness directory %s is not a directory: %w", s.path, err)
+		return fmt.Errorf("the readiness directory %s is not a directory: %w", scanner.path, err)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("no permission to read the readiness directory %s: %w", s.path, err)
+		return fmt.Errorf("no permission to read the readiness directory %s: %w", scanner.path, err)
 	}
-	return fmt.Errorf("the readiness directory %s cannot be read: %w", s.path, err)
+	return fmt.Errorf("the readiness directory %s cannot be read: %w", scanner.path, err)
 }

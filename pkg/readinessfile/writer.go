@@ -57,13 +57,13 @@ type ready struct {
 }
 
 // names returns the names of the files.
-func (r ready) names() map[string]struct{} {
-	names := make(map[string]struct{}, len(r.groups)+len(r.vips))
-	for _, g := range r.groups {
-		names[groupFile(g)] = struct{}{}
+func (ready ready) names() map[string]struct{} {
+	names := make(map[string]struct{}, len(ready.groups)+len(ready.vips))
+	for _, group := range ready.groups {
+		names[groupFile(group)] = struct{}{}
 	}
-	for _, a := range r.vips {
-		names[vipFile(a)] = struct{}{}
+	for _, addr := range ready.vips {
+		names[vipFile(addr)] = struct{}{}
 	}
 	return names
 }
@@ -88,54 +88,54 @@ func NewWriter(path string, log *slog.Logger) *Writer {
 
 // Want sets the ready groups and the first addresses of the ready VIPs. The order must not change
 // between calls. Want does not block, retains the lists, and is not safe for concurrent use.
-func (w *Writer) Want(groups []string, vips ...netip.Addr) {
-	was := w.desired.Load()
+func (writer *Writer) Want(groups []string, vips ...netip.Addr) {
+	was := writer.desired.Load()
 	// An unchanged list must not interrupt a back-off.
 	if !slices.Equal(groups, was.groups) || !slices.Equal(vips, was.vips) {
-		w.desired.Set(ready{groups, vips})
+		writer.desired.Set(ready{groups, vips})
 	}
 }
 
 // Beat confirms that the caller of Want is alive. It does not block and may be called often: files
 // are touched at most once a second.
-func (w *Writer) Beat() { latest.Wake(w.beat) }
+func (writer *Writer) Beat() { latest.Wake(writer.beat) }
 
 // String implements task.Task.
-func (w *Writer) String() string { return "readiness-directory-writer" }
+func (writer *Writer) String() string { return "readiness-directory-writer" }
 
 // Run maintains the files until ctx ends, and then removes them. It is called once. When it
 // returns, one goroutine may remain blocked in a file system that hangs.
-func (w *Writer) Run(ctx context.Context) error {
+func (writer *Writer) Run(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		w.run(ctx)
+		writer.run(ctx)
 	}()
 	<-ctx.Done()
 	select {
 	case <-done:
 	case <-time.After(tidyTime):
-		w.log.Warn("the removal of readiness files hangs and was abandoned")
+		writer.log.Warn("the removal of readiness files hangs and was abandoned")
 	}
 	return ctx.Err()
 }
 
-func (w *Writer) run(ctx context.Context) {
+func (writer *Writer) run(ctx context.Context) {
 	for {
-		desired, changed := w.desired.Get()
-		err := w.write(desired.names())
-		w.record(err)
+		desired, changed := writer.desired.Get()
+		err := writer.write(desired.names())
+		writer.record(err)
 		var retry <-chan time.Time
 		if err == nil {
-			w.backoff.Reset()
+			writer.backoff.Reset()
 		} else {
-			retry = time.After(w.backoff.Next())
+			retry = time.After(writer.backoff.Next())
 		}
 		for again := false; !again; {
 			select {
 			case <-ctx.Done():
-				if err := w.remove(slices.Sorted(maps.Keys(w.created))); err != nil {
-					w.log.Error("failed to remove readiness files: remove them, or their readers continue to forward",
+				if err := writer.remove(slices.Sorted(maps.Keys(writer.created))); err != nil {
+					writer.log.Error("failed to remove readiness files: remove them, or their readers continue to forward",
 						"error", err)
 				}
 				return
@@ -143,54 +143,54 @@ func (w *Writer) run(ctx context.Context) {
 				again = true
 			case <-retry:
 				again = true
-			case <-w.beat:
-				again = w.touchAll(time.Now())
+			case <-writer.beat:
+				again = writer.touchAll(time.Now())
 			}
 		}
 	}
 }
 
 // write removes obsolete files and creates missing ones.
-func (w *Writer) write(desired map[string]struct{}) error {
-	if !w.clean {
-		if err := w.createDirectory(); err != nil {
+func (writer *Writer) write(desired map[string]struct{}) error {
+	if !writer.clean {
+		if err := writer.createDirectory(); err != nil {
 			return err
 		}
-		if err := w.removeLeftovers(); err != nil {
+		if err := writer.removeLeftovers(); err != nil {
 			return err
 		}
-		w.clean, w.touched = true, time.Now()
+		writer.clean, writer.touched = true, time.Now()
 	}
 	var obsolete, missing []string
-	for name := range w.created {
+	for name := range writer.created {
 		if _, keep := desired[name]; !keep {
 			obsolete = append(obsolete, name)
 		}
 	}
 	for name := range desired {
-		if _, exists := w.created[name]; !exists {
+		if _, exists := writer.created[name]; !exists {
 			missing = append(missing, name)
 		}
 	}
 	// Create no file before all obsolete files are removed. Files of groups sort first: lb-ready-
 	// precedes lb-vip-ready-.
 	slices.Sort(obsolete)
-	if err := w.remove(obsolete); err != nil {
+	if err := writer.remove(obsolete); err != nil {
 		return err
 	}
 	slices.Sort(missing)
 	firstVIP, _ := slices.BinarySearch(missing, vipFilePrefix)
 	var errs []error
 	for _, name := range slices.Concat(missing[firstVIP:], missing[:firstVIP]) {
-		path := filepath.Join(w.path, name)
-		err := w.create(path)
+		path := filepath.Join(writer.path, name)
+		err := writer.create(path)
 		if errors.Is(err, fs.ErrNotExist) { // another process removed the directory
-			if err = w.createDirectory(); err == nil {
-				err = w.create(path)
+			if err = writer.createDirectory(); err == nil {
+				err = writer.create(path)
 			}
 		}
 		if err == nil {
-			w.created[name] = struct{}{}
+			writer.created[name] = struct{}{}
 			continue
 		}
 		errs = append(errs, fmt.Errorf("failed to create readiness file %q: %w", name, err))
@@ -202,99 +202,99 @@ func (w *Writer) write(desired map[string]struct{}) error {
 }
 
 // createDirectory creates a missing directory, readable by other users.
-func (w *Writer) createDirectory() error {
-	if _, err := os.Stat(w.path); err == nil {
+func (writer *Writer) createDirectory() error {
+	if _, err := os.Stat(writer.path); err == nil {
 		return nil
 	}
-	err := os.MkdirAll(w.path, 0o755)
+	err := os.MkdirAll(writer.path, 0o755)
 	if err == nil {
-		err = os.Chmod(w.path, 0o755) // independent of the umask
+		err = os.Chmod(writer.path, 0o755) // independent of the umask
 	}
 	if err != nil {
-		return fmt.Errorf("failed to create the readiness directory %s: %w", w.path, err)
+		return fmt.Errorf("failed to create the readiness directory %s: %w", writer.path, err)
 	}
 	return nil
 }
 
 // remove removes files in the given order.
-func (w *Writer) remove(names []string) error {
+func (writer *Writer) remove(names []string) error {
 	var errs []error
 	for _, name := range names {
-		if err := w.unlink(filepath.Join(w.path, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := writer.unlink(filepath.Join(writer.path, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("failed to remove readiness file %q: %w", name, err))
 			continue
 		}
-		delete(w.created, name)
+		delete(writer.created, name)
 	}
 	return errors.Join(errs...)
 }
 
 // removeLeftovers removes the files of the previous process.
-func (w *Writer) removeLeftovers() error {
-	entries, err := os.ReadDir(w.path) // sorted
+func (writer *Writer) removeLeftovers() error {
+	entries, err := os.ReadDir(writer.path) // sorted
 	if err != nil {
-		return fmt.Errorf("failed to list old readiness files in %s: %w", w.path, err)
+		return fmt.Errorf("failed to list old readiness files in %s: %w", writer.path, err)
 	}
 	var leftovers []string
-	for _, e := range entries {
-		if isReadinessFile(e.Name()) && !e.IsDir() {
-			leftovers = append(leftovers, e.Name())
+	for _, entry := range entries {
+		if isReadinessFile(entry.Name()) && !entry.IsDir() {
+			leftovers = append(leftovers, entry.Name())
 		}
 	}
-	if err := w.remove(leftovers); err != nil {
+	if err := writer.remove(leftovers); err != nil {
 		return err
 	}
 	if len(leftovers) > 0 {
-		w.log.Info("removed old readiness files", "count", len(leftovers))
+		writer.log.Info("removed old readiness files", "count", len(leftovers))
 	}
 	return nil
 }
 
 // touchAll touches the files, at most once a second. It reports whether another process removed a
 // file, so that write must run again.
-func (w *Writer) touchAll(now time.Time) (again bool) {
-	if !w.clean || now.Sub(w.touched) < touchInterval {
+func (writer *Writer) touchAll(now time.Time) (again bool) {
+	if !writer.clean || now.Sub(writer.touched) < touchInterval {
 		return false
 	}
-	w.touched = now
+	writer.touched = now
 	var failed error
-	for name := range w.created {
-		err := w.touch(filepath.Join(w.path, name))
+	for name := range writer.created {
+		err := writer.touch(filepath.Join(writer.path, name))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			delete(w.created, name)
+			delete(writer.created, name)
 			again = true
 		case err != nil:
 			failed = fmt.Errorf("failed to touch readiness file %q: %w", name, err)
 		}
 	}
 	if failed != nil {
-		w.record(failed)
+		writer.record(failed)
 	}
 	return again
 }
 
 // record records the result of an attempt and logs it if it differs from the previous result.
-func (w *Writer) record(err error) {
-	previous := w.state.Load()
+func (writer *Writer) record(err error) {
+	previous := writer.state.Load()
 	result := writeResult{written: err == nil, err: err, failures: previous.failures}
 	switch {
 	case err != nil:
 		result.failures++
 		if logs.Text(previous.err) != err.Error() {
-			w.log.Error("failed to write readiness files, retrying", "error", err, "failures", result.failures)
+			writer.log.Error("failed to write readiness files, retrying", "error", err, "failures", result.failures)
 		}
 	case previous.err != nil:
-		w.log.Info("readiness files written again")
+		writer.log.Info("readiness files written again")
 	}
-	w.state.Set(result)
+	writer.state.Set(result)
 }
 
 // createFile creates an empty file, or touches an existing regular file.
 func createFile(path string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err == nil {
-		return f.Close()
+		return file.Close()
 	}
 	if !errors.Is(err, fs.ErrExist) {
 		return err

@@ -17,39 +17,39 @@ type Address struct {
 }
 
 // ParseAddress parses unix:///PATH, a path, or HOST:PORT. The error begins with s.
-func ParseAddress(s string) (Address, error) {
-	if strings.HasPrefix(s, "unix:") || strings.HasPrefix(s, "/") {
-		path, err := identity.SocketPath(s)
+func ParseAddress(text string) (Address, error) {
+	if strings.HasPrefix(text, "unix:") || strings.HasPrefix(text, "/") {
+		path, err := identity.SocketPath(text)
 		if err != nil {
-			return Address{}, fmt.Errorf("%s: %w", s, err)
+			return Address{}, fmt.Errorf("%s: %w", text, err)
 		}
-		return Address{text: s, path: path}, nil
+		return Address{text: text, path: path}, nil
 	}
-	host, port, err := net.SplitHostPort(s)
+	host, port, err := net.SplitHostPort(text)
 	if err != nil || host == "" || port == "" {
-		return Address{}, fmt.Errorf("%s: write unix:///PATH, or HOST:PORT", s)
+		return Address{}, fmt.Errorf("%s: write unix:///PATH, or HOST:PORT", text)
 	}
-	return Address{text: s, host: host, port: port}, nil
+	return Address{text: text, host: host, port: port}, nil
 }
 
 // String returns the address as it was written.
-func (a Address) String() string { return a.text }
+func (address Address) String() string { return address.text }
 
 // fixed reports whether the address needs no lookup.
-func (a Address) fixed() bool {
-	_, err := netip.ParseAddr(a.host)
-	return a.path != "" || err == nil
+func (address Address) fixed() bool {
+	_, err := netip.ParseAddr(address.host)
+	return address.path != "" || err == nil
 }
 
 // at returns the address with the host name resolved to ip.
-func (a Address) at(ip netip.Addr) Address {
-	return Address{text: net.JoinHostPort(ip.String(), a.port), host: ip.String(), port: a.port}
+func (address Address) at(addr netip.Addr) Address {
+	return Address{text: net.JoinHostPort(addr.String(), address.port), host: addr.String(), port: address.port}
 }
 
 // target returns the target of a gRPC client.
-func (a Address) target() string {
-	if a.path != "" {
-		return "unix:" + a.path
+func (address Address) target() string {
+	if address.path != "" {
+		return "unix:" + address.path
 	}
-	return "dns:///" + a.text
+	return "dns:///" + address.text
 }

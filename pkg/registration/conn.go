@@ -35,15 +35,15 @@ type Conn struct {
 // NewConn returns a connection that does not authenticate with an SVID, such as one to the admin
 // socket. name names the load balancer in messages; explain converts the error of a call into a
 // message for the user.
-func NewConn(c *grpc.ClientConn, name string, explain func(error) error) *Conn {
-	return &Conn{ClientConn: c, name: name, explain: explain}
+func NewConn(client *grpc.ClientConn, name string, explain func(error) error) *Conn {
+	return &Conn{ClientConn: client, name: name, explain: explain}
 }
 
 // Dial returns an mTLS connection, which is established on demand. The caller runs source, which
 // supplies the client's SVID. lb is the SPIFFE ID of the load balancer.
-func Dial(a Address, source *identity.Source, lb spiffeid.ID) (*Conn, error) {
+func Dial(address Address, source *identity.Source, lb spiffeid.ID) (*Conn, error) {
 	creds := identity.NewCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(lb)})
-	cc, err := grpc.NewClient(a.target(), grpc.WithTransportCredentials(creds),
+	client, err := grpc.NewClient(address.target(), grpc.WithTransportCredentials(creds),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
 			MinConnectTimeout: CallTimeout,
@@ -52,33 +52,33 @@ func Dial(a Address, source *identity.Source, lb spiffeid.ID) (*Conn, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 2 * time.Second}),
 		grpc.WithNoProxy())
 	if err != nil {
-		return nil, fmt.Errorf("registry %s: %w", a, err)
+		return nil, fmt.Errorf("registry %s: %w", address, err)
 	}
-	c := NewConn(cc, "the registry "+a.String(), nil)
-	c.explain = func(err error) error { return explain(c, source, err) }
-	return c, nil
+	conn := NewConn(client, "the registry "+address.String(), nil)
+	conn.explain = func(err error) error { return explain(conn, source, err) }
+	return conn, nil
 }
 
 // String names the load balancer in messages.
-func (c *Conn) String() string { return c.name }
+func (conn *Conn) String() string { return conn.name }
 
 // Explain adds the reason why the registry is unavailable to the error of a call.
-func (c *Conn) Explain(err error) error { return c.explain(err) }
+func (conn *Conn) Explain(err error) error { return conn.explain(err) }
 
 // closedByServer matches gRPC's errors of a connection that ended before the server sent data. In
 // TLS 1.3 the client's handshake finishes before the server has verified the client's certificate.
 var closedByServer = regexp.MustCompile(`client preface|server preface|EOF|bad certificate|connection reset`)
 
-func explain(c *Conn, source *identity.Source, err error) error {
-	s := grpcstatus.Convert(err)
-	if s.Code() != codes.Unavailable {
+func explain(conn *Conn, source *identity.Source, err error) error {
+	status := grpcstatus.Convert(err)
+	if status.Code() != codes.Unavailable {
 		return err
 	}
 	reason := health.Reason(err)
-	err = fmt.Errorf("%s does not answer: %s", c, reason)
-	if closedByServer.MatchString(s.Message()) {
+	err = fmt.Errorf("%s does not answer: %s", conn, reason)
+	if closedByServer.MatchString(status.Message()) {
 		err = fmt.Errorf("%s closed the connection right after the TLS handshake: it denied the client's SPIFFE ID or "+
-			"certificate, and its log says why, or it is stopping (%s)", c, reason)
+			"certificate, and its log says why, or it is stopping (%s)", conn, reason)
 	}
 	if own := source.Status().Load().Err; own != nil {
 		err = fmt.Errorf("%w\nown SVID: %w", err, own)

@@ -70,13 +70,13 @@ type member struct {
 }
 
 // NewGroup returns a group.
-func NewGroup(o GroupOptions) *Group {
-	if o.Resolver == nil {
-		o.Resolver = net.DefaultResolver
+func NewGroup(options GroupOptions) *Group {
+	if options.Resolver == nil {
+		options.Resolver = net.DefaultResolver
 	}
-	o.Interval = cmp.Or(o.Interval, lookupInterval)
+	options.Interval = cmp.Or(options.Interval, lookupInterval)
 	return &Group{
-		GroupOptions: o, answers: make(chan answer), ended: make(chan struct{}, 1),
+		GroupOptions: options, answers: make(chan answer), ended: make(chan struct{}, 1),
 		members: map[string]*member{}, names: map[string]answer{},
 	}
 }
@@ -87,33 +87,34 @@ func NewGroup(o GroupOptions) *Group {
 //
 // The error lists the load balancers at which the target was not removed. Run also returns an error
 // if another caller has registered the target at every load balancer.
-func (g *Group) Run(ctx context.Context, leave <-chan struct{}) error {
+func (group *Group) Run(ctx context.Context, leave <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer g.running.Wait()
+	defer group.running.Wait()
 	defer cancel()
+	// The lookups end before the members leave, so that none is added in the meantime.
 	following, unfollow := context.WithCancel(ctx)
 	defer unfollow()
-	for _, a := range g.Registries {
-		if !a.fixed() {
-			n := &name{Address: a, resolver: g.Resolver}
-			g.running.Go(func() { n.follow(following, g.Interval, g.answers) })
-		} else if err := g.take(ctx, answer{from: a, addresses: []Address{a}}); err != nil {
+	for _, address := range group.Registries {
+		if !address.fixed() {
+			host := &name{Address: address, resolver: group.Resolver}
+			group.running.Go(func() { host.follow(following, group.Interval, group.answers) })
+		} else if err := group.take(ctx, answer{from: address, addresses: []Address{address}}); err != nil {
 			return err
 		}
 	}
 	for {
 		select {
-		case a := <-g.answers:
-			if err := g.take(ctx, a); err != nil {
+		case address := <-group.answers:
+			if err := group.take(ctx, address); err != nil {
 				return err
 			}
-		case <-g.ended:
-			if over, err := g.collect(); over {
+		case <-group.ended:
+			if over, err := group.collect(); over {
 				return err
 			}
 		case <-leave:
 			unfollow()
-			return g.leave()
+			return group.leave()
 		case <-ctx.Done():
 			return nil
 		}
@@ -122,51 +123,52 @@ func (g *Group) Run(ctx context.Context, leave <-chan struct{}) error {
 
 // take registers the target at the new addresses of an answer, and deregisters it at addresses that
 // no answer has any longer.
-func (g *Group) take(ctx context.Context, a answer) error {
-	key := a.from.String()
-	g.mu.Lock()
-	previous := g.names[key]
-	if a.err != nil {
-		a.addresses = previous.addresses
+func (group *Group) take(ctx context.Context, answer answer) error {
+	key := answer.from.String()
+	group.mu.Lock()
+	previous := group.names[key]
+	// A failed lookup does not prove that a load balancer is gone: keep its registrations.
+	if answer.err != nil {
+		answer.addresses = previous.addresses
 	}
-	g.names[key] = a
-	g.mu.Unlock()
-	g.changed()
-	if a.err != nil {
-		if previous.err == nil || previous.err.Error() != a.err.Error() {
-			g.Report(key, a.err.Error()+"; registrations are kept")
+	group.names[key] = answer
+	group.mu.Unlock()
+	group.changed()
+	if answer.err != nil {
+		if previous.err == nil || previous.err.Error() != answer.err.Error() {
+			group.Report(key, answer.err.Error()+"; registrations are kept")
 		}
 		return nil
 	}
 	// Only the goroutine of Run writes names and members, so it reads them without mu.
 	wanted := map[string]bool{}
-	for _, n := range g.names {
-		for _, address := range n.addresses {
+	for _, known := range group.names {
+		for _, address := range known.addresses {
 			wanted[address.String()] = true
 		}
 	}
-	for address, m := range g.members {
+	for address, member := range group.members {
 		switch {
-		case wanted[address] || m.leaving:
-		case m.over:
-			g.forget(address)
+		case wanted[address] || member.leaving:
+		case member.over:
+			group.forget(address)
 		default:
-			g.Report(address, "no longer an address of "+m.from.String())
-			m.leaving = true
-			close(m.leave)
+			group.Report(address, "no longer an address of "+member.from.String())
+			member.leaving = true
+			close(member.leave)
 		}
 	}
-	for _, address := range a.addresses {
-		m := g.members[address.String()]
+	for _, address := range answer.addresses {
+		member := group.members[address.String()]
 		// The address reappeared during the drain. Stop the old registration before the new one starts,
 		// so that the two do not compete.
-		if m != nil && m.leaving {
-			m.cancel()
-			<-m.done
-			m = nil
+		if member != nil && member.leaving {
+			member.cancel()
+			<-member.done
+			member = nil
 		}
-		if m == nil {
-			if err := g.start(ctx, address, a.from); err != nil {
+		if member == nil {
+			if err := group.start(ctx, address, answer.from); err != nil {
 				return err
 			}
 		}
@@ -175,49 +177,52 @@ func (g *Group) take(ctx context.Context, a answer) error {
 }
 
 // start registers the target at an address.
-func (g *Group) start(ctx context.Context, address, from Address) error {
-	conn, err := Dial(address, g.Source, g.LB)
+func (group *Group) start(ctx context.Context, address, from Address) error {
+	conn, err := Dial(address, group.Source, group.LB)
 	if err != nil {
 		return err
 	}
 	conn.name = "the load balancer"
 	key := address.String()
 	ctx, cancel := context.WithCancel(ctx)
-	m := &member{
+	started := &member{
 		Registration: Registration{
-			Conn: conn, Request: g.Request, Persistent: true, Changed: g.changed,
-			Report: func(line string) { g.Report(key, line) },
+			Conn: conn, Request: group.Request, Persistent: true, Changed: group.changed,
+			Report: func(line string) { group.Report(key, line) },
 		},
 		from: from, leave: make(chan struct{}), cancel: cancel, done: make(chan struct{}),
 	}
-	g.mu.Lock()
-	g.members[key] = m
-	g.mu.Unlock()
-	g.running.Go(func() {
-		m.err = m.Run(ctx, m.leave)
-		if m.err != nil {
-			m.Report(m.err.Error())
+	group.mu.Lock()
+	group.members[key] = started
+	group.mu.Unlock()
+	group.running.Go(func() {
+		started.err = started.Run(ctx, started.leave)
+		if started.err != nil {
+			started.Report(started.err.Error())
 		}
 		cancel()
 		_ = conn.Close() // fails only if the connection is closed already
-		close(m.done)
-		latest.Wake(g.ended)
+		close(started.done)
+		latest.Wake(group.ended)
 	})
 	return nil
 }
 
 // collect handles members that ended. over reports whether every name has been resolved and all
 // members have ended; err joins their errors.
-func (g *Group) collect() (over bool, err error) {
+func (group *Group) collect() (over bool, err error) {
 	var errs []error
-	over = !slices.ContainsFunc(g.Registries, func(a Address) bool { return len(g.names[a.String()].addresses) == 0 })
-	for address, m := range g.members {
+	// A name without an address yet may still gain a load balancer.
+	over = !slices.ContainsFunc(group.Registries, func(entry Address) bool {
+		return len(group.names[entry.String()].addresses) == 0
+	})
+	for address, member := range group.members {
 		select {
-		case <-m.done:
-			if m.over = true; m.leaving {
-				g.forget(address)
-			} else if m.err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", address, m.err))
+		case <-member.done:
+			if member.over = true; member.leaving {
+				group.forget(address)
+			} else if member.err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", address, member.err))
 			}
 		default:
 			over = false
@@ -227,29 +232,32 @@ func (g *Group) collect() (over bool, err error) {
 }
 
 // forget removes a member that ended.
-func (g *Group) forget(address string) {
-	g.mu.Lock()
-	delete(g.members, address)
-	g.mu.Unlock()
-	g.changed()
+func (group *Group) forget(address string) {
+	group.mu.Lock()
+	delete(group.members, address)
+	group.mu.Unlock()
+	group.changed()
 }
 
 // leave deregisters the target at all load balancers and waits for its removal.
-func (g *Group) leave() error {
-	for _, m := range g.members {
-		if !m.leaving {
-			close(m.leave)
+func (group *Group) leave() error {
+	for _, member := range group.members {
+		if !member.leaving {
+			close(member.leave)
 		}
 	}
+	// Wait only after all were closed, so that the drain times overlap.
 	var errs []error
-	for address, m := range g.members {
-		<-m.done
+	for address, member := range group.members {
+		<-member.done
 		var rejected *RejectedError // another caller has taken over the target
-		if m.err != nil && !m.leaving && !errors.As(m.err, &rejected) {
-			errs = append(errs, fmt.Errorf("%s: %w", address, m.err))
+		if member.err != nil && !member.leaving && !errors.As(member.err, &rejected) {
+			errs = append(errs, fmt.Errorf("%s: %w", address, member.err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (g *Group) changed() { g.Changes.Update(func(n uint64) uint64 { return n + 1 }) }
+func (group *Group) changed() {
+	group.Changes.Update(func(changes uint64) uint64 { return changes + 1 })
+}

@@ -39,13 +39,13 @@ type answer struct {
 }
 
 // follow sends an answer for each lookup until ctx ends.
-func (n *name) follow(ctx context.Context, interval time.Duration, answers chan<- answer) {
+func (name *name) follow(ctx context.Context, interval time.Duration, answers chan<- answer) {
 	retry := backoff.Backoff{Min: min(minLookupDelay, interval), Max: interval, Jitter: 0.2}
 	for {
-		ips, err := n.lookup(ctx)
-		a := answer{from: n.Address, err: err}
-		for _, ip := range ips {
-			a.addresses = append(a.addresses, n.at(ip))
+		ips, err := name.lookup(ctx)
+		result := answer{from: name.Address, err: err}
+		for _, addr := range ips {
+			result.addresses = append(result.addresses, name.at(addr))
 		}
 		delay := interval
 		if err != nil {
@@ -54,7 +54,7 @@ func (n *name) follow(ctx context.Context, interval time.Duration, answers chan<
 			retry.Reset()
 		}
 		select {
-		case answers <- a:
+		case answers <- result:
 		case <-ctx.Done():
 			return
 		}
@@ -65,21 +65,21 @@ func (n *name) follow(ctx context.Context, interval time.Duration, answers chan<
 }
 
 // lookup returns the sorted addresses of the name, or an error if it has none.
-func (n *name) lookup(ctx context.Context) ([]netip.Addr, error) {
+func (name *name) lookup(ctx context.Context) ([]netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
 	families := []string{"ip4", "ip6"}
-	if n.family != "" {
-		families = []string{n.family}
+	if name.family != "" {
+		families = []string{name.family}
 	}
 	for _, family := range families {
-		ips, err := n.resolver.LookupNetIP(ctx, family, n.host)
+		ips, err := name.resolver.LookupNetIP(ctx, family, name.host)
 		var failure *net.DNSError
 		switch {
 		case err == nil && len(ips) > 0:
-			n.family = family
-			for i, ip := range ips {
-				ips[i] = ip.Unmap()
+			name.family = family
+			for i, addr := range ips {
+				ips[i] = addr.Unmap()
 			}
 			slices.SortFunc(ips, netip.Addr.Compare)
 			return slices.Compact(ips), nil
@@ -93,5 +93,5 @@ func (n *name) lookup(ctx context.Context) ([]netip.Addr, error) {
 	}
 	return nil, fmt.Errorf("the name has no %s", cmp.Or(map[string]string{
 		"ip4": "IPv4 address", "ip6": "IPv6 address",
-	}[n.family], "address"))
+	}[name.family], "address"))
 }

@@ -65,7 +65,7 @@ type RejectedError struct {
 }
 
 // Error returns the message of the load balancer.
-func (e *RejectedError) Error() string { return e.Message }
+func (rejected *RejectedError) Error() string { return rejected.Message }
 
 // Registration keeps one target registered at one load balancer. Its fields are set before Run.
 type Registration struct {
@@ -90,7 +90,7 @@ type Registration struct {
 }
 
 // State returns the current state.
-func (r *Registration) State() State { return r.state.Load() }
+func (registration *Registration) State() State { return registration.state.Load() }
 
 // Run keeps the target registered until leave is closed. It then deregisters the target and returns
 // when the load balancer has removed it. Run returns immediately when ctx ends: a registered target
@@ -99,29 +99,31 @@ func (r *Registration) State() State { return r.state.Load() }
 // Run returns nil after the removal, also by another client, and if the target was not registered.
 // It returns an error if the target could not be deregistered or its removal was not reported
 // within its drain time, and a [RejectedError] if the load balancer rejects or supersedes it.
-func (r *Registration) Run(ctx context.Context, leave <-chan struct{}) error {
-	r.enter(Connecting, nil)
+func (registration *Registration) Run(ctx context.Context, leave <-chan struct{}) error {
+	registration.enter(Connecting, nil)
 	following, cancel := context.WithCancel(ctx)
 	defer cancel()
 	ended := make(chan error, 1)
-	go func() { ended <- r.follow(following) }()
+	go func() { ended <- registration.follow(following) }()
 	select {
 	case err := <-ended:
-		return r.end(ctx, err)
+		return registration.end(ctx, err)
 	case <-leave:
 	}
-	r.Report("deregistering")
-	r.leaving.Store(true)
-	r.enter(Leaving, nil)
-	drainTime, err := r.deregister(ctx)
+	registration.Report("deregistering")
+	// Set before the call: a lost connection must not register the target again.
+	registration.leaving.Store(true)
+	registration.enter(Leaving, nil)
+	drainTime, err := registration.deregister(ctx)
 	if err != nil {
 		// follow owns registered and failure, so wait for its end before reading them.
 		cancel()
 		<-ended
-		if !r.registered || grpcstatus.Code(err) == codes.NotFound {
-			return r.end(ctx, nil) // not registered, so there is nothing to remove
+		if !registration.registered || grpcstatus.Code(err) == codes.NotFound {
+			return registration.end(ctx, nil) // not registered, so there is nothing to remove
 		}
-		return r.end(ctx, fmt.Errorf("the target could not be deregistered, its grace ends it: %s", r.reason(err)))
+		reason := registration.reason(err)
+		return registration.end(ctx, fmt.Errorf("the target could not be deregistered, its grace ends it: %s", reason))
 	}
 	removal := time.NewTimer(drainTime + removalMargin)
 	defer removal.Stop()
@@ -130,86 +132,89 @@ func (r *Registration) Run(ctx context.Context, leave <-chan struct{}) error {
 	case <-removal.C:
 		cancel()
 		<-ended
-		err = fmt.Errorf("%s did not report the removal of the target within %v", r.Conn, drainTime+removalMargin)
+		err = fmt.Errorf("%s did not report the removal of the target within %v", registration.Conn,
+			drainTime+removalMargin)
 	}
-	return r.end(ctx, err)
+	return registration.end(ctx, err)
 }
 
 // end enters the final phase.
-func (r *Registration) end(ctx context.Context, err error) error {
+func (registration *Registration) end(ctx context.Context, err error) error {
 	var rejected *RejectedError
 	switch {
 	case errors.As(err, &rejected) && rejected.Code == codes.Aborted:
-		r.enter(Superseded, err)
+		registration.enter(Superseded, err)
 	case err != nil, ctx.Err() != nil:
-		r.enter(Interrupted, err)
+		registration.enter(Interrupted, err)
 	default:
-		r.enter(Removed, nil)
+		registration.enter(Removed, nil)
 	}
 	return err
 }
 
-func (r *Registration) deregister(ctx context.Context) (drainTime time.Duration, err error) {
+func (registration *Registration) deregister(ctx context.Context) (drainTime time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
-	reply, err := targetv1.NewTargetServiceClient(r.Conn).Deregister(ctx, &targetv1.DeregisterRequest{
-		Stream: r.Request.GetStream(), Names: []string{r.Request.GetTargets()[0].GetName()},
+	reply, err := targetv1.NewTargetServiceClient(registration.Conn).Deregister(ctx, &targetv1.DeregisterRequest{
+		Stream: registration.Request.GetStream(), Names: []string{registration.Request.GetTargets()[0].GetName()},
 	})
 	return reply.GetDrainFor().AsDuration(), err
 }
 
 // follow registers the target, and retries while the load balancer is unavailable. It returns nil
 // when the target is removed, and an error when it is rejected or taken over by another call.
-func (r *Registration) follow(ctx context.Context) error {
+func (registration *Registration) follow(ctx context.Context) error {
 	unavailable := backoff.Backoff{Min: minBackoff, Max: maxBackoff, Jitter: 0.2}
 	rejected := backoff.Backoff{Min: minRejected, Max: maxRejected, Jitter: 0.2}
 	for {
-		accepted, err := r.session(ctx)
+		accepted, err := registration.session(ctx)
 		retry, code := &unavailable, grpcstatus.Code(err)
 		switch {
-		case ctx.Err() != nil, errors.Is(err, io.EOF), code == codes.Unavailable && r.leaving.Load():
+		case ctx.Err() != nil, errors.Is(err, io.EOF), code == codes.Unavailable && registration.leaving.Load():
 			return nil
 		case code == codes.Unavailable:
-		case r.Persistent && code != codes.Aborted:
+		case registration.Persistent && code != codes.Aborted:
 			retry = &rejected
 		default:
 			return &RejectedError{code, grpcstatus.Convert(err).Message()}
 		}
+		// An accepted call shows that the load balancer works: its end is a new failure.
 		if accepted {
 			unavailable.Reset()
 			rejected.Reset()
 		}
-		r.fail(r.reason(err))
-		if retry.Wait(ctx) != nil || r.leaving.Load() {
+		registration.fail(registration.reason(err))
+		if retry.Wait(ctx) != nil || registration.leaving.Load() {
 			return nil
 		}
-		r.Conn.ResetConnectBackoff() // otherwise the next call waits for gRPC's own back-off
+		registration.Conn.ResetConnectBackoff() // otherwise the next call waits for gRPC's own back-off
 	}
 }
 
 // fail counts a failed attempt and reports its reason, unless that is unchanged.
-func (r *Registration) fail(reason string) {
-	if reason != r.failure {
-		r.failure = reason
-		r.Report("not registered, trying again: " + reason)
+func (registration *Registration) fail(reason string) {
+	if reason != registration.failure {
+		registration.failure = reason
+		registration.Report("not registered, trying again: " + reason)
 	}
-	r.update(func(s State) State {
-		s.Failures++
-		s.Err, s.Targets = errors.New(reason), nil
-		return s.in(Connecting)
+	registration.update(func(state State) State {
+		state.Failures++
+		state.Err, state.Targets = errors.New(reason), nil
+		return state.in(Connecting)
 	})
 }
 
 // session runs one Register call. It reports whether the call was accepted, and returns the error
 // that ended it.
-func (r *Registration) session(parent context.Context) (accepted bool, err error) {
+func (registration *Registration) session(parent context.Context) (accepted bool, err error) {
 	ctx, cancel := context.WithCancel(parent)
 	defer cancel()
+	// The call has no deadline, because the stream lasts as long as the registration.
 	first := time.AfterFunc(firstMessageTimeout, cancel)
-	var m *targetv1.RegisterResponse
-	stream, err := targetv1.NewTargetServiceClient(r.Conn).Register(ctx, r.Request)
+	var message *targetv1.RegisterResponse
+	stream, err := targetv1.NewTargetServiceClient(registration.Conn).Register(ctx, registration.Request)
 	if err == nil {
-		m, err = stream.Recv()
+		message, err = stream.Recv()
 	}
 	if !first.Stop() && parent.Err() == nil {
 		err = grpcstatus.Errorf(codes.Unavailable, "no response within %v", firstMessageTimeout)
@@ -217,69 +222,72 @@ func (r *Registration) session(parent context.Context) (accepted bool, err error
 	if err != nil {
 		return false, err
 	}
-	r.registered, r.failure = true, ""
-	r.enter(Registered, nil)
-	r.Report(fmt.Sprintf("registered at %s; without this process the target stays for %v", r.Conn,
-		m.GetGrace().AsDuration()))
+	registration.registered, registration.failure = true, ""
+	registration.enter(Registered, nil)
+	registration.Report(fmt.Sprintf("registered at %s; without this process the target stays for %v", registration.Conn,
+		message.GetGrace().AsDuration()))
 	states := map[string]targetv1.State{} // by address
 	for {
-		for _, i := range m.GetTargets() {
-			if s, known := states[i.GetAddress()]; !known || s != i.GetState() {
-				states[i.GetAddress()] = i.GetState()
-				r.Report(status.TargetLine(i))
+		for _, info := range message.GetTargets() {
+			if state, known := states[info.GetAddress()]; !known || state != info.GetState() {
+				states[info.GetAddress()] = info.GetState()
+				registration.Report(status.TargetLine(info))
 			}
 		}
-		r.update(func(s State) State { return s.with(m.GetTargets()) })
-		if m, err = stream.Recv(); err != nil {
+		registration.update(func(state State) State { return state.with(message.GetTargets()) })
+		if message, err = stream.Recv(); err != nil {
 			return true, err
 		}
 	}
 }
 
 // reason returns the error of a call as a message for the user.
-func (r *Registration) reason(err error) string {
-	err = r.Conn.Explain(err)
+func (registration *Registration) reason(err error) string {
+	err = registration.Conn.Explain(err)
 	if call, ok := err.(interface{ GRPCStatus() *grpcstatus.Status }); ok {
 		if call.GRPCStatus().Code() == codes.DeadlineExceeded {
-			return fmt.Sprintf("%s did not answer within %v", r.Conn, CallTimeout)
+			return fmt.Sprintf("%s did not answer within %v", registration.Conn, CallTimeout)
 		}
 		return call.GRPCStatus().Message()
 	}
 	return err.Error()
 }
 
-func (r *Registration) enter(p Phase, err error) {
-	r.update(func(s State) State {
-		s.Err = err
-		return s.in(p)
+func (registration *Registration) enter(phase Phase, err error) {
+	registration.update(func(state State) State {
+		state.Err = err
+		return state.in(phase)
 	})
 }
 
-func (r *Registration) update(f func(State) State) {
-	r.state.Update(f)
-	if r.Changed != nil {
-		r.Changed()
+func (registration *Registration) update(change func(State) State) {
+	registration.state.Update(change)
+	if registration.Changed != nil {
+		registration.Changed()
 	}
 }
 
 // in returns the state with a new phase. From Leaving, only a final phase is entered.
-func (s State) in(p Phase) State {
-	if s.Since.IsZero() || s.Phase != p && (s.Phase != Leaving || p > Leaving) {
-		s.Phase, s.Since = p, time.Now()
+func (state State) in(phase Phase) State {
+	if state.Since.IsZero() || state.Phase != phase && (state.Phase != Leaving || phase > Leaving) {
+		state.Phase, state.Since = phase, time.Now()
 	}
-	return s
+	return state
 }
 
 // with returns the state with the addresses of a message added or replaced.
-func (s State) with(changed []*targetv1.TargetInfo) State {
-	s.Targets = slices.Clone(s.Targets)
-	for _, i := range changed {
-		k := slices.IndexFunc(s.Targets, func(t *targetv1.TargetInfo) bool { return t.GetAddress() == i.GetAddress() })
-		if k < 0 {
-			s.Targets = append(s.Targets, i)
+func (state State) with(changed []*targetv1.TargetInfo) State {
+	// Readers of the previous state hold its slice.
+	state.Targets = slices.Clone(state.Targets)
+	for _, info := range changed {
+		index := slices.IndexFunc(state.Targets, func(target *targetv1.TargetInfo) bool {
+			return target.GetAddress() == info.GetAddress()
+		})
+		if index < 0 {
+			state.Targets = append(state.Targets, info)
 		} else {
-			s.Targets[k] = i
+			state.Targets[index] = info
 		}
 	}
-	return s
+	return state
 }

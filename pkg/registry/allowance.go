@@ -26,21 +26,21 @@ type Allowance struct {
 // ParseAllowance parses "STREAM=PATTERN", or "PATTERN" for all streams. An example of a pattern is
 // "spiffe://example.org/ns/*/sa/app": in the path, * matches one whole segment, and ** as the last
 // segment matches one or more. The error includes the remedy.
-func ParseAllowance(s string) (Allowance, error) {
-	a, pattern := Allowance{text: s}, s
-	if stream, rest, named := strings.Cut(s, "="); named { // a SPIFFE ID never contains =
+func ParseAllowance(text string) (Allowance, error) {
+	allowance, pattern := Allowance{text: text}, text
+	if stream, rest, named := strings.Cut(text, "="); named { // a SPIFFE ID never contains =
 		if err := targetset.CheckName(stream); err != nil {
-			return Allowance{}, fmt.Errorf("%s: the stream %w", targetset.Quote(s), err)
+			return Allowance{}, fmt.Errorf("%s: the stream %w", targetset.Quote(text), err)
 		}
-		a.Stream, pattern = stream, rest
+		allowance.Stream, pattern = stream, rest
 	}
-	if err := a.parse(pattern); err != nil {
+	if err := allowance.parse(pattern); err != nil {
 		return Allowance{}, err
 	}
-	return a, nil
+	return allowance, nil
 }
 
-func (a *Allowance) parse(pattern string) error {
+func (allowance *Allowance) parse(pattern string) error {
 	quoted := targetset.Quote(pattern)
 	rest, ok := strings.CutPrefix(pattern, "spiffe://")
 	switch {
@@ -52,7 +52,7 @@ func (a *Allowance) parse(pattern string) error {
 	}
 	name, path, _ := strings.Cut(rest, "/")
 	var err error
-	switch a.domain, err = spiffeid.TrustDomainFromString(name); {
+	switch allowance.domain, err = spiffeid.TrustDomainFromString(name); {
 	case err != nil, strings.Contains(name, ":"):
 		return fmt.Errorf("%s: %s is not a trust domain: "+
 			"write it in full and in lower case, such as example.org", quoted, targetset.Quote(name))
@@ -60,12 +60,12 @@ func (a *Allowance) parse(pattern string) error {
 		return fmt.Errorf("%s has no path: for every member of the trust domain write spiffe://%s/**", quoted, name)
 	}
 	segments, expression := strings.Split(path, "/"), ""
-	for i, segment := range segments {
+	for index, segment := range segments {
 		err := spiffeid.ValidatePathSegment(segment)
 		switch {
 		case segment == "*":
 			expression += "/[^/]+"
-		case segment == "**" && i == len(segments)-1:
+		case segment == "**" && index == len(segments)-1:
 			expression += "/.+"
 		case segment == "**":
 			return fmt.Errorf("%s: ** may only be the last segment, use * for one segment before it", quoted)
@@ -78,34 +78,34 @@ func (a *Allowance) parse(pattern string) error {
 			expression += "/" + regexp.QuoteMeta(segment)
 		}
 	}
-	a.path = regexp.MustCompile(`\A` + expression + `\z`)
+	allowance.path = regexp.MustCompile(`\A` + expression + `\z`)
 	return nil
 }
 
 // String returns the allowance as it was written.
-func (a Allowance) String() string { return a.text }
+func (allowance Allowance) String() string { return allowance.text }
 
 // UnmarshalText implements encoding.TextUnmarshaler by [ParseAllowance].
-func (a *Allowance) UnmarshalText(text []byte) (err error) {
-	*a, err = ParseAllowance(string(text))
+func (allowance *Allowance) UnmarshalText(text []byte) (err error) {
+	*allowance, err = ParseAllowance(string(text))
 	return err
 }
 
-func (a Allowance) matches(id spiffeid.ID) bool {
-	return a.path != nil && id.MemberOf(a.domain) && a.path.MatchString(id.Path())
+func (allowance Allowance) matches(id spiffeid.ID) bool {
+	return allowance.path != nil && id.MemberOf(allowance.domain) && allowance.path.MatchString(id.Path())
 }
 
 // Allowances is a list of alternatives: one matching Allowance is sufficient.
 type Allowances []Allowance
 
 // Authorizes reports whether the ID may register targets of any stream.
-func (l Allowances) Authorizes(id spiffeid.ID) bool {
-	return slices.ContainsFunc(l, func(a Allowance) bool { return a.matches(id) })
+func (allowances Allowances) Authorizes(id spiffeid.ID) bool {
+	return slices.ContainsFunc(allowances, func(allowance Allowance) bool { return allowance.matches(id) })
 }
 
 // Allows reports whether the ID may register targets of the stream.
-func (l Allowances) Allows(id spiffeid.ID, stream string) bool {
-	return slices.ContainsFunc(l, func(a Allowance) bool {
-		return (a.Stream == "" || a.Stream == stream) && a.matches(id)
+func (allowances Allowances) Allows(id spiffeid.ID, stream string) bool {
+	return slices.ContainsFunc(allowances, func(allowance Allowance) bool {
+		return (allowance.Stream == "" || allowance.Stream == stream) && allowance.matches(id)
 	})
 }

@@ -27,14 +27,14 @@ type caller struct{ id spiffeid.ID }
 // operatorName identifies the operator, who has no SPIFFE ID.
 const operatorName = "operator"
 
-func (c caller) operator() bool { return c == caller{} }
+func (owner caller) operator() bool { return owner == caller{} }
 
 // String returns the SPIFFE ID, or "operator".
-func (c caller) String() string {
-	if c.operator() {
+func (owner caller) String() string {
+	if owner.operator() {
 		return operatorName
 	}
-	return c.id.String()
+	return owner.id.String()
 }
 
 // registration is one registered target. It is guarded by Registry.mu.
@@ -71,22 +71,22 @@ type call struct {
 
 // begin counts a call; done must be called when the call ends. The limit is twice the quota, so
 // that a caller that reconnects is accepted before its old calls have ended.
-func (r *Registry) begin(who caller) (done func(), err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (registry *Registry) begin(who caller) (done func(), err error) {
+	registry.mu.Lock()
+	defer registry.mu.Unlock()
 	switch {
-	case r.stopped:
+	case registry.stopped:
 		return nil, errStopping
-	case !who.operator() && r.calls[who] >= 2*r.Quota:
+	case !who.operator() && registry.calls[who] >= 2*registry.Quota:
 		return nil, refuse(RefusedQuota, "%s has %d calls open, the limit: "+
-			"register more targets in one call, or have --target-quota raised", who, r.calls[who])
+			"register more targets in one call, or have --target-quota raised", who, registry.calls[who])
 	}
-	r.calls[who]++
+	registry.calls[who]++
 	return func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.calls[who]--; r.calls[who] == 0 {
-			delete(r.calls, who)
+		registry.mu.Lock()
+		defer registry.mu.Unlock()
+		if registry.calls[who]--; registry.calls[who] == 0 {
+			delete(registry.calls, who)
 		}
 	}, nil
 }
@@ -100,67 +100,71 @@ func (c *call) lose(name, taken string) {
 
 // holding returns the targets that a call still holds, the names of its targets that left since the
 // previous call of holding, and the last target that another call registered.
-func (r *Registry) holding(c *call) (held map[string]*registration, gone []string, taken string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	gone, c.gone = c.gone, nil
-	return maps.Clone(c.held), gone, c.taken
+func (registry *Registry) holding(call *call) (held map[string]*registration, gone []string, taken string) {
+	registry.mu.Lock()
+	defer registry.mu.Unlock()
+	gone, call.gone = call.gone, nil
+	return maps.Clone(call.held), gone, call.taken
 }
 
 // allows reports whether a caller may register targets of the stream.
-func (r *Registry) allows(who caller, stream string) bool {
-	return who.operator() || r.Allow.Allows(who.id, stream)
+func (registry *Registry) allows(who caller, stream string) bool {
+	return who.operator() || registry.Allow.Allows(who.id, stream)
 }
 
 // open registers the targets of a call, all or none.
-func (r *Registry) open(who caller, a announcement) (*call, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.stopped {
+func (registry *Registry) open(who caller, announcement announcement) (*call, error) {
+	registry.mu.Lock()
+	defer registry.mu.Unlock()
+	if registry.stopped {
 		return nil, errStopping
 	}
-	yielding, err := r.check(who, a)
+	yielding, err := registry.check(who, announcement)
 	if err != nil {
 		return nil, err
 	}
 	// check has accepted all targets, so no step below can fail. Yielding registrations are removed
 	// first to release their addresses.
 	for reg := range yielding {
-		r.remove(reg)
+		registry.remove(reg)
 	}
-	c := &call{
-		owner: who, stream: a.stream, grace: r.Grace, changed: make(chan struct{}, 1), held: map[string]*registration{},
+	opened := &call{
+		owner: who, stream: announcement.stream, grace: registry.Grace, changed: make(chan struct{}, 1),
+		held: map[string]*registration{},
 	}
-	if a.grace != nil {
-		c.grace = min(*a.grace, r.Grace)
+	if announcement.grace != nil {
+		opened.grace = min(*announcement.grace, registry.Grace)
 	}
-	for _, t := range a.targets {
-		r.hold(c, t)
+	for _, target := range announcement.targets {
+		registry.hold(opened, target)
 	}
-	r.save()
-	return c, nil
+	registry.save()
+	return opened, nil
 }
 
 // check returns the reason to refuse an announcement, or the registrations to remove because they
 // have an announced address. Only registrations of the same caller without an open call yield.
-func (r *Registry) check(who caller, a announcement) (yielding map[*registration]struct{}, err error) {
-	s, ok := r.streams[a.stream]
+func (registry *Registry) check(who caller, announcement announcement) (yielding map[*registration]struct{},
+	err error,
+) {
+	stream, ok := registry.streams[announcement.stream]
 	switch {
-	case r.Off:
+	case registry.Off:
 		return nil, refuse(RefusedStream, "the registry is not in use here: start lb with --source=registry").
 			as(codes.FailedPrecondition)
-	case r.streams == nil:
+	case registry.streams == nil:
 		return nil, errStarting
 	case !ok:
-		return nil, r.unknownStream(who, a.stream)
-	case !s.checked:
+		return nil, registry.unknownStream(who, announcement.stream)
+	case !stream.checked:
 		return nil, refuse(RefusedStream, "stream %s has no check, so that no target of it could become ready: "+
-			"add one to the trench file", a.stream).as(codes.FailedPrecondition)
+			"add one to the trench file", announcement.stream).as(codes.FailedPrecondition)
 	}
+	// Names first: they decide which addresses the announcement itself replaces.
 	announced, fresh := map[string]bool{}, 0
-	for _, t := range a.targets {
-		announced[t.Name] = true
-		if reg := r.members[a.stream][t.Name]; reg == nil {
+	for _, target := range announcement.targets {
+		announced[target.Name] = true
+		if reg := registry.members[announcement.stream][target.Name]; reg == nil {
 			fresh++
 		} else if reg.owner != who {
 			by := "another identity" // only the operator may see its SPIFFE ID
@@ -168,51 +172,56 @@ func (r *Registry) check(who caller, a announcement) (yielding map[*registration
 				by = reg.owner.String()
 			}
 			return nil, refuse(RefusedConflict,
-				"target %s of stream %s is registered by %s: use another name", t.Name, a.stream, by)
+				"target %s of stream %s is registered by %s: use another name", target.Name, announcement.stream, by)
 		}
+		// A target without a checked family would never become ready.
 		checked := false
-		for _, ip := range t.IPs {
-			if err := r.policy.Check(ip); err != nil {
-				return nil, refuse(RefusedAddress, "target %s: %v", t.Name, err)
+		for _, addr := range target.IPs {
+			if err := registry.policy.Check(addr); err != nil {
+				return nil, refuse(RefusedAddress, "target %s: %v", target.Name, err)
 			}
-			checked = checked || s.families.Has(vip.FamilyOf(ip))
+			checked = checked || stream.families.Has(vip.FamilyOf(addr))
 		}
 		if !checked {
 			return nil, refuse(RefusedAddress,
-				"target %s has no address of a family that the check of stream %s looks at", t.Name, a.stream)
+				"target %s has no address of a family that the check of stream %s looks at", target.Name, announcement.stream)
 		}
 	}
 	yielding = map[*registration]struct{}{}
-	for _, t := range a.targets {
-		for _, ip := range t.IPs {
-			reg := r.users[at{a.stream, ip}]
+	for _, target := range announcement.targets {
+		for _, addr := range target.IPs {
+			reg := registry.users[at{announcement.stream, addr}]
 			if reg == nil || announced[reg.Name] { // the announcement replaces the addresses of reg
 				continue
 			}
 			if reg.call != nil || reg.owner != who {
 				return nil, refuse(RefusedConflict,
 					"target %s: %s is the address of target %s of this stream: deregister that first",
-					t.Name, ip, reg.Name)
+					target.Name, addr, reg.Name)
 			}
 			yielding[reg] = struct{}{}
 		}
 	}
+	// Yielding registrations leave room for new ones. A renewal needs none, even above the quota.
 	switch more := fresh - len(yielding); {
 	case fresh == 0:
-	case !who.operator() && r.owned[who]+more > r.Quota:
+	case !who.operator() && registry.owned[who]+more > registry.Quota:
 		return nil, refuse(RefusedQuota, "%s has %s, those that drain among them, and may have %d: "+
-			"deregister some, or have --target-quota raised", who, plural(r.owned[who], "target"), r.Quota)
-	case r.count+more > r.maxTargets:
-		return nil, refuse(RefusedQuota, "%d targets are registered, the limit is %d", r.count, r.maxTargets)
+			"deregister some, or have --target-quota raised", who, plural(registry.owned[who], "target"), registry.Quota)
+	case registry.count+more > registry.maxTargets:
+		return nil, refuse(RefusedQuota, "%d targets are registered, the limit is %d", registry.count, registry.maxTargets)
 	}
 	return yielding, nil
 }
 
 // unknownStream refuses a stream that is not in the trench file. The error lists the streams that
 // the caller may use.
-func (r *Registry) unknownStream(who caller, stream string) error {
-	usable := maps.Clone(r.streams)
-	maps.DeleteFunc(usable, func(name string, s streamConfig) bool { return !s.checked || !r.allows(who, name) })
+func (registry *Registry) unknownStream(who caller, stream string) error {
+	usable := maps.Clone(registry.streams)
+	maps.DeleteFunc(usable, func(name string, stream streamConfig) bool {
+		return !stream.checked || !registry.allows(who, name)
+	})
+	// The list holds no stream of another caller.
 	existing := "there are none yet"
 	if len(usable) > 0 {
 		existing = list(maps.Keys(usable), 10)
@@ -228,171 +237,179 @@ type at struct {
 
 // settle replaces the addresses of a registration. It releases the previous addresses, except for
 // those that another registration has acquired.
-func (r *Registry) settle(reg *registration, ips []netip.Addr) {
-	for _, ip := range reg.IPs {
-		if k := (at{reg.stream, ip}); r.users[k] == reg {
-			delete(r.users, k)
+func (registry *Registry) settle(reg *registration, ips []netip.Addr) {
+	for _, addr := range reg.IPs {
+		if key := (at{reg.stream, addr}); registry.users[key] == reg {
+			delete(registry.users, key)
 		}
 	}
 	reg.IPs = ips
-	for _, ip := range ips {
-		r.users[at{reg.stream, ip}] = reg
+	for _, addr := range ips {
+		registry.users[at{reg.stream, addr}] = reg
 	}
 }
 
 // hold assigns a target to a call.
-func (r *Registry) hold(c *call, t trench.Target) {
-	reg := r.members[c.stream][t.Name]
+func (registry *Registry) hold(call *call, target trench.Target) {
+	reg := registry.members[call.stream][target.Name]
 	if reg == nil {
-		o := targetset.Offer{Name: t.Name, IPs: t.IPs, Owner: c.owner.String()}
-		reg = &registration{Offer: o, stream: c.stream, owner: c.owner}
-		r.add(reg)
+		offer := targetset.Offer{Name: target.Name, IPs: target.IPs, Owner: call.owner.String()}
+		reg = &registration{Offer: offer, stream: call.stream, owner: call.owner}
+		registry.add(reg)
 	} else if reg.call != nil {
-		reg.call.lose(t.Name, t.Name)
+		// The newest call of a caller wins: the old one may belong to a connection that is gone.
+		reg.call.lose(target.Name, target.Name)
 	}
-	if reg.Cause != "" || !targetset.SameAddresses(reg.IPs, t.IPs) {
-		r.touch(c.stream)
+	if reg.Cause != "" || !targetset.SameAddresses(reg.IPs, target.IPs) {
+		registry.touch(call.stream)
 	}
-	delete(r.ending, reg)
-	r.settle(reg, t.IPs)
-	reg.call, reg.grace = c, c.grace
+	// A new call cancels a grace period and also a drain.
+	delete(registry.ending, reg)
+	registry.settle(reg, target.IPs)
+	reg.call, reg.grace = call, call.grace
 	reg.Lifecycle, reg.Cause, reg.DrainEnd, reg.drain = targetset.Active, "", time.Time{}, 0
-	c.held[t.Name] = reg
+	call.held[target.Name] = reg
 }
 
 // add adds a registration with its addresses.
-func (r *Registry) add(reg *registration) {
-	r.number++
-	reg.number = r.number
-	if r.members[reg.stream] == nil {
-		r.members[reg.stream] = map[string]*registration{}
+func (registry *Registry) add(reg *registration) {
+	registry.number++
+	reg.number = registry.number
+	if registry.members[reg.stream] == nil {
+		registry.members[reg.stream] = map[string]*registration{}
 	}
-	r.members[reg.stream][reg.Name] = reg
-	delete(r.missing[reg.stream], reg.Name)
-	r.count++
-	r.owned[reg.owner]++
-	r.settle(reg, reg.IPs)
-	r.touch(reg.stream)
+	registry.members[reg.stream][reg.Name] = reg
+	delete(registry.missing[reg.stream], reg.Name)
+	registry.count++
+	registry.owned[reg.owner]++
+	registry.settle(reg, reg.IPs)
+	registry.touch(reg.stream)
 }
 
 // remove removes a registration; its call, if it has one, is notified.
-func (r *Registry) remove(reg *registration) {
-	r.settle(reg, nil)
-	delete(r.ending, reg)
-	if delete(r.members[reg.stream], reg.Name); len(r.members[reg.stream]) == 0 {
-		delete(r.members, reg.stream)
+func (registry *Registry) remove(reg *registration) {
+	registry.settle(reg, nil)
+	delete(registry.ending, reg)
+	if delete(registry.members[reg.stream], reg.Name); len(registry.members[reg.stream]) == 0 {
+		delete(registry.members, reg.stream)
 	}
-	r.count--
-	if r.owned[reg.owner]--; r.owned[reg.owner] == 0 {
-		delete(r.owned, reg.owner)
+	registry.count--
+	if registry.owned[reg.owner]--; registry.owned[reg.owner] == 0 {
+		delete(registry.owned, reg.owner)
 	}
-	if c := reg.call; c != nil {
-		c.gone = append(c.gone, reg.Name)
-		c.lose(reg.Name, "")
+	if call := reg.call; call != nil {
+		call.gone = append(call.gone, reg.Name)
+		call.lose(reg.Name, "")
 	}
-	r.touch(reg.stream)
+	registry.touch(reg.stream)
 }
 
 // hangUp ends a call. The grace period of its targets begins.
-func (r *Registry) hangUp(c *call) {
+func (registry *Registry) hangUp(call *call) {
 	now := time.Now()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.stopped {
+	registry.mu.Lock()
+	defer registry.mu.Unlock()
+	// The stop ended the call, not its caller: the next process restores the registration.
+	if registry.stopped {
 		return
 	}
-	for _, reg := range c.held {
+	for _, reg := range call.held {
 		reg.call = nil
 		if reg.Lifecycle == targetset.Active { // a drain in progress continues
-			r.endAt(reg, now.Add(reg.grace))
+			registry.endAt(reg, now.Add(reg.grace))
 		}
 	}
-	clear(c.held)
+	clear(call.held)
 }
 
 // endAt sets the end of the grace period or drain of a registration.
-func (r *Registry) endAt(reg *registration, end time.Time) {
+func (registry *Registry) endAt(reg *registration, end time.Time) {
 	reg.DrainEnd = end
-	r.ending[reg] = struct{}{}
-	latest.Wake(r.timed)
+	registry.ending[reg] = struct{}{}
+	latest.Wake(registry.timed)
 }
 
 // terminate begins the drain of a registration. A drain in progress is shortened, but not extended.
-func (r *Registry) terminate(reg *registration, now time.Time, drain time.Duration, to targetset.Lifecycle) {
+func (registry *Registry) terminate(reg *registration, now time.Time, drain time.Duration,
+	lifecycle targetset.Lifecycle,
+) {
 	if drain <= 0 {
-		r.remove(reg)
+		registry.remove(reg)
 		return
 	}
 	if end := now.Add(drain); reg.Lifecycle == targetset.Active || !reg.DrainEnd.Before(end) {
 		reg.drain = drain
-		r.endAt(reg, end)
-	} else if reg.Lifecycle == to {
+		registry.endAt(reg, end)
+	} else if reg.Lifecycle == lifecycle {
 		return
 	}
-	reg.Lifecycle, reg.Cause = to, causes[to]
-	r.touch(reg.stream)
+	reg.Lifecycle, reg.Cause = lifecycle, causes[lifecycle]
+	registry.touch(reg.stream)
 }
 
 // expire ends expired grace periods and drains, and returns the time of the next expiry.
-func (r *Registry) expire(now time.Time) (next time.Time) {
-	r.mu.Lock()
+func (registry *Registry) expire(now time.Time) (next time.Time) {
+	registry.mu.Lock()
 	var ended, left []*registration
-	for reg := range r.ending {
+	for reg := range registry.ending {
 		switch {
 		case reg.DrainEnd.After(now):
 		case reg.Lifecycle == targetset.Active:
 			ended = append(ended, reg)
-			r.endGrace(reg, now)
+			registry.endGrace(reg, now)
 		default:
 			left = append(left, reg)
-			r.remove(reg)
+			registry.remove(reg)
 		}
-		if _, still := r.ending[reg]; still && (next.IsZero() || reg.DrainEnd.Before(next)) {
+		// The end of a grace period may have begun a drain.
+		if _, still := registry.ending[reg]; still && (next.IsZero() || reg.DrainEnd.Before(next)) {
 			next = reg.DrainEnd
 		}
 	}
 	if len(ended)+len(left) > 0 {
-		r.save()
+		registry.save()
 	}
-	r.mu.Unlock()
+	registry.mu.Unlock()
 	// Throttled per caller: a caller may request no grace period and register repeatedly.
 	if len(ended) > 0 {
-		r.throttle.Log(r.Log.Info, ended[0].owner.String(), "registrations ended without a new one in their grace",
-			"targets", len(ended), "one_of_them", ended[0].id().String(), "on_gone", r.OnGone)
+		registry.throttle.Log(registry.Log.Info, ended[0].owner.String(),
+			"registrations ended without a new one in their grace",
+			"targets", len(ended), "one_of_them", ended[0].id().String(), "on_gone", registry.OnGone)
 	}
 	if len(left) > 0 {
-		r.throttle.Log(r.Log.Info, left[0].owner.String(), "registered targets have drained and left",
+		registry.throttle.Log(registry.Log.Info, left[0].owner.String(), "registered targets have drained and left",
 			"targets", len(left), "one_of_them", left[0].id().String())
 	}
 	return next
 }
 
 // endGrace applies OnGone to a registration whose grace period has expired.
-func (r *Registry) endGrace(reg *registration, now time.Time) {
-	switch r.OnGone {
+func (registry *Registry) endGrace(reg *registration, now time.Time) {
+	switch registry.OnGone {
 	case targetset.Drop:
-		r.remove(reg)
+		registry.remove(reg)
 	case targetset.Drain:
-		r.terminate(reg, now, r.streams[reg.stream].drain, targetset.Leaving)
+		registry.terminate(reg, now, registry.streams[reg.stream].drain, targetset.Leaving)
 	default: // Hold
 		reg.Cause, reg.DrainEnd = causes[targetset.Leaving], time.Time{}
-		delete(r.ending, reg)
-		r.touch(reg.stream)
+		delete(registry.ending, reg)
+		registry.touch(reg.stream)
 	}
 }
 
 // deregister begins the drain of targets, all or none, and returns the drain time. The default is
 // the drain time of the stream.
-func (r *Registry) deregister(
+func (registry *Registry) deregister(
 	who caller, stream string, names []string, requested *time.Duration,
 ) (drain time.Duration, err error) {
 	now := time.Now()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.stopped {
+	registry.mu.Lock()
+	defer registry.mu.Unlock()
+	if registry.stopped {
 		return 0, errStopping
 	}
-	members := r.members[stream]
+	// Check all names before the first drain begins.
+	members := registry.members[stream]
 	for _, name := range names {
 		switch reg := members[name]; {
 		case reg == nil:
@@ -403,14 +420,14 @@ func (r *Registry) deregister(
 				"target %s of stream %s is registered by another identity, only that may deregister it", name, stream)
 		}
 	}
-	if drain = r.streams[stream].drain; requested != nil {
+	if drain = registry.streams[stream].drain; requested != nil {
 		drain = *requested
 	}
 	for _, name := range names {
 		if reg := members[name]; reg != nil { // nil if names has duplicates and drain is 0
-			r.terminate(reg, now, drain, targetset.Terminating)
+			registry.terminate(reg, now, drain, targetset.Terminating)
 		}
 	}
-	r.save()
+	registry.save()
 	return drain, nil
 }

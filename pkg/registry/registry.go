@@ -96,83 +96,84 @@ type streamConfig struct {
 // New returns a registry with the registrations of the state file. The grace period of each begins
 // now, provided that lb was down for less than that period. A corrupt state file is moved aside; a
 // file that cannot be read is reported as a problem in [Registry.State].
-func New(o Options) *Registry {
-	o.Quota = cmp.Or(o.Quota, DefaultQuota)
-	o.OnGone = cmp.Or(o.OnGone, targetset.Hold)
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
+func New(options Options) *Registry {
+	options.Quota = cmp.Or(options.Quota, DefaultQuota)
+	options.OnGone = cmp.Or(options.OnGone, targetset.Hold)
+	if options.Log == nil {
+		options.Log = slog.New(slog.DiscardHandler)
 	}
-	r := &Registry{
-		Options: o, maxTargets: maxTargets, since: time.Now(), ready: make(chan struct{}), stop: make(chan struct{}),
+	registry := &Registry{
+		Options: options, maxTargets: maxTargets, since: time.Now(), ready: make(chan struct{}), stop: make(chan struct{}),
 		changed: make(chan struct{}, 1), timed: make(chan struct{}, 1),
 		members: map[string]map[string]*registration{}, users: map[at]*registration{},
 		owned: map[caller]int{}, calls: map[caller]int{}, ending: map[*registration]struct{}{},
 		dirty: map[string]struct{}{}, refused: map[Refusal]uint64{}, missing: map[string]map[string]struct{}{},
 	}
-	if o.StateFile != "" {
-		r.state = &stateFile{
-			path: o.StateFile, log: o.Log, wanted: make(chan struct{}, 1),
+	if options.StateFile != "" {
+		registry.state = &stateFile{
+			path: options.StateFile, log: options.Log, wanted: make(chan struct{}, 1),
 			retry: backoff.Backoff{Min: stampEvery, Max: maxStateBackoff},
 		}
-		r.restore(time.Now())
+		registry.restore(time.Now())
 	}
-	return r
+	return registry
 }
 
 // Ready returns a channel that is closed once Run handles the expiry of registrations.
-func (r *Registry) Ready() <-chan struct{} { return r.ready }
+func (registry *Registry) Ready() <-chan struct{} { return registry.ready }
 
 // String implements task.Task.
-func (r *Registry) String() string { return "target-registry" }
+func (registry *Registry) String() string { return "target-registry" }
 
 // Changed returns a channel that holds a token whenever [Registry.Take] may return changes.
-func (r *Registry) Changed() <-chan struct{} { return r.changed }
+func (registry *Registry) Changed() <-chan struct{} { return registry.changed }
 
 // Configure sets the streams and the address policy of targets. Calls before the first Configure
 // are refused. Registrations of a stream that is removed or loses its check are not offered until
 // the stream or check is restored.
-func (r *Registry) Configure(streams []trench.Stream, policy targetset.AddressPolicy) {
+func (registry *Registry) Configure(streams []trench.Stream, policy targetset.AddressPolicy) {
 	known := make(map[string]streamConfig, len(streams))
-	for _, s := range streams {
-		known[s.Name] = streamConfig{s.Check != (trench.Check{}), s.Check.Families, s.DrainTime}
+	for _, stream := range streams {
+		known[stream.Name] = streamConfig{stream.Check != (trench.Check{}), stream.Check.Families, stream.DrainTime}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for stream := range r.members {
-		if r.streams[stream].checked != known[stream].checked || r.streams == nil {
-			r.touch(stream)
+	registry.mu.Lock()
+	defer registry.mu.Unlock()
+	// Only the check decides whether registrations are offered.
+	for stream := range registry.members {
+		if registry.streams[stream].checked != known[stream].checked || registry.streams == nil {
+			registry.touch(stream)
 		}
 	}
-	r.streams, r.policy = known, policy
+	registry.streams, registry.policy = known, policy
 }
 
 // Take returns the complete offers of each stream that changed since the previous Take, in the
 // order of registration.
-func (r *Registry) Take() targetset.Offers {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	offers := make(targetset.Offers, len(r.dirty))
-	for stream := range r.dirty {
+func (registry *Registry) Take() targetset.Offers {
+	registry.mu.Lock()
+	defer registry.mu.Unlock()
+	offers := make(targetset.Offers, len(registry.dirty))
+	for stream := range registry.dirty {
 		offers[stream] = nil
-		if r.streams[stream].checked {
-			for _, reg := range slices.SortedFunc(maps.Values(r.members[stream]), (*registration).compare) {
+		if registry.streams[stream].checked {
+			for _, reg := range slices.SortedFunc(maps.Values(registry.members[stream]), (*registration).compare) {
 				offers[stream] = append(offers[stream], reg.Offer)
 			}
 		}
 	}
-	clear(r.dirty)
+	clear(registry.dirty)
 	return offers
 }
 
 // State describes the source.
-func (r *Registry) State() targetset.SourceState {
-	r.mu.Lock()
-	targets, callers := r.count, len(r.owned)
+func (registry *Registry) State() targetset.SourceState {
+	registry.mu.Lock()
+	targets, callers := registry.count, len(registry.owned)
 	var problems []string
-	for stream, members := range r.members {
+	for stream, members := range registry.members {
 		problem := "stream " + stream + " is not in the trench file"
-		switch known, ok := r.streams[stream]; {
-		case r.streams == nil || known.checked:
+		switch known, ok := registry.streams[stream]; {
+		case registry.streams == nil || known.checked:
 			continue
 		case ok:
 			problem = "stream " + stream + " has no check"
@@ -184,78 +185,82 @@ func (r *Registry) State() targetset.SourceState {
 		problems = append(problems, fmt.Sprintf("%s: %s %s not used (%s)",
 			problem, plural(len(members), "registered target"), verb, list(maps.Keys(members), 3)))
 	}
-	r.mu.Unlock()
+	registry.mu.Unlock()
+	// The map has no order, and equal problems must compare as equal.
 	slices.Sort(problems)
 	if more := len(problems) - maxProblems; more > 0 {
 		problems = append(problems[:maxProblems], fmt.Sprintf("and %d more streams", more))
 	}
-	if r.state != nil {
-		if err := r.state.failed.Load(); err != nil {
+	if registry.state != nil {
+		if err := registry.state.failed.Load(); err != nil {
 			problems = append(problems, fmt.Sprintf("registrations will not survive a restart: %v", err))
 		}
 	}
 	return targetset.SourceState{
-		Name: targetset.OriginRegistry.String(), Live: true, Since: r.since, OnGone: r.OnGone, Problems: problems,
-		Detail: fmt.Sprintf("%s of %s, %d each at most", plural(targets, "target"), plural(callers, "caller"), r.Quota),
+		Name: targetset.OriginRegistry.String(), Live: true, Since: registry.since, OnGone: registry.OnGone,
+		Problems: problems,
+		Detail: fmt.Sprintf("%s of %s, %d each at most", plural(targets, "target"), plural(callers, "caller"),
+			registry.Quota),
 	}
 }
 
 // Restored reports whether the state file had targets of the stream, and all of them have been
 // registered since the start.
-func (r *Registry) Restored(stream string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	missing, found := r.missing[stream]
+func (registry *Registry) Restored(stream string) bool {
+	registry.mu.Lock()
+	defer registry.mu.Unlock()
+	missing, found := registry.missing[stream]
 	return found && len(missing) == 0
 }
 
 // Refused returns the number of refused calls since the start, by reason.
-func (r *Registry) Refused() map[Refusal]uint64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return maps.Clone(r.refused)
+func (registry *Registry) Refused() map[Refusal]uint64 {
+	registry.mu.Lock()
+	defer registry.mu.Unlock()
+	return maps.Clone(registry.refused)
 }
 
 // touch marks the offers of a stream as changed. The caller holds mu.
-func (r *Registry) touch(stream string) {
-	r.dirty[stream] = struct{}{}
-	latest.Wake(r.changed)
+func (registry *Registry) touch(stream string) {
+	registry.dirty[stream] = struct{}{}
+	latest.Wake(registry.changed)
 }
 
 // save requests a write of the state file.
-func (r *Registry) save() {
-	if r.state != nil {
-		latest.Wake(r.state.wanted)
+func (registry *Registry) save() {
+	if registry.state != nil {
+		latest.Wake(registry.state.wanted)
 	}
 }
 
 // Run ends expired registrations until ctx ends, and then ends every call with Unavailable. It
 // writes the state file during that time and once more at the end. It is called once.
-func (r *Registry) Run(ctx context.Context) error {
+func (registry *Registry) Run(ctx context.Context) error {
 	var writer sync.WaitGroup
 	defer writer.Wait()
-	if r.state != nil {
-		writer.Go(func() { r.state.run(ctx, r.snapshot) })
+	if registry.state != nil {
+		writer.Go(func() { registry.state.run(ctx, registry.snapshot) })
 	}
 	// Refuse new calls. The registrations remain unchanged for the state file.
 	defer func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.stopped = true
-		close(r.stop)
+		registry.mu.Lock()
+		defer registry.mu.Unlock()
+		registry.stopped = true
+		close(registry.stop)
 	}()
-	close(r.ready)
+	// From here on grace periods expire.
+	close(registry.ready)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-r.timed:
+		case <-registry.timed:
 		case <-timer.C:
 		}
 		wait := time.Minute
-		if next := r.expire(time.Now()); !next.IsZero() {
+		if next := registry.expire(time.Now()); !next.IsZero() {
 			wait = max(time.Until(next), expiryRound) // batch expirations that are close together
 		}
 		timer.Reset(wait)
@@ -272,9 +277,9 @@ func list(names iter.Seq[string], most int) string {
 }
 
 // plural returns "1 target" or "2 targets".
-func plural(n int, what string) string {
-	if n != 1 {
+func plural(count int, what string) string {
+	if count != 1 {
 		what += "s"
 	}
-	return fmt.Sprintf("%d %s", n, what)
+	return fmt.Sprintf("%d %s", count, what)
 }

@@ -26,62 +26,62 @@ type announcement struct {
 	grace   *time.Duration // requested grace period; nil: not requested
 }
 
-func parseAnnouncement(req *targetv1.RegisterRequest) (a announcement, err error) {
-	a.stream = req.GetStream()
+func parseAnnouncement(req *targetv1.RegisterRequest) (announcement announcement, err error) {
+	announcement.stream = req.GetStream()
 	if err := checkCount(len(req.GetTargets())); err != nil {
-		return a, err
+		return announcement, err
 	}
-	if a.grace, err = parseDuration("grace", req.GetGrace()); err != nil {
-		return a, err
+	if announcement.grace, err = parseDuration("grace", req.GetGrace()); err != nil {
+		return announcement, err
 	}
 	names, owners := map[string]bool{}, map[netip.Addr]string{}
-	for _, t := range req.GetTargets() {
-		name := t.GetName()
+	for _, target := range req.GetTargets() {
+		name := target.GetName()
 		if err := targetset.CheckName(name); err != nil {
-			return a, refuse(RefusedInput, "a target %v", err)
+			return announcement, refuse(RefusedInput, "a target %v", err)
 		}
 		if names[name] {
-			return a, refuse(RefusedInput, "target %s is there twice: write all its addresses into one", name)
+			return announcement, refuse(RefusedInput, "target %s is there twice: write all its addresses into one", name)
 		}
 		names[name] = true
-		ips, err := parseAddresses(t.GetAddresses())
+		ips, err := parseAddresses(target.GetAddresses())
 		if err != nil {
-			return a, refuse(RefusedAddress, "target %s: %v", name, err)
+			return announcement, refuse(RefusedAddress, "target %s: %v", name, err)
 		}
-		for _, ip := range ips {
-			if other, twice := owners[ip]; twice {
-				return a, refuse(RefusedAddress,
+		for _, addr := range ips {
+			if other, twice := owners[addr]; twice {
+				return announcement, refuse(RefusedAddress,
 					"target %s: %s is the address of target %s as well: an address belongs to one target",
-					name, ip, other)
+					name, addr, other)
 			}
-			owners[ip] = name
+			owners[addr] = name
 		}
-		a.targets = append(a.targets, trench.Target{Name: name, IPs: ips})
+		announcement.targets = append(announcement.targets, trench.Target{Name: name, IPs: ips})
 	}
-	return a, nil
+	return announcement, nil
 }
 
 // checkCount refuses calls that name no target or too many.
-func checkCount(n int) error {
+func checkCount(count int) error {
 	switch {
-	case n == 0:
+	case count == 0:
 		return refuse(RefusedInput, "no target is named: name 1 to %d", MaxTargetsPerCall)
-	case n > MaxTargetsPerCall:
+	case count > MaxTargetsPerCall:
 		return refuse(RefusedInput,
-			"%d targets in one call: name 1 to %d, and use several calls for more", n, MaxTargetsPerCall)
+			"%d targets in one call: name 1 to %d, and use several calls for more", count, MaxTargetsPerCall)
 	}
 	return nil
 }
 
 // parseDuration validates an optional duration of a request. It returns nil for nil.
-func parseDuration(what string, d *durationpb.Duration) (*time.Duration, error) {
-	if d == nil {
+func parseDuration(what string, duration *durationpb.Duration) (*time.Duration, error) {
+	if duration == nil {
 		return nil, nil
 	}
-	if err := d.CheckValid(); err != nil {
+	if err := duration.CheckValid(); err != nil {
 		return nil, refuse(RefusedInput, "%s: %v", what, err)
 	}
-	length := d.AsDuration()
+	length := duration.AsDuration()
 	if length < 0 || length > trench.MaxDrainTime {
 		return nil, refuse(RefusedInput, "%s is %v: 0s to %v may be asked for", what, length, trench.MaxDrainTime)
 	}
@@ -90,12 +90,12 @@ func parseDuration(what string, d *durationpb.Duration) (*time.Duration, error) 
 
 func parseAddresses(texts []string) (ips []netip.Addr, err error) {
 	for _, text := range texts {
-		ip, err := netip.ParseAddr(text)
+		addr, err := netip.ParseAddr(text)
 		if err != nil {
 			return nil, fmt.Errorf("%s is not an IP address: "+
 				"write one such as 172.16.1.1 or fd00::1, without a prefix length", targetset.Quote(text))
 		}
-		ips = append(ips, ip)
+		ips = append(ips, addr)
 	}
 	return ips, checkAddresses(ips)
 }
@@ -157,13 +157,13 @@ func refuse(why Refusal, format string, args ...any) *refusal {
 }
 
 // as replaces the default status code.
-func (r *refusal) as(code codes.Code) *refusal {
-	r.code = code
-	return r
+func (refusal *refusal) as(code codes.Code) *refusal {
+	refusal.code = code
+	return refusal
 }
 
 // Error returns the text.
-func (r *refusal) Error() string { return r.text }
+func (refusal *refusal) Error() string { return refusal.text }
 
 // GRPCStatus returns the gRPC status of the call.
-func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text) }
+func (refusal *refusal) GRPCStatus() *status.Status { return status.New(refusal.code, refusal.text) }

@@ -60,67 +60,68 @@ func GRPCOptions() []grpc.ServerOption {
 }
 
 // serve runs a method for the authenticated caller, and counts and logs refusals.
-func (s *Service) serve(ctx context.Context, method, stream string, f func(caller) error) error {
+func (service *Service) serve(ctx context.Context, method, stream string, filter func(caller) error) error {
 	var who caller
 	var err error
-	if !s.Operator {
+	if !service.Operator {
 		var ok bool
 		if who.id, ok = identity.PeerID(ctx); !ok || who.id.IsZero() {
 			err = refuse(RefusedIdentity, "the connection has no SPIFFE ID").as(codes.Unauthenticated)
 		}
 	}
 	if err == nil {
-		err = f(who)
+		err = filter(who)
 	}
-	var r *refusal
-	if !errors.As(err, &r) {
+	var reply *refusal
+	if !errors.As(err, &reply) {
 		return err
 	}
-	s.Registry.mu.Lock()
-	s.Registry.refused[r.why]++
-	s.Registry.mu.Unlock()
-	if r.why == RefusedStopping {
+	service.Registry.mu.Lock()
+	service.Registry.refused[reply.why]++
+	service.Registry.mu.Unlock()
+	if reply.why == RefusedStopping {
 		return err
 	}
-	s.throttle.Log(s.Log.Warn, who.String(), "refused a call on targets", "peer", who.String(),
-		"method", method, "stream", stream, "reason", r.why, "error", r.text)
+	service.throttle.Log(service.Log.Warn, who.String(), "refused a call on targets", "peer", who.String(),
+		"method", method, "stream", stream, "reason", reply.why, "error", reply.text)
 	return err
 }
 
 // Register implements the TargetService.
-func (s *Service) Register(
+func (service *Service) Register(
 	req *targetv1.RegisterRequest, stream grpc.ServerStreamingServer[targetv1.RegisterResponse],
 ) error {
-	return s.serve(stream.Context(), "Register", req.GetStream(), func(who caller) error {
-		if err := s.mayRegister(who, req.GetStream()); err != nil {
+	return service.serve(stream.Context(), "Register", req.GetStream(), func(who caller) error {
+		if err := service.mayRegister(who, req.GetStream()); err != nil {
 			return err
 		}
-		a, err := parseAnnouncement(req)
+		announcement, err := parseAnnouncement(req)
 		if err != nil {
 			return err
 		}
-		done, err := s.Registry.begin(who)
+		done, err := service.Registry.begin(who)
 		if err != nil {
 			return err
 		}
 		defer done()
-		c, err := s.Registry.open(who, a)
+		call, err := service.Registry.open(who, announcement)
 		if err != nil {
 			return err
 		}
-		defer s.Registry.hangUp(c)
-		log := s.Log.With("peer", who.String(), "stream", a.stream, "targets", len(a.targets))
+		// The end of the call begins the grace period, whatever ended it.
+		defer service.Registry.hangUp(call)
+		log := service.Log.With("peer", who.String(), "stream", announcement.stream, "targets", len(announcement.targets))
 		// Throttled per caller: a caller may register repeatedly.
-		s.throttle.Log(log.Info, who.String(), "targets registered", "grace", c.grace)
-		err = s.keep(stream.Context(), c, a, stream.Send)
-		s.throttle.Log(log.Info, who.String(), "registration ended", "reason", err)
+		service.throttle.Log(log.Info, who.String(), "targets registered", "grace", call.grace)
+		err = service.keep(stream.Context(), call, announcement, stream.Send)
+		service.throttle.Log(log.Info, who.String(), "registration ended", "reason", err)
 		return err
 	})
 }
 
 // mayRegister refuses a caller that is not authorized to register targets of the stream.
-func (s *Service) mayRegister(who caller, stream string) error {
-	if s.Registry.allows(who, stream) {
+func (service *Service) mayRegister(who caller, stream string) error {
+	if service.Registry.allows(who, stream) {
 		return nil
 	}
 	return refuse(RefusedIdentity, "%s may not register targets of stream %s: "+
@@ -129,53 +130,56 @@ func (s *Service) mayRegister(who caller, stream string) error {
 
 // keep reports the state of the targets to the caller until the call ends: the complete state in
 // the first message, then changes.
-func (s *Service) keep(
-	ctx context.Context, c *call, a announcement, send func(*targetv1.RegisterResponse) error,
+func (service *Service) keep(
+	ctx context.Context, call *call, announcement announcement, send func(*targetv1.RegisterResponse) error,
 ) error {
 	var keys []healthcheck.Key
 	sent := map[healthcheck.Key]targetv1.State{} // last sent state of each address of the call
-	for _, t := range a.targets {
-		for _, ip := range t.IPs {
-			k := healthcheck.Key{Stream: c.stream, Name: t.Name, Addr: ip}
-			keys, sent[k] = append(keys, k), targetv1.State_STATE_UNSPECIFIED
+	for _, target := range announcement.targets {
+		for _, addr := range target.IPs {
+			key := healthcheck.Key{Stream: call.stream, Name: target.Name, Addr: addr}
+			keys, sent[key] = append(keys, key), targetv1.State_STATE_UNSPECIFIED
 		}
 	}
-	watch := s.Index.WatchTargets(keys)
+	// Watch before reading what the call holds, so that no change in between is lost.
+	watch := service.Index.WatchTargets(keys)
 	defer watch.Close()
-	m := &targetv1.RegisterResponse{Grace: durationpb.New(c.grace)}
+	message := &targetv1.RegisterResponse{Grace: durationpb.New(call.grace)}
 	for first := true; ; first = false {
-		held, left, taken := s.Registry.holding(c)
+		held, left, taken := service.Registry.holding(call)
 		changed, removed := watch.Take()
-		add := func(k healthcheck.Key, i *targetv1.TargetInfo) {
-			sent[k] = i.GetState()
-			m.Targets = append(m.Targets, i)
+		add := func(key healthcheck.Key, info *targetv1.TargetInfo) {
+			sent[key] = info.GetState()
+			message.Targets = append(message.Targets, info)
 		}
-		filter := s.filter(c.owner)
-		for _, v := range changed {
-			if _, mine := sent[v.Key]; mine && held[v.Name] != nil {
-				add(v.Key, filter.info(v))
+		filter := service.filter(call.owner)
+		// A changed target may belong to a call that took it over.
+		for _, view := range changed {
+			if _, mine := sent[view.Key]; mine && held[view.Name] != nil {
+				add(view.Key, filter.info(view))
 			}
 		}
-		for _, k := range keys {
-			_, lost := slices.BinarySearchFunc(removed, k, healthcheck.Key.Compare)
-			switch holds := held[k.Name] != nil; {
-			case slices.Contains(left, k.Name), holds && lost: // a newer call may hold other lost keys
-				if sent[k] != targetv1.State_STATE_GONE {
-					add(k, gone(k))
+		for _, key := range keys {
+			_, lost := slices.BinarySearchFunc(removed, key, healthcheck.Key.Compare)
+			switch holds := held[key.Name] != nil; {
+			case slices.Contains(left, key.Name), holds && lost: // a newer call may hold other lost keys
+				if sent[key] != targetv1.State_STATE_GONE {
+					add(key, gone(key))
 				}
-			case first && holds && sent[k] == targetv1.State_STATE_UNSPECIFIED: // not in the index yet
-				add(k, filter.info(targetset.View{
-					Health: healthcheck.Health{Key: k, Since: time.Now()}, Owner: c.owner.String(),
+			case first && holds && sent[key] == targetv1.State_STATE_UNSPECIFIED: // not in the index yet
+				add(key, filter.info(targetset.View{
+					Health: healthcheck.Health{Key: key, Since: time.Now()}, Owner: call.owner.String(),
 					Origins: targetset.OriginSet(0).With(targetset.OriginRegistry),
 				}))
 			}
 		}
-		if first || len(m.Targets) > 0 {
-			if err := send(m); err != nil {
+		if first || len(message.Targets) > 0 {
+			if err := send(message); err != nil {
 				return err
 			}
-			m = &targetv1.RegisterResponse{}
+			message = &targetv1.RegisterResponse{}
 		}
+		// The call ends once all its targets left or were taken over.
 		switch {
 		case len(held) > 0:
 		case taken != "":
@@ -183,7 +187,7 @@ func (s *Service) keep(
 		default:
 			return nil
 		}
-		if err := s.wait(ctx, watch.Changed(), c.changed); err != nil {
+		if err := service.wait(ctx, watch.Changed(), call.changed); err != nil {
 			return err
 		}
 	}
@@ -191,25 +195,25 @@ func (s *Service) keep(
 
 // wait returns nil when a channel holds a token, and an error when the call ends or the registry
 // stops.
-func (s *Service) wait(ctx context.Context, a, b <-chan struct{}) error {
+func (service *Service) wait(ctx context.Context, first, second <-chan struct{}) error {
 	select {
-	case <-a:
-	case <-b:
+	case <-first:
+	case <-second:
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
-	case <-s.Registry.stop:
+	case <-service.Registry.stop:
 		return errStopping
 	}
 	return nil
 }
 
 // Deregister implements the TargetService.
-func (s *Service) Deregister(
+func (service *Service) Deregister(
 	ctx context.Context, req *targetv1.DeregisterRequest,
 ) (resp *targetv1.DeregisterResponse, err error) {
 	stream := req.GetStream()
-	err = s.serve(ctx, "Deregister", stream, func(who caller) error {
-		if err := s.mayRegister(who, stream); err != nil {
+	err = service.serve(ctx, "Deregister", stream, func(who caller) error {
+		if err := service.mayRegister(who, stream); err != nil {
 			return err
 		}
 		if err := checkCount(len(req.GetNames())); err != nil {
@@ -219,7 +223,7 @@ func (s *Service) Deregister(
 		if err != nil {
 			return err
 		}
-		drain, err := s.Registry.deregister(who, stream, req.GetNames(), requested)
+		drain, err := service.Registry.deregister(who, stream, req.GetNames(), requested)
 		if err == nil {
 			resp = &targetv1.DeregisterResponse{DrainFor: durationpb.New(drain)}
 		}

@@ -26,8 +26,8 @@ type filter struct {
 	all bool // the caller may see all targets and their owners
 }
 
-func (s *Service) filter(who caller) filter {
-	return filter{who, who.operator() || s.Reader != nil && s.Reader(who.id)}
+func (service *Service) filter(who caller) filter {
+	return filter{who, who.operator() || service.Reader != nil && service.Reader(who.id)}
 }
 
 var states = [...]targetv1.State{
@@ -41,97 +41,98 @@ var states = [...]targetv1.State{
 }
 
 // info returns the message for a target.
-func (f filter) info(v targetset.View) *targetv1.TargetInfo {
-	i := &targetv1.TargetInfo{
-		Stream: v.Stream, Name: v.Name, Address: v.Addr.String(),
-		State: states[v.State],
-		Since: timestamppb.New(v.Since), LastError: strings.ToValidUTF8(v.LastError, "?"),
-		DrainCause: v.DrainCause, Sources: v.Origins.Names(),
+func (filter filter) info(view targetset.View) *targetv1.TargetInfo {
+	info := &targetv1.TargetInfo{
+		Stream: view.Stream, Name: view.Name, Address: view.Addr.String(),
+		State: states[view.State],
+		Since: timestamppb.New(view.Since), LastError: strings.ToValidUTF8(view.LastError, "?"),
+		DrainCause: view.DrainCause, Sources: view.Origins.Names(),
 	}
-	if v.State == healthcheck.Draining {
-		i.DrainFor = durationpb.New(max(0, time.Until(v.DrainEnd)))
+	if view.State == healthcheck.Draining {
+		info.DrainFor = durationpb.New(max(0, time.Until(view.DrainEnd)))
 	}
-	if f.all || v.Owner == f.who.String() {
-		i.RegisteredBy = v.Owner
+	if filter.all || view.Owner == filter.who.String() {
+		info.RegisteredBy = view.Owner
 	}
-	return i
+	return info
 }
 
 // infos returns the messages for targets and removed addresses.
-func (f filter) infos(views []targetset.View, removed []healthcheck.Key) (infos []*targetv1.TargetInfo) {
-	for _, v := range views {
-		infos = append(infos, f.info(v))
+func (filter filter) infos(views []targetset.View, removed []healthcheck.Key) (infos []*targetv1.TargetInfo) {
+	for _, view := range views {
+		infos = append(infos, filter.info(view))
 	}
-	for _, k := range removed {
-		infos = append(infos, gone(k))
+	for _, key := range removed {
+		infos = append(infos, gone(key))
 	}
 	return infos
 }
 
 // gone returns the last message about an address.
-func gone(k healthcheck.Key) *targetv1.TargetInfo {
+func gone(key healthcheck.Key) *targetv1.TargetInfo {
 	return &targetv1.TargetInfo{
-		Stream: k.Stream, Name: k.Name, Address: k.Addr.String(),
+		Stream: key.Stream, Name: key.Name, Address: key.Addr.String(),
 		State: targetv1.State_STATE_GONE, Since: timestamppb.Now(),
 	}
 }
 
 // visible returns a predicate for the targets of a stream that the caller may see; nil: all
 // targets. If stream is "", the predicate covers all streams.
-func (s *Service) visible(f filter, stream string) (func(healthcheck.Key) bool, error) {
-	r, who := s.Registry, f.who
+func (service *Service) visible(filter filter, stream string) (func(healthcheck.Key) bool, error) {
+	registry, who := service.Registry, filter.who
 	switch {
-	case !f.all && !r.Allow.Authorizes(who.id):
+	case !filter.all && !registry.Allow.Authorizes(who.id):
 		return nil, refuse(RefusedIdentity, "%s may not see targets: "+
 			"have it allowed by --target-id or --reader-id of the load balancer", who)
-	case stream == "" && f.all:
+	case stream == "" && filter.all:
 		return nil, nil
 	case stream == "":
 		seen := map[string]bool{} // needs no lock: the index does not call the predicate concurrently
-		return func(k healthcheck.Key) bool {
-			may, known := seen[k.Stream]
+		return func(key healthcheck.Key) bool {
+			may, known := seen[key.Stream]
 			if !known {
-				may = r.allows(who, k.Stream)
-				seen[k.Stream] = may
+				may = registry.allows(who, key.Stream)
+				seen[key.Stream] = may
 			}
 			return may
 		}, nil
-	case !f.all && !r.allows(who, stream):
+	case !filter.all && !registry.allows(who, stream):
 		return nil, refuse(RefusedIdentity, "%s may not see the targets of stream %s: "+
 			"have it allowed by --target-id of the load balancer", who, targetset.Quote(stream))
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.streams == nil {
+	registry.mu.Lock()
+	defer registry.mu.Unlock()
+	if registry.streams == nil {
 		return nil, errStarting
 	}
-	if _, ok := r.streams[stream]; !ok {
-		return nil, r.unknownStream(who, stream)
+	if _, ok := registry.streams[stream]; !ok {
+		return nil, registry.unknownStream(who, stream)
 	}
-	return func(k healthcheck.Key) bool { return k.Stream == stream }, nil
+	return func(key healthcheck.Key) bool { return key.Stream == stream }, nil
 }
 
 // List implements the TargetService.
-func (s *Service) List(ctx context.Context, req *targetv1.ListRequest) (resp *targetv1.ListResponse, err error) {
-	err = s.serve(ctx, "List", req.GetStream(), func(who caller) error {
-		f := s.filter(who)
-		wanted, err := s.visible(f, req.GetStream())
+func (service *Service) List(ctx context.Context, req *targetv1.ListRequest) (resp *targetv1.ListResponse, err error) {
+	err = service.serve(ctx, "List", req.GetStream(), func(who caller) error {
+		filter := service.filter(who)
+		wanted, err := service.visible(filter, req.GetStream())
 		if err != nil {
 			return err
 		}
-		views := s.Index.List(wanted)
+		views := service.Index.List(wanted)
 		if token := req.GetPageToken(); token != "" {
 			after, ok := parseToken(token)
 			if !ok {
 				return refuse(RefusedInput, "page_token %s is unknown: "+
 					"send next_page_token of the previous answer, or none for the first page", targetset.Quote(token))
 			}
-			compare := func(v targetset.View, k healthcheck.Key) int { return v.Compare(k) }
-			n, found := slices.BinarySearchFunc(views, after, compare)
+			// The target of the token may have left: continue after its place in the order.
+			compare := func(view targetset.View, key healthcheck.Key) int { return view.Compare(key) }
+			start, found := slices.BinarySearchFunc(views, after, compare)
 			if found {
-				n++
+				start++
 			}
-			views = views[n:]
+			views = views[start:]
 		}
 		size := int(min(req.GetPageSize(), maxPage))
 		if size == 0 {
@@ -142,17 +143,17 @@ func (s *Service) List(ctx context.Context, req *targetv1.ListRequest) (resp *ta
 			views = views[:size]
 			resp.NextPageToken = token(views[size-1].Key)
 		}
-		resp.Targets = f.infos(views, nil)
+		resp.Targets = filter.infos(views, nil)
 		return nil
 	})
 	return resp, err
 }
 
 // token encodes the last key of a page. Names of streams and targets contain no slash.
-func token(k healthcheck.Key) string { return k.Stream + "/" + k.Name + "/" + k.Addr.String() }
+func token(key healthcheck.Key) string { return key.Stream + "/" + key.Name + "/" + key.Addr.String() }
 
-func parseToken(s string) (healthcheck.Key, bool) {
-	parts := strings.Split(s, "/")
+func parseToken(text string) (healthcheck.Key, bool) {
+	parts := strings.Split(text, "/")
 	if len(parts) != 3 {
 		return healthcheck.Key{}, false
 	}
@@ -161,22 +162,25 @@ func parseToken(s string) (healthcheck.Key, bool) {
 }
 
 // Watch implements the TargetService.
-func (s *Service) Watch(req *targetv1.WatchRequest, stream grpc.ServerStreamingServer[targetv1.WatchResponse]) error {
-	return s.serve(stream.Context(), "Watch", req.GetStream(), func(who caller) error {
-		wanted, err := s.visible(s.filter(who), req.GetStream())
+func (service *Service) Watch(req *targetv1.WatchRequest,
+	stream grpc.ServerStreamingServer[targetv1.WatchResponse],
+) error {
+	return service.serve(stream.Context(), "Watch", req.GetStream(), func(who caller) error {
+		wanted, err := service.visible(service.filter(who), req.GetStream())
 		if err != nil {
 			return err
 		}
-		done, err := s.Registry.begin(who)
+		done, err := service.Registry.begin(who)
 		if err != nil {
 			return err
 		}
 		defer done()
-		watch := s.Index.Watch(wanted)
+		watch := service.Index.Watch(wanted)
 		defer watch.Close()
 		for first := true; ; first = false {
 			changed, removed := watch.Take()
-			infos := s.filter(who).infos(changed, removed)
+			infos := service.filter(who).infos(changed, removed)
+			// Only the last message of the first state is marked as complete.
 			for len(infos) > maxPage {
 				if err := stream.Send(&targetv1.WatchResponse{Targets: infos[:maxPage]}); err != nil {
 					return err
@@ -188,7 +192,7 @@ func (s *Service) Watch(req *targetv1.WatchRequest, stream grpc.ServerStreamingS
 					return err
 				}
 			}
-			if err := s.wait(stream.Context(), watch.Changed(), nil); err != nil {
+			if err := service.wait(stream.Context(), watch.Changed(), nil); err != nil {
 				return err
 			}
 		}

@@ -62,166 +62,171 @@ type savedRegistration struct {
 }
 
 // note records the result of an attempt, and logs a change between success and failure.
-func (s *stateFile) note(err error) {
-	switch failing := s.failed.Load() != nil; {
+func (file *stateFile) note(err error) {
+	switch failing := file.failed.Load() != nil; {
 	case err != nil && !failing:
-		s.log.Error("registrations will not survive a restart", "error", err)
+		file.log.Error("registrations will not survive a restart", "error", err)
 	case err == nil && failing:
-		s.log.Info("registrations survive a restart again", "file", s.path)
+		file.log.Info("registrations survive a restart again", "file", file.path)
 	}
-	s.failed.Set(err)
+	file.failed.Set(err)
 }
 
 // run writes a snapshot for each request and stamps the file periodically. When ctx ends, it
 // writes a pending snapshot or stamps the file once more.
-func (s *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
+func (file *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
 	due := time.NewTimer(tick.Until(time.Now(), stampEvery))
 	defer due.Stop()
 	gap := time.NewTimer(0)
 	defer gap.Stop()
-	wanted := s.wanted // nil until the gap after the previous write has passed
+	wanted := file.wanted // nil until the gap after the previous write has passed
 	for {
 		select {
 		case <-ctx.Done():
 			select {
-			case <-s.wanted:
-				s.write(snapshot())
+			case <-file.wanted:
+				file.write(snapshot())
 			default:
-				s.stamp()
+				file.stamp()
 			}
 			return
 		case <-wanted:
 			wanted = nil
-			gap.Reset(s.write(snapshot()))
+			gap.Reset(file.write(snapshot()))
 		case <-gap.C:
-			wanted = s.wanted
+			wanted = file.wanted
 		case <-due.C:
 			due.Reset(tick.Until(time.Now(), stampEvery))
-			s.stamp()
+			file.stamp()
 		}
 	}
 }
 
 // write writes the file and returns the delay until the next write.
-func (s *stateFile) write(d stateDocument) (wait time.Duration) {
-	err := durable.Write(s.path, d)
-	s.note(err)
+func (file *stateFile) write(document stateDocument) (wait time.Duration) {
+	err := durable.Write(file.path, document)
+	file.note(err)
 	if err != nil {
 		// Retry after the returned delay: run does not receive from wanted before.
-		latest.Wake(s.wanted)
-		return s.retry.Next()
+		latest.Wake(file.wanted)
+		return file.retry.Next()
 	}
-	s.retry.Reset()
-	s.stamp() // with the local clock, from which the clock of a file server may differ
+	file.retry.Reset()
+	file.stamp() // with the local clock, from which the clock of a file server may differ
 	return writeGap
 }
 
 // stamp sets the mtime of the file to the current time. If that fails, the file is written again.
-func (s *stateFile) stamp() {
+func (file *stateFile) stamp() {
 	now := time.Now()
-	if err := os.Chtimes(s.path, now, now); err != nil {
-		latest.Wake(s.wanted)
+	if err := os.Chtimes(file.path, now, now); err != nil {
+		latest.Wake(file.wanted)
 	}
 }
 
 // snapshot returns the content of the state file.
-func (r *Registry) snapshot() stateDocument {
+func (registry *Registry) snapshot() stateDocument {
 	now := time.Now()
-	r.mu.Lock()
-	all := make([]*registration, 0, r.count)
-	for _, members := range r.members {
+	// Copy under the lock, sort and encode without it: calls must not wait for the disk.
+	registry.mu.Lock()
+	all := make([]*registration, 0, registry.count)
+	for _, members := range registry.members {
 		for _, reg := range members {
 			saved := *reg
 			all = append(all, &saved)
 		}
 	}
-	r.mu.Unlock()
+	registry.mu.Unlock()
 	slices.SortFunc(all, (*registration).compare) // restore assigns numbers in this order
-	d := stateDocument{Version: stateVersion, Registrations: make([]savedRegistration, 0, len(all))}
+	document := stateDocument{Version: stateVersion, Registrations: make([]savedRegistration, 0, len(all))}
 	for _, reg := range all {
-		s := savedRegistration{
+		saved := savedRegistration{
 			ID: reg.id(), Addresses: reg.IPs, Owner: reg.Owner, Grace: durable.Duration(reg.grace), Cause: reg.Cause,
 			Held: reg.call == nil && reg.Lifecycle == targetset.Active && reg.DrainEnd.IsZero(),
 		}
 		if reg.Lifecycle != targetset.Active {
 			// DrainEnd has a monotonic reading, which is valid in this process only. Add the remaining
 			// time to the wall clock.
-			s.Drain, s.DrainEnd = durable.Duration(reg.drain), now.Round(0).Add(reg.DrainEnd.Sub(now))
+			saved.Drain, saved.DrainEnd = durable.Duration(reg.drain), now.Round(0).Add(reg.DrainEnd.Sub(now))
 		}
-		d.Registrations = append(d.Registrations, s)
+		document.Registrations = append(document.Registrations, saved)
 	}
-	return d
+	return document
 }
 
 // restore restores the registrations of the previous process. Only New calls it, so mu is not held.
-func (r *Registry) restore(now time.Time) {
-	var d stateDocument
-	stamped, found, err := durable.Read(r.state.path, &d)
-	if err == nil && found && d.Version != stateVersion {
-		err = fmt.Errorf("%s %w: version %d is not %d", r.state.path, durable.ErrCorrupt, d.Version, stateVersion)
+func (registry *Registry) restore(now time.Time) {
+	var document stateDocument
+	stamped, found, err := durable.Read(registry.state.path, &document)
+	if err == nil && found && document.Version != stateVersion {
+		err = fmt.Errorf("%s %w: version %d is not %d", registry.state.path, durable.ErrCorrupt, document.Version,
+			stateVersion)
 	}
-	list := make([]*registration, len(d.Registrations))
-	for i, s := range d.Registrations {
+	list := make([]*registration, len(document.Registrations))
+	for index, saved := range document.Registrations {
 		var owner caller
 		var errOwner error
-		if s.Owner != operatorName {
-			owner.id, errOwner = spiffeid.FromString(s.Owner)
+		if saved.Owner != operatorName {
+			owner.id, errOwner = spiffeid.FromString(saved.Owner)
 		}
-		if errParse := errors.Join(s.ID.Check(), checkAddresses(s.Addresses), errOwner); err == nil && errParse != nil {
-			err = fmt.Errorf("%s %w: registration %d: %w", r.state.path, durable.ErrCorrupt, i, errParse)
+		errParse := errors.Join(saved.ID.Check(), checkAddresses(saved.Addresses), errOwner)
+		if err == nil && errParse != nil {
+			err = fmt.Errorf("%s %w: registration %d: %w", registry.state.path, durable.ErrCorrupt, index, errParse)
 		}
-		list[i] = &registration{
-			Offer: targetset.Offer{Name: s.Name, IPs: s.Addresses, Owner: s.Owner}, stream: s.Stream, owner: owner,
-			grace: time.Duration(s.Grace), drain: time.Duration(s.Drain),
+		list[index] = &registration{
+			Offer:  targetset.Offer{Name: saved.Name, IPs: saved.Addresses, Owner: saved.Owner},
+			stream: saved.Stream, owner: owner,
+			grace: time.Duration(saved.Grace), drain: time.Duration(saved.Drain),
 		}
 	}
 	switch {
 	case errors.Is(err, durable.ErrCorrupt):
-		durable.SetAside(r.state.path, err, now, r.Log)
+		durable.SetAside(registry.state.path, err, now, registry.Log)
 	case err != nil:
-		r.state.note(err)
+		registry.state.note(err)
 		return
 	case found:
+		// The wall clock may have been set back since the stamp.
 		away := max(0, now.Round(0).Sub(stamped))
-		for i, reg := range list {
-			r.revive(reg, d.Registrations[i], now, away)
+		for index, reg := range list {
+			registry.revive(reg, document.Registrations[index], now, away)
 		}
-		r.Log.Info("registrations of the previous process restored until their callers return",
-			"file", r.state.path, "targets", r.count, "given_up", len(list)-r.count, "away_for", away)
+		registry.Log.Info("registrations of the previous process restored until their callers return",
+			"file", registry.state.path, "targets", registry.count, "given_up", len(list)-registry.count, "away_for", away)
 	}
-	r.save() // immediately, to detect an unwritable disk at the start
+	registry.save() // immediately, to detect an unwritable disk at the start
 }
 
 // revive restores one registration unless it has expired or is no longer authorized.
-func (r *Registry) revive(reg *registration, s savedRegistration, now time.Time, away time.Duration) {
-	if !r.allows(reg.owner, reg.stream) || r.members[reg.stream][reg.Name] != nil {
+func (registry *Registry) revive(reg *registration, saved savedRegistration, now time.Time, away time.Duration) {
+	if !registry.allows(reg.owner, reg.stream) || registry.members[reg.stream][reg.Name] != nil {
 		return
 	}
 	gone := away >= reg.grace
-	if !s.DrainEnd.IsZero() {
-		left := min(s.DrainEnd.Sub(now.Round(0)), reg.drain)
+	if !saved.DrainEnd.IsZero() {
+		left := min(saved.DrainEnd.Sub(now.Round(0)), reg.drain)
 		if left <= 0 {
 			return
 		}
 		reg.Lifecycle = targetset.Terminating
-		if s.Cause == causes[targetset.Leaving] {
+		if saved.Cause == causes[targetset.Leaving] {
 			reg.Lifecycle = targetset.Leaving
 		}
-		reg.Cause = s.Cause
-		r.endAt(reg, now.Add(left))
-		r.add(reg)
+		reg.Cause = saved.Cause
+		registry.endAt(reg, now.Add(left))
+		registry.add(reg)
 		return
 	}
-	if r.missing[reg.stream] == nil {
-		r.missing[reg.stream] = map[string]struct{}{}
+	if registry.missing[reg.stream] == nil {
+		registry.missing[reg.stream] = map[string]struct{}{}
 	}
-	r.missing[reg.stream][reg.Name] = struct{}{} // removed by add
-	if s.Held || gone && r.OnGone == targetset.Hold {
+	registry.missing[reg.stream][reg.Name] = struct{}{} // removed by add
+	if saved.Held || gone && registry.OnGone == targetset.Hold {
 		reg.Cause = causes[targetset.Leaving]
 	} else if gone {
 		return
 	} else {
-		r.endAt(reg, now.Add(reg.grace))
+		registry.endAt(reg, now.Add(reg.grace))
 	}
-	r.add(reg)
+	registry.add(reg)
 }
