@@ -39,6 +39,9 @@ metadata: {name: trench-a, namespace: a}
 spec: {attractor: {name: attractor-a, vips: [20.0.0.1/32]}}
 `
 
+// noStreams is the end of a file that has no streams.
+const noStreams = "attractor: {name: attractor-a, vips: [20.0.0.1/32]}\n"
+
 const gatewayObject = `
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -75,20 +78,20 @@ func TestTranslate(t *testing.T) {
 		"refused": {
 			trenchObject + serviceObject("a", "vipgate.io/trench-a", "20.0.0.2"),
 			[]string{"-f", "-"},
-			"streams: []", "Service  a/web       false     VIPNotAllowed", cli.ExitFailed,
+			noStreams, "Service  a/web       false     VIPNotAllowed", cli.ExitFailed,
 		},
 		"other class": {
 			trenchObject + serviceObject("a", "vipgate.io/trench-b", "20.0.0.1"),
 			[]string{"-f", "-"},
-			"streams: []", "Service a/web is ignored: its class is vipgate.io/trench-b, not vipgate.io/trench-a", cli.ExitOK,
+			noStreams, "Service a/web is ignored: its class is vipgate.io/trench-b, not vipgate.io/trench-a", cli.ExitOK,
 		},
 		"other namespace": {
 			trenchObject + serviceObject("b", "vipgate.io/trench-a", "20.0.0.1"),
 			[]string{"-f", "-"},
-			"streams: []", "Service b/web is ignored: namespace b is none of spec.namespaces", cli.ExitOK,
+			noStreams, "Service b/web is ignored: namespace b is none of spec.namespaces", cli.ExitOK,
 		},
 		"Gateway of Meridio 2": {
-			gatewayObject, []string{"-f", "-"}, `name: "gw-a"`, "Gateway  a/gw-a  true", cli.ExitOK,
+			gatewayObject, []string{"-f", "-"}, "trench: gw-a", "Gateway  a/gw-a  true", cli.ExitOK,
 		},
 		"no Trench":     {"", []string{"-f", "-"}, "", "NotFound", cli.ExitFailed},
 		"two Trenches":  {trenchObject + "---" + trenchObject, []string{"-f", "-"}, "", "a second Trench", cli.ExitUsage},
@@ -97,6 +100,9 @@ func TestTranslate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			stdout, stderr, status := translate(t, c.stdin, c.args...)
+			if c.stdout == noStreams && !strings.HasSuffix(stdout, noStreams) {
+				t.Errorf("a file with streams:\n%s", stdout)
+			}
 			if status != c.status || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) {
 				t.Errorf("exit status %d\n%s%s", status, stdout, stderr)
 			}
