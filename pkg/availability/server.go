@@ -69,6 +69,7 @@ func (s *Server) response(available bool) *loadbalancerv1.Response {
 // serve sends the state and its changes until ctx ends or stopping is closed. The last message
 // before the server ends a stream is always "unavailable".
 func (s *Server) serve(ctx context.Context, stopping <-chan struct{}, send func(available bool) error) error {
+	// Subscribe before the first Summary, so that no change between the two is missed.
 	changed, end := s.table.Subscribe()
 	defer end()
 	expired := time.NewTimer(0)

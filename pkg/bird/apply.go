@@ -67,6 +67,7 @@ func (supervisor *Supervisor) stage() {
 	}
 	written, path := make(chan error, 1), supervisor.file.staged()
 	state.pending, state.written, state.again = resolution, written, false
+	// Write in a goroutine: a slow disk must not stop the polls of BIRD.
 	go func() { written <- durable.Replace(path, resolution.content, 0o600) }()
 }
 

@@ -105,6 +105,7 @@ func (client *Client) exchange(ctx context.Context, request []byte) (Reply, erro
 			<-interrupted
 		}
 	}()
+	// BIRD sends its greeting without a request.
 	if len(request) > 0 {
 		if _, err := client.conn.Write(request); err != nil {
 			return nil, err

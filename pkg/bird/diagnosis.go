@@ -203,6 +203,7 @@ func (c *md5Counters) problems(at time.Time, gateways []GatewayState, sessions [
 		down = true
 	}
 	if !down {
+		// Increments while all sessions are up concern no gateway, so the next read is a new baseline.
 		c.at = time.Time{}
 		return nil
 	}
@@ -219,6 +220,7 @@ func (c *md5Counters) problems(at time.Time, gateways []GatewayState, sessions [
 	}
 	before, first := c.last, c.at.IsZero()
 	c.last, c.at = now, at
+	// The counters are totals of the network namespace: only an increment is evidence.
 	if first {
 		return nil
 	}
@@ -229,6 +231,7 @@ func (c *md5Counters) problems(at time.Time, gateways []GatewayState, sessions [
 				continue
 			}
 			problems[name] = md5Texts[kind]
+			// The counters do not identify the sender.
 			if len(names) > 1 {
 				problems[name] += "; this concerns at least one of " + strings.Join(names, ", ")
 			}

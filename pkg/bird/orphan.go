@@ -89,6 +89,7 @@ func servingPID(ctx context.Context, socket string) (int, error) {
 
 // terminateOrphan ends a process that is not a child. It waits for the exit by polling the pidfd.
 func terminateOrphan(ctx context.Context, pid int) error {
+	// A pidfd still refers to this process after its PID is reused.
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil

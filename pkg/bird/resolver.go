@@ -91,6 +91,7 @@ func (resolver *resolver) run(ctx context.Context) {
 		}
 		interval := resolveInterval
 		withPassword := func(g trench.Gateway) bool { return g.PasswordFile != "" }
+		// Password files have no notifications, so they are polled like addresses without a listener.
 		if err == nil && !slices.ContainsFunc(w.attractor.Gateways, withPassword) {
 			interval = checkInterval
 		}
@@ -101,6 +102,7 @@ func (resolver *resolver) run(ctx context.Context) {
 		case <-changed:
 		case <-timer.C:
 		case <-failed:
+			// A closed channel is always ready, so stop the select on it.
 			failed, err = nil, listener.Err()
 			resolver.options.Log.Warn("address notifications failed, polling only", "error", err)
 		case <-notified:

@@ -28,6 +28,7 @@ func (supervisor *Supervisor) serve(ctx context.Context, process *process) error
 	if err := supervisor.connect(ctx, process); err != nil {
 		return err
 	}
+	// Get the channels before the first poll, so that no change between the two is missed.
 	_, resolved := supervisor.resolver.result.Get()
 	_, expected := supervisor.expect.Get()
 	_, leased := supervisor.lease.State().Get()
@@ -40,12 +41,14 @@ func (supervisor *Supervisor) serve(ctx context.Context, process *process) error
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-process.exited:
+			// runOnce returns the reason of the exit.
 			return nil
 		case <-resolved:
 			_, resolved = supervisor.resolver.result.Get()
 		case err := <-supervisor.apply.written:
 			supervisor.applyStaged(ctx, err)
 		case <-expected:
+			// Poll fast until the gateways have the routes: callers wait for the export.
 			_, expected = supervisor.expect.Get()
 			supervisor.fast.start(time.Now())
 		case <-leased:
@@ -53,6 +56,7 @@ func (supervisor *Supervisor) serve(ctx context.Context, process *process) error
 			supervisor.fast.start(time.Now())
 		case <-supervisor.hint:
 		case <-supervisor.export:
+			// The command has another name in BIRD 3.
 			reload := "reload out"
 			if supervisor.state.Load().Version >= "3" {
 				reload = "reload filters out"
@@ -67,6 +71,7 @@ func (supervisor *Supervisor) serve(ctx context.Context, process *process) error
 				supervisor.unansweredSince = time.Time{}
 			}
 		}
+		// Observe first: if BIRD lacks protocols, stage loads the configuration again.
 		supervisor.observe(ctx, process)
 		supervisor.stage()
 		if supervisor.hung() {
@@ -142,6 +147,7 @@ func (supervisor *Supervisor) command(ctx context.Context, command string) (Repl
 	reply, err := supervisor.exchange(bounded, command)
 	if reply == nil {
 		if time.Since(deadline) > starved && ctx.Err() == nil {
+			// Starvation is no evidence against BIRD: restart the wait for its answer.
 			supervisor.unansweredSince = time.Now()
 			return nil, fmt.Errorf("%w: %w", errStarved, err)
 		}

@@ -186,6 +186,7 @@ func (resolution resolution) states(
 			g.Problem = resolution.problems[gateway.Name]
 		case protocols == nil:
 			g.State = "BIRD is not running"
+		// A refused configuration explains why BIRD lacks the session.
 		case !ok && before.ConfigErr != nil:
 			g.Problem = "BIRD has no such session: " + before.ConfigErr.Error()
 		case !ok:

@@ -265,6 +265,7 @@ func (supervisor *Supervisor) runOnce(ctx context.Context, starts int) error {
 	default:
 	}
 	if ctx.Err() != nil {
+		// SIGTERM acts as "down", which closes the sessions. A BIRD that hangs is killed.
 		process.terminate(options.Log)
 		options.Log.Info("BIRD exited", "pid", process.pid())
 		return ctx.Err()

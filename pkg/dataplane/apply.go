@@ -119,6 +119,7 @@ func (a *application) begin(change *streamChange) {
 	log := a.log.With("stream", change.Name)
 	for _, target := range change.Removed {
 		log.Info("removing target", "target", target.Name, "fwmark", target.FWMark)
+		// If this pass fails, the next plan continues the removal instead of draining the target.
 		target.Stage = plan.StageRemoving
 		a.keepTarget(target)
 	}
@@ -258,6 +259,7 @@ func (a *application) transact() error {
 		all.Add(change.add)
 		all.Add(change.remove)
 	}
+	// An empty configuration creates no common objects: the first target or stream does.
 	all.Base = !a.observed.Base && (a.repairBase || len(all.Targets)+len(all.Streams) > 0)
 	if all.Empty() {
 		return nil
@@ -276,6 +278,7 @@ func (a *application) transact() error {
 	if !all.Base {
 		return nil
 	}
+	// Without intact common objects no stream forwards packets, so their loss fails all changes.
 	if err := a.readBase(); err != nil {
 		return err
 	}
@@ -387,6 +390,7 @@ func (a *application) readTouched(touched []*streamChange) error {
 		for _, target := range change.toApply() {
 			fwmarks = append(fwmarks, target.FWMark)
 		}
+		// Read removed targets, too: conclude fails those that are still in the kernel.
 		fwmarks = append(fwmarks, change.remove.RemoveTargets...)
 		vips += len(change.add.VIPs) + len(change.remove.VIPs)
 		if !change.Write && !change.Remove {
@@ -412,6 +416,7 @@ func (a *application) readTouched(touched []*streamChange) error {
 		}
 	}
 	if vips > 0 {
+		// All streams share the VIP maps, so one read serves every change.
 		read, err := a.kernel.ReadVIPs()
 		if err != nil {
 			return fmt.Errorf("read VIPs back: %w", err)

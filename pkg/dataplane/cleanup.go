@@ -71,6 +71,7 @@ func cleanUp(kernel kernelConn, o Options) (removed []string, err error) {
 func (engine *engine) list() (names []string) {
 	add := func(format string, args ...any) { names = append(names, fmt.Sprintf(format, args...)) }
 	for _, v := range slices.SortedFunc(maps.Keys(engine.observed.VIPs), vip.Compare) {
+		// Chains and elements that another process created stay in the kernel.
 		if m := engine.streams[engine.observed.VIPs[v]]; m != nil && m.installed != nil {
 			add("element %s of map %s (to stream %s)", v, plan.VIPMap(v), m.installed.Name)
 		}
@@ -87,6 +88,7 @@ func (engine *engine) list() (names []string) {
 		}
 	}
 	for _, number := range engine.installedFWMarks() {
+		// After a crash a target may have only some of its objects: list those that exist.
 		target, kernel := engine.targets[number], orNone(engine.observed.Targets[number])
 		if !plan.SameNFTables(kernel, plan.KernelTarget{}) {
 			add("chain %s (%s/%s) and its elements", plan.TargetChain(number), target.Stream, target.Name)

@@ -39,6 +39,7 @@ func (observed *observation) diffStream(record *streamRecord) {
 		}
 		record.state = observed.streamState(stream, record)
 	}
+	// Health checks use fwmarks of an earlier process before the first desired state.
 	if record.desired == nil && len(record.targets) > 0 || record.desired != nil && record.desired.RouteAll {
 		record.state = cmp.Or(record.state, &plan.StreamState{})
 		record.state.FWMarks = observed.routedFWMarks(record)

@@ -87,6 +87,7 @@ func (engine *engine) converge(desired *plan.Desired, urgent bool) {
 	if !engine.adopted {
 		engine.adopt(now)
 		engine.adopted = true
+		// Adopted targets change the drift, from which repairs are decided.
 		engine.diff()
 	}
 	// Keep the drift before the repair: noteRepairs compares it with the result.
@@ -96,6 +97,7 @@ func (engine *engine) converge(desired *plan.Desired, urgent bool) {
 	if changes := engine.planDirty(now); len(changes) > 0 || repairBase {
 		engine.readErr = (&application{engine: engine, changes: changes, repairBase: repairBase}).run()
 	}
+	// A stream whose removal failed keeps its record, so that the removal is retried.
 	maps.DeleteFunc(engine.streams, func(name string, record *streamRecord) bool {
 		return record.installed == nil && desired.Streams[name] == nil && len(record.targets) == 0
 	})

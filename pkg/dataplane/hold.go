@@ -71,6 +71,7 @@ func (h *holds) set(until map[string]time.Time) error {
 // begin starts or changes a hold; the zero time is an unlimited hold.
 func (h *holds) begin(stream string, end time.Time) error {
 	until := maps.Clone(h.until)
+	// Strip the monotonic clock reading: the hold survives restarts.
 	until[stream] = end.Round(0)
 	if err := h.set(until); err != nil {
 		return err

@@ -200,6 +200,7 @@ func (observed *observation) updateNetwork(network *plan.Network) {
 		record := observed.record(target.Stream)
 		for _, hop := range target.Addresses() {
 			reached := changed(hop)
+			// The plan takes unreachable targets out of their tables.
 			if first || reached {
 				record.dirty, record.stale = true, true
 			}
@@ -212,6 +213,7 @@ func (observed *observation) updateNetwork(network *plan.Network) {
 			observed.log.Warn("routes removed with their link; restoring them when it is up",
 				"stream", target.Stream, "target", target.Name, "fwmark", fwmark)
 		}
+		// Drift excludes lost routes, so compare again when a route becomes lost.
 		record.stale = record.stale || lost != observed.lost[fwmark]
 		record.dirty = record.dirty || lost
 		delete(observed.lost, fwmark)

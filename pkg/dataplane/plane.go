@@ -112,6 +112,7 @@ func ask[T any](ctx context.Context, plane *Plane, what string, do func(*engine)
 		answer T
 		err    error
 	}
+	// Buffered: the goroutine of the engine must not wait for a caller whose ctx has ended.
 	results := make(chan result, 1)
 	request := plane.requests
 	for {

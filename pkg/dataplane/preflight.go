@@ -125,6 +125,7 @@ func reversePathProblems(conn *fwstate.Conn) (problems []Problem, err error) {
 	// The values are single digits, so they can be compared as strings.
 	all := sysctl.IPv4Interface("all", "rp_filter").Read()
 	for _, link := range links {
+		// A link that comes up is checked within sysctlInterval.
 		if !link.Up || link.Loopback {
 			continue
 		}
@@ -139,6 +140,7 @@ func reversePathProblems(conn *fwstate.Conn) (problems []Problem, err error) {
 		}
 		if detail != "" {
 			remedy := filter.SetCommand("0")
+			// The larger of both values applies, so the remedy sets both.
 			if all != "0" {
 				remedy = "sysctl -w net.ipv4.conf.all.rp_filter=0 " + filter.String() + "=0"
 			}
@@ -146,6 +148,7 @@ func reversePathProblems(conn *fwstate.Conn) (problems []Problem, err error) {
 			problems = append(problems, Problem{Object: filter.String(), Detail: detail, Remedy: remedy})
 		}
 		forwarding := sysctl.IPv4Interface(link.Name, "forwarding")
+		// With ip_forward 0 no interface forwards; sysctlProblems reports that once.
 		if forwarding.Read() == "0" && sysctl.Key("net/ipv4/ip_forward").Read() == "1" {
 			problems = append(problems, Problem{
 				Object: forwarding.String(), Detail: "it is 0: IPv4 packets that come in by this interface are not forwarded",

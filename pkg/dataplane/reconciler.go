@@ -188,6 +188,7 @@ func (plane *Plane) step(desired *plan.Desired) (failed bool) {
 	}
 	if now.Sub(engine.lastFullRead) >= plane.checkInterval {
 		engine.stale = everything
+		// The other process may have released its fwmarks.
 		clear(engine.fwmarks.refused)
 	}
 	if engine.hasFailedNeighbors() && now.Sub(engine.lastRead) >= failedNeighborInterval {

@@ -51,6 +51,7 @@ func (engine *engine) load() error {
 		switch {
 		case kernel.Label == plan.Label{} && !slices.Contains(numbers, number):
 			continue // the chain belongs to another process
+		// A duplicate name or a fwmark outside the mask cannot be installed again: remove it.
 		case kernel.Stream == "" || kernel.Name == "" || names[key] || number > engine.options.Mask:
 			target.Stream, target.Name, target.Stage = noStream, fmt.Sprint(number), plan.StageRemoving
 		case len(target.Addresses()) == 0:

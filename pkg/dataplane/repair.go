@@ -77,6 +77,7 @@ func (r *repairs) note(now time.Time, attempted, left []plan.Drift) {
 	for _, drift := range attempted {
 		object := r.byObject[drift.Key()]
 		if object == nil || now.Sub(object.next) > repairMemory {
+			// After repairMemory without a change the conflict is over: restart with the short delay.
 			object = &repair{retry: backoff.Backoff{Min: failurePause, Max: maxPause}}
 			r.byObject[drift.Key()] = object
 		}
@@ -91,6 +92,7 @@ func (r *repairs) note(now time.Time, attempted, left []plan.Drift) {
 			done = append(done, Repaired{Drift: drift, Contested: object.times == contestedAfter})
 		}
 	}
+	// Objects of removed streams would otherwise accumulate.
 	maps.DeleteFunc(r.byObject, func(_ [3]string, object *repair) bool { return now.Sub(object.next) > repairMemory })
 	if len(done) == 0 {
 		return
@@ -149,6 +151,7 @@ func (engine *engine) reconcile(desired *plan.Desired) ([]plan.Drift, error) {
 	if desired == nil || desired.RoutesOnly || engine.targets == nil {
 		return nil, errors.New("nothing is configured yet; try again in a moment")
 	}
+	// An operator's request must not depend on notifications that are still queued.
 	engine.stale = everything
 	if engine.observe(true); engine.readErr != nil {
 		return nil, engine.readErr
@@ -159,6 +162,7 @@ func (engine *engine) reconcile(desired *plan.Desired) ([]plan.Drift, error) {
 	}
 	left := engine.drift()
 	done := plan.Without(before, left, plan.Drift.Key)
+	// Held drift is not a failure of this request.
 	left = slices.DeleteFunc(left, func(drift plan.Drift) bool { return engine.holds.held(drift.Stream) })
 	if len(left) > 0 {
 		return done, fmt.Errorf("%d objects could not be repaired, the first is %s: %s",

@@ -51,6 +51,7 @@ func (engine *engine) describe(state *plan.State) {
 			}
 		}
 	}
+	// A covered VIP has no element: its packets match the element of the wider VIP.
 	for narrow, wide := range engine.vipOwners.Covered {
 		if name, ok := state.VIPs[wide]; ok {
 			state.VIPs[narrow] = name

@@ -68,6 +68,7 @@ func Do[T any](ctx context.Context, calls *Calls, what string, call func() (T, e
 	go func() {
 		defer close(done)
 		defer calls.end(pending)
+		// stat(2) may hang, too, so Do does not call it itself.
 		calls.identify(pending)
 		result, err = call()
 	}()
@@ -94,6 +95,7 @@ func (calls *Calls) start(replaced bool) *attempt {
 		if calls.Path == "" || now.Sub(hung.begin) < wait {
 			return nil
 		}
+		// The delay before a retry grows with the time since the first attempt.
 		pending.since = hung.since
 	}
 	if calls.running >= maxRunning {
@@ -108,6 +110,7 @@ func (calls *Calls) end(pending *attempt) {
 	calls.mu.Lock()
 	defer calls.mu.Unlock()
 	calls.running--
+	// An abandoned attempt may end while its retry hangs, which still blocks further calls.
 	if calls.newest == pending {
 		calls.newest = nil
 	}
@@ -137,6 +140,7 @@ func (calls *Calls) replaced(ctx context.Context) bool {
 	calls.running++
 	calls.mu.Unlock()
 
+	// Buffered, so that the goroutine ends even if replaced has timed out.
 	answer := make(chan bool, 1)
 	go func() {
 		file, err := inodeOf(calls.Path)
@@ -184,6 +188,7 @@ func Read(path string, limit int64) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file (%s)", path, info.Mode().Type())
 	}
+	// One byte more than the limit shows that the file exceeds it.
 	data, err := io.ReadAll(io.LimitReader(file, limit+1))
 	if err == nil && int64(len(data)) > limit {
 		err = fmt.Errorf("%s is larger than %d KiB", path, limit>>10)

@@ -168,6 +168,7 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 	if s.Check.Via.ToVIP(checker.FWMark != nil) {
 		vips = s.VIPs
 	}
+	// Keep an equal plan, so that retime skips the targets.
 	if p == nil || p.Check != s.Check || !slices.Equal(p.of, vips) {
 		p = newPlan(s.Check, vips...)
 	}
@@ -178,6 +179,7 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 				continue
 			}
 			e := old[key]
+			// With the same subject the verdict stays valid: only the timing may differ.
 			if e != nil && (e.plan == p || e.plan.subject(family) == p.subject(family)) {
 				delete(old, key)
 				checker.retime(e, p, now)
@@ -190,6 +192,7 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 			entries[key] = e
 		}
 	}
+	// old now has only the targets that left the stream or whose check changed.
 	for _, e := range old {
 		checker.remove(e)
 	}
@@ -286,6 +289,7 @@ func (checker *Checker) scan(now time.Time) (found []Key) {
 	if checker.scanAt.IsZero() || now.Before(checker.scanAt) {
 		return nil
 	}
+	// The loop below finds the next deadline again.
 	checker.scanAt = time.Time{}
 	for _, entries := range checker.streams {
 		for _, entry := range entries {

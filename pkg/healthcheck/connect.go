@@ -110,6 +110,7 @@ func (connector *connector) wait() {
 // answers returns a channel that is filled once when there are answers to collect. It may be filled
 // without any.
 func (connector *connector) answers() (<-chan struct{}, error) {
+	// Without busy sockets only resets of idle sockets would wake the loop.
 	if len(connector.busy) == 0 {
 		return nil, nil
 	}
@@ -215,6 +216,7 @@ func (connector *connector) socket(p probe) (*socket, error) {
 		}
 	}
 	socket, err := connector.open(o)
+	// A check needs a descriptor more than an idle socket.
 	if len(connector.idle) > 0 && (errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)) {
 		connector.evict()
 		return connector.open(o)
@@ -254,6 +256,7 @@ func (connector *connector) open(o origin) (_ *socket, err error) {
 			return nil, os.NewSyscallError("bind", err)
 		}
 	}
+	// Edge-triggered: an idle socket stays in the set and would otherwise be reported at each wait.
 	e := unix.EpollEvent{Events: unix.EPOLLOUT | unix.EPOLLET, Fd: int32(fd)}
 	if err := unix.EpollCtl(connector.epoll, unix.EPOLL_CTL_ADD, fd, &e); err != nil {
 		return nil, os.NewSyscallError("epoll_ctl", err)

@@ -53,6 +53,7 @@ func (checker *Checker) Run(ctx context.Context) (err error) {
 		}()
 	}
 	if checker.FWMark != nil && checker.dial == nil {
+		// Only failures through a VIP are diagnosed, and these checks need fwmarks.
 		for range maxDiagnoses {
 			l.probes.Go(func() { checker.diagnose(ctx) })
 		}
@@ -67,6 +68,7 @@ func (checker *Checker) Run(ctx context.Context) (err error) {
 		var answers, rescheduled <-chan struct{}
 		entered := checker.entered
 		if rest <= 0 {
+			// Without a rest any change of the schedule ends the wait, which covers new targets.
 			entered, rescheduled = nil, checker.rescheduled
 			rest = time.Until(l.next())
 			if l.connector != nil {

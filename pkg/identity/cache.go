@@ -43,6 +43,7 @@ func (cache *cache) replace(ctx context.Context, source *Source) {
 	defer timer.Stop()
 	for late := false; !late; {
 		state, changed := source.status.Get()
+		// The API refuses or fails: a longer wait would only delay the start.
 		if state.Failures > 0 {
 			break
 		}
@@ -64,6 +65,7 @@ func (cache *cache) replace(ctx context.Context, source *Source) {
 		x.svid, x.bundles, err = cache.read(time.Now())
 		return x, err
 	})
+	// A missing file is normal at the first start.
 	if ctx.Err() == nil && (err != nil || x.svid != nil) {
 		source.offerCached(x.svid, x.bundles, err)
 	}
@@ -79,6 +81,7 @@ func (cache *cache) read(now time.Time) (*x509svid.SVID, *x509bundle.Set, error)
 	bundles := x509bundle.NewSet()
 	svid, err := x509svid.ParseRaw(content.Chain, content.Key)
 	for name, der := range content.Bundles {
+		// Reject the whole file: without one bundle all peers of its trust domain would be refused.
 		if err != nil {
 			break
 		}

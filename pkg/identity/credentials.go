@@ -57,6 +57,7 @@ func AuthorizeMember(domain spiffeid.TrustDomain, ids ...spiffeid.ID) tlsconfig.
 	case len(ids) > 1:
 		expected = append(expected, "one of "+join(ids))
 	}
+	// The caller may change its slice, which the authorizer reads in later handshakes.
 	ids = slices.Clone(ids)
 	return func(got spiffeid.ID, _ [][]*x509.Certificate) error {
 		if slices.Contains(ids, got) || !domain.IsZero() && got.MemberOf(domain) {
@@ -300,6 +301,7 @@ type mutualConn struct {
 
 // Close closes the connection.
 func (conn *mutualConn) Close() error {
+	// The timer would otherwise keep the connection in memory until the certificate expires.
 	conn.timer.Stop()
 	return conn.Conn.Close()
 }

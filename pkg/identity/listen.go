@@ -266,6 +266,7 @@ func (listener *socketListener) Accept() (net.Conn, error) {
 	for {
 		socket := listener.current()
 		conn, err := socket.Accept()
+		// rebind closed the old socket: its error is expected, and the new socket accepts.
 		if err == nil || listener.current() == socket {
 			return conn, err
 		}

@@ -104,6 +104,7 @@ func describeOwner(ctx context.Context, name string) string {
 		return err.Error()
 	}
 	who := fmt.Sprintf("pid %d, user %d", cred.Pid, cred.Uid)
+	// SO_PEERCRED reports PID 0 for a process that this PID namespace does not contain.
 	if cred.Pid == 0 {
 		who = fmt.Sprintf("in another PID namespace, user %d", cred.Uid)
 	}
@@ -113,6 +114,7 @@ func describeOwner(ctx context.Context, name string) string {
 	if err != nil {
 		return who + ", which does not answer"
 	}
+	// Any process can bind the socket: escape control characters before they reach a terminal.
 	if bytes.ContainsFunc(about, func(r rune) bool { return r < ' ' || r > '~' }) {
 		return fmt.Sprintf("%s, %q", who, about)
 	}

@@ -188,6 +188,7 @@ func (source *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) *
 		// An invalid SVID is adopted if no valid one is in use: the status shows it and its error.
 		source.adopt(svid)
 	case early:
+		// The local clock may be late: use the current SVID until the new one is valid.
 		source.pending = svid
 	}
 	if err != nil && !early {
@@ -207,6 +208,7 @@ func (source *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) *
 func (source *Source) offerCached(svid *x509svid.SVID, bundles x509bundle.Source, failure error) {
 	source.mu.Lock()
 	defer source.mu.Unlock()
+	// An SVID of the origin is newer than any cached one.
 	if source.answered {
 		return
 	}

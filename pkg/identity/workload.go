@@ -114,6 +114,7 @@ func (api *workloadAPI) session(ctx context.Context, source *Source, retry *retr
 			MinConnectTimeout: maxBackoff,
 		})))
 	if cause := context.Cause(ctx); errors.Is(cause, errIdleStream) {
+		// The API returns only "canceled", which does not name the reason.
 		err = cause
 	}
 	cancel(nil)

@@ -105,6 +105,7 @@ func (stream *Stream) collect(send send) {
 		send(frontendLBLeaseAge, max(0, time.Since(stream.LastMessage).Seconds()))
 	}
 	if !stream.LeaseEnd.IsZero() {
+		// Negative after the end: it shows how long the lease has been over.
 		send(frontendLBLeaseRemaining, time.Until(stream.LeaseEnd).Seconds())
 	}
 }

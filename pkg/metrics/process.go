@@ -78,6 +78,7 @@ func newProcess(program, version string) *process {
 	}
 	build := buildInfo.gauges()
 	build.WithLabelValues(program, version, runtime.Version()).Set(1)
+	// A series that starts at 0 lets rate() count the first reload.
 	for _, ok := range []bool{true, false} {
 		metrics.reloads.WithLabelValues(result(ok))
 	}
@@ -119,6 +120,7 @@ func (metrics *process) Reload(ok bool) { metrics.reloads.WithLabelValues(result
 func (metrics *process) Identity(spiffeID string, notAfter time.Time) {
 	metrics.mu.Lock()
 	defer metrics.mu.Unlock()
+	// The SPIFFE ID is a label: the series of an earlier ID would remain.
 	if notAfter.IsZero() || spiffeID != metrics.identity {
 		metrics.notAfter.Reset()
 	}

@@ -70,6 +70,7 @@ func (s *Server) Run(ctx context.Context) error {
 	close(s.ready)
 	group.Go(func() error {
 		<-running.Done() // also when a listener failed
+		// ctx has usually ended: with it Shutdown would not wait for a running scrape.
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 		defer cancel()
 		if err := server.Shutdown(stop); err != nil {

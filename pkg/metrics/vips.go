@@ -79,6 +79,8 @@ func (metrics *vips) Count(t Transition, n int) {
 
 func (metrics *vips) collect(send send) {
 	metrics.mu.Lock()
+	// Do not hold the mutex during read: Count is called by decisions, which must not wait for a
+	// scrape.
 	read := metrics.read
 	metrics.mu.Unlock()
 	all := read()
@@ -101,6 +103,7 @@ func (metrics *vips) collect(send send) {
 	for c := range counts {
 		metrics.seen[c] = struct{}{}
 	}
+	// Send 0 for a combination without VIPs, so that its series continues.
 	for c := range metrics.seen {
 		counts[c] += 0
 	}

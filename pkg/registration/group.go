@@ -135,6 +135,7 @@ func (group *Group) take(ctx context.Context, answer answer) error {
 	group.mu.Unlock()
 	group.changed()
 	if answer.err != nil {
+		// A name is looked up each Interval: report a repeated failure once.
 		if previous.err == nil || previous.err.Error() != answer.err.Error() {
 			group.Report(key, answer.err.Error()+"; registrations are kept")
 		}

@@ -56,6 +56,7 @@ func (allowance *Allowance) parse(pattern string) error {
 	case err != nil, strings.Contains(name, ":"):
 		return fmt.Errorf("%s: %s is not a trust domain: "+
 			"write it in full and in lower case, such as example.org", quoted, targetset.Quote(name))
+	// An ID without a path names the trust domain, not a workload.
 	case path == "":
 		return fmt.Errorf("%s has no path: for every member of the trust domain write spiffe://%s/**", quoted, name)
 	}
@@ -69,11 +70,13 @@ func (allowance *Allowance) parse(pattern string) error {
 			expression += "/.+"
 		case segment == "**":
 			return fmt.Errorf("%s: ** may only be the last segment, use * for one segment before it", quoted)
+		// Without this a partial wildcard would match literally, which no operator expects.
 		case strings.Contains(segment, "*"):
 			return fmt.Errorf("%s: %s has a * among other characters: "+
 				"* stands for a whole segment", quoted, targetset.Quote(segment))
 		case err != nil:
 			return fmt.Errorf("%s: %s is not a segment of a path: %w", quoted, targetset.Quote(segment), err)
+		// Quote the dot, which a segment may contain and which matches any character.
 		default:
 			expression += "/" + regexp.QuoteMeta(segment)
 		}

@@ -173,6 +173,7 @@ func (registry *Registry) State() targetset.SourceState {
 	for stream, members := range registry.members {
 		problem := "stream " + stream + " is not in the trench file"
 		switch known, ok := registry.streams[stream]; {
+		// Before the first Configure no stream is known, which is not a problem.
 		case registry.streams == nil || known.checked:
 			continue
 		case ok:

@@ -119,6 +119,7 @@ func (service *Service) List(ctx context.Context, req *targetv1.ListRequest) (re
 		if err != nil {
 			return err
 		}
+		// Each page lists again: the token holds the last key, so the server keeps no state of callers.
 		views := service.Index.List(wanted)
 		if token := req.GetPageToken(); token != "" {
 			after, ok := parseToken(token)

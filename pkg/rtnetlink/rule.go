@@ -104,6 +104,7 @@ func (r Rule) request(q Request, kind, flags uint16) Request {
 	q.Uint32(unix.FRA_PRIORITY, r.Priority)
 	q.Bytes(unix.FRA_PROTOCOL, []byte{r.Protocol})
 	if r.Table != 0 {
+		// The field of the header has one byte, and table IDs exceed 255.
 		q.Uint32(unix.FRA_TABLE, r.Table)
 	}
 	if r.Action == unix.FR_ACT_GOTO {
@@ -114,6 +115,7 @@ func (r Rule) request(q Request, kind, flags uint16) Request {
 		q.Uint32(unix.FRA_FWMASK, r.Mask)
 	}
 	if r.Source.IsValid() {
+		// The prefix length is in the header.
 		q.Bytes(unix.FRA_SRC, r.Source.Addr().AsSlice())
 	}
 	if r.Input != "" {

@@ -101,6 +101,7 @@ func (evaluator *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwa
 	for name := range forwarding.counted {
 		stream, ok := evaluator.streams[name]
 		if !ok {
+			// A removed stream differs from the sent state until its removal is sent.
 			delete(forwarding.desired, name)
 			forwarding.compare(name)
 			continue
@@ -131,6 +132,7 @@ func (evaluator *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwa
 		}
 		out.Held = append(out.Held, what+": until the frontend withdraws "+vips)
 	}
+	// The map has no order, and status must not change without a reason.
 	slices.Sort(out.Held)
 	return out
 }

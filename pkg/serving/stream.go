@@ -101,10 +101,12 @@ func (evaluator *Evaluator) count(stream *stream) {
 			counts.total++
 			unreachable := evaluator.kernel.unreachable(ip)
 			why := unreachable
+			// The data plane's reason comes first: it also explains why checks fail.
 			if why == "" && known && health.State != healthcheck.Ready {
 				why = health.LastError
 			}
 			failed := unreachable != "" || known && health.State == healthcheck.NotReady
+			// A draining target leaves anyway, so its problem does not explain the state of the stream.
 			if why != "" && member.Draining == healthcheck.Ready && (counts.problem == "" || failed && counts.failing == "") {
 				problem := fmt.Sprintf("%s (%s): %s", member.Name, ip, why)
 				counts.problem = cmp.Or(counts.problem, problem)
@@ -125,6 +127,7 @@ func (evaluator *Evaluator) count(stream *stream) {
 				if forwarded {
 					ends[family] = append(ends[family], member.DrainEnd)
 				}
+			// Not counted as starting: a result of its check would not make it ready.
 			case unreachable != "":
 			case !known || health.State == healthcheck.Starting:
 				counts.starting++

@@ -97,6 +97,7 @@ func (drains *Drains) Drain(id ID, length time.Duration, now time.Time) error {
 		return fmt.Errorf("%v is negative", length)
 	}
 	return drains.change(func(orders map[ID]order) {
+		// Round strips the monotonic clock reading, which has no meaning after a restart.
 		orders[id] = order{ID: id, At: now.Round(0), For: durable.Duration(length), end: now.Add(length)}
 	})
 }
@@ -121,11 +122,13 @@ func (drains *Drains) All() map[ID]time.Time {
 func (drains *Drains) change(f func(map[ID]order)) error {
 	drains.writing.Lock()
 	defer drains.writing.Unlock()
+	// All iterates over the current map without a lock, so change a copy.
 	orders := map[ID]order{}
 	maps.Copy(orders, drains.orders.Load())
 	f(orders)
 	if drains.path != "" {
 		list := slices.SortedFunc(maps.Values(orders), func(a, b order) int { return a.compare(b.ID) })
+		// Write first: a drain that is in effect must survive a restart.
 		if err := durable.Write(drains.path, drainDocument{Version: drainsVersion, Drains: list}); err != nil {
 			return fmt.Errorf("drains by an operator: %w", err)
 		}

@@ -182,6 +182,7 @@ func (watch *Watch) Close() {
 	watch.index.mu.Lock()
 	defer watch.index.mu.Unlock()
 	for _, id := range watch.ids {
+		// Without this the index grows with each target that was ever watched.
 		if delete(watch.index.watches[id], watch); len(watch.index.watches[id]) == 0 {
 			delete(watch.index.watches, id)
 		}

@@ -71,6 +71,7 @@ func (set *Set) Configure(streams []trench.Stream, policy AddressPolicy) {
 		}
 		delete(set.streams, stream.Name)
 		state.config, known[stream.Name] = stream, state
+		// The policy may have changed, so the offers of all streams are checked again.
 		set.dirty[stream.Name] = struct{}{}
 	}
 	// The map now has only the streams that are no longer configured.
@@ -97,6 +98,7 @@ func (set *Set) Offer(origin Origin, changed Offers) {
 // monotonic clock, and must not change later.
 func (set *Set) SetManualDrains(drains map[ID]time.Time) {
 	if !maps.EqualFunc(set.drains, drains, time.Time.Equal) {
+		// The old map has the streams of ended drains, the new map those of new drains.
 		for _, ids := range []map[ID]time.Time{set.drains, drains} {
 			for id := range ids {
 				set.dirty[id.Stream] = struct{}{}
@@ -190,6 +192,7 @@ type originOffer struct {
 func (set *Set) resolve(now time.Time, state *streamState) {
 	name := state.config.Name
 	u := union{state, set.policy, map[string]int{}, map[netip.Addr]string{}, map[string]Offer{}}
+	// Allocate new lists: callers of Members and Update keep the old ones.
 	state.members, state.config.Targets, state.problems = nil, nil, [origins][]string{}
 	var next time.Time
 	var offered, leaving []originOffer

@@ -36,6 +36,7 @@ func (file *TrenchFile) Configure(now time.Time, streams []trench.Stream) {
 	}
 	old := file.lists
 	file.lists, file.streams = make(map[string][]Offer, len(streams)), streams
+	// A removed stream is offered with an empty list, which removes its targets.
 	for name := range old {
 		file.changed[name] = struct{}{}
 	}
@@ -66,6 +67,7 @@ func succeed(now time.Time, old []Offer, stream trench.Stream) []Offer {
 		list = append(list, offer)
 	}
 	for _, offer := range old {
+		// A target with new addresses drains on its old ones.
 		if t, ok := stays[offer.Name]; ok && SameAddresses(t.IPs, offer.IPs) {
 			continue
 		}
@@ -94,6 +96,7 @@ func (offer Offer) left(cause string, end time.Time) Offer {
 func (file *TrenchFile) Lose(now time.Time, why error) {
 	first := file.gone == nil
 	file.gone = why
+	// A repeated failure must not restart the drains.
 	if !first {
 		return
 	}
@@ -120,6 +123,7 @@ func (file *TrenchFile) Lose(now time.Time, why error) {
 func (file *TrenchFile) Take() Offers {
 	changed := make(Offers, len(file.changed))
 	for name := range file.changed {
+		// Lose modifies the lists in place, and the Set keeps the offers.
 		changed[name] = slices.Clone(file.lists[name])
 	}
 	clear(file.changed)

@@ -63,6 +63,7 @@ func (t *Table[T]) Add(vips iter.Seq[VIP]) {
 	if missing == 0 {
 		return
 	}
+	// Look up in the sorted entries while new ones are appended unsorted.
 	old := Table[T]{entries: t.entries}
 	t.entries = slices.Grow(t.entries, missing)
 	for vip := range vips {
@@ -71,6 +72,7 @@ func (t *Table[T]) Add(vips iter.Seq[VIP]) {
 		}
 	}
 	slices.SortFunc(t.entries, func(a, b tableEntry[T]) int { return Compare(a.vip, b.vip) })
+	// A batch may contain a VIP twice.
 	t.entries = slices.CompactFunc(t.entries, func(a, b tableEntry[T]) bool { return a.vip == b.vip })
 	t.next = 0
 }

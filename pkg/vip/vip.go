@@ -43,6 +43,7 @@ type VIP struct{ prefix netip.Prefix }
 func Parse(text string) (VIP, error) {
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil {
+		// Return the complete VIP in the error, so that the operator can copy it.
 		if address, errAddr := netip.ParseAddr(text); errAddr == nil && address.Zone() == "" {
 			return VIP{}, fmt.Errorf("VIP %q has no prefix length; use %s/%d", text, address.Unmap(), address.Unmap().BitLen())
 		}
@@ -75,6 +76,7 @@ func NotHost(address netip.Addr) (what, remedy string) {
 	}
 	for _, special := range specialPrefixes {
 		switch {
+		// Prefix.Contains is false for any address with a zone.
 		case !special.prefix.Contains(address.WithZone("")):
 		case address.Is6() && address.IsLinkLocalUnicast():
 			return special.what, "write a global or unique local address"
@@ -102,6 +104,7 @@ func FromPrefix(prefix netip.Prefix) (VIP, error) {
 	case address.Is4() && address.IsLinkLocalUnicast():
 		return VIP{}, fmt.Errorf("VIP %s is a link-local address: no gateway can route to it", prefix)
 	}
+	// A configuration may have very many VIPs; few need a comparison with each special prefix.
 	if isOrdinary(prefix) {
 		return VIP{prefix: prefix}, nil
 	}
@@ -115,14 +118,17 @@ func FromPrefix(prefix netip.Prefix) (VIP, error) {
 
 // isOrdinary reports whether the first 8 bits of a prefix show that it overlaps no special one.
 func isOrdinary(prefix netip.Prefix) bool {
+	// A shorter prefix may contain special prefixes with other first bits.
 	if prefix.Bits() < 8 {
 		return false
 	}
 	if prefix.Addr().Is4() {
 		first := prefix.Addr().As4()[0]
+		// From 224 on all addresses are multicast, reserved or broadcast.
 		return first != 0 && first != 127 && first < 224
 	}
 	first := prefix.Addr().As16()[0]
+	// "::" and "::1" begin with 0, fe80::/10 and ff00::/8 with 0xfe and 0xff.
 	return first != 0 && first < 0xfe
 }
 

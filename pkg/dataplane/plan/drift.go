@@ -115,6 +115,7 @@ func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]stri
 	if !a.ChainIntact || a.Size != want.Size || a.Seed != want.Seed {
 		text := add("chain "+StreamChain(s.Name), "the chain or rules of it are missing or changed")
 		fault.Broken = true
+		// One chain looks up the maps of both families.
 		for _, f := range want.Families() {
 			fault.Problems[f] = text
 		}
@@ -171,6 +172,7 @@ func matchDrift(fault *StreamFault, add func(object, format string, args ...any)
 	absent, surplus := len(MissingPorts(stream.Match, want.Match)), len(MissingPorts(want.Match, stream.Match))
 	text := ""
 	switch {
+	// Surplus ports are drift, but no fault: the stream's packets still pass.
 	case want.Match == nil:
 		add(object, "it exists although the stream has no match")
 	case stream.Match == nil:

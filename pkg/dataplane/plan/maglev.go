@@ -70,6 +70,7 @@ func newWalk(name string, size, seed uint32) walk {
 	sum := sha256.Sum256(append(binary.BigEndian.AppendUint32(stack[:0], seed), name...))
 	return walk{
 		next: uint32(binary.BigEndian.Uint64(sum[0:8]) % uint64(size)),
+		// With skip 0 the walk would not leave its first entry.
 		skip: uint32(binary.BigEndian.Uint64(sum[8:16])%uint64(size-1)) + 1,
 	}
 }
@@ -97,6 +98,7 @@ func (c *tableCache) table(names []string, targets map[string]InstalledTarget, s
 	for i, name := range names {
 		fwmarks[i] = targets[name].FWMark
 	}
+	// Compare the fwmarks, too: a target that was removed and added again has another fwmark.
 	if c.entries == nil || c.size != size || c.seed != seed ||
 		!slices.Equal(c.names, names) || !slices.Equal(c.fwmarks, fwmarks) {
 		*c = tableCache{names, fwmarks, size, seed, make([]uint32, size)}

@@ -116,6 +116,7 @@ func ForStream(input StreamInput) StreamPlan {
 	next.planDesired(input, changed)
 	for _, family := range vip.Families {
 		slices.Sort(next.Stream.Tables[family])
+		// Without a VIP of the family no packet looks up its map.
 		if !HasFamily(input.VIPs, family) {
 			next.Stream.Tables[family] = nil
 		}
@@ -123,6 +124,7 @@ func ForStream(input StreamInput) StreamPlan {
 	// A broken stream is drift: only a repair, or a change of the desired state, writes it.
 	next.Write = next.Forced || !input.Fault.Broken && !sameTables(next.Stream.Tables, installed.Tables)
 	if !next.Write {
+		// Record the installed tables: the planned ones are not written.
 		next.Stream.Tables = installed.Tables
 	}
 	return next
@@ -137,8 +139,10 @@ func (p *StreamPlan) request(input StreamInput) (changed map[string]bool) {
 		before, known := input.Requests[target.Name]
 		switch {
 		case !recorded:
+			// Without installed objects there is no role to keep: Unknown becomes Down.
 			before = Request{}
 		case !known:
+			// First plan after a restart: only the kernel objects record the last request.
 			before = RequestOf(old, input.Installed)
 		}
 		next := before.next(target)
@@ -168,9 +172,11 @@ func (p *StreamPlan) planLeaving(input StreamInput) {
 		drained, stays := drainOrRemove(input, old)
 		if !stays {
 			p.Removed = append(p.Removed, old)
+			// The Maglev table must lose its entries before its chain is removed, even with drift.
 			p.Forced = p.Forced || wasServing(input.Installed, old.Name)
 			continue
 		}
+		// A drain that starts takes the target out of the Maglev table.
 		p.Forced = p.Forced || !drained.DrainEnd.Equal(old.DrainEnd)
 		drained.Stage = StageApplied
 		p.Targets[old.Name] = drained
@@ -190,6 +196,7 @@ func (p *StreamPlan) planDesired(input StreamInput, changed map[string]bool) {
 		if !recorded {
 			var err error
 			if old.FWMark, err = input.AllocateFWMark(); err != nil {
+				// Without a free fwmark only this target is left out, not the stream.
 				problem := Problem{Object: "target " + input.Name + "/" + target.Name, Detail: err.Error()}
 				p.Problems = append(p.Problems, problem)
 				continue
@@ -216,8 +223,10 @@ func (p *StreamPlan) planDesired(input StreamInput, changed map[string]bool) {
 // whether it remains installed: a target that served keeps its flows for the stream's drain time.
 func drainOrRemove(input StreamInput, target InstalledTarget) (InstalledTarget, bool) {
 	switch {
+	// After a crash some objects are already removed, so the target cannot drain.
 	case target.Stage == StageRemoving:
 		return target, false
+	// A changed drain time does not apply to a running drain.
 	case !target.DrainEnd.IsZero():
 		return target, input.Now.Before(target.DrainEnd)
 	case wasServing(input.Installed, target.Name) && input.Desired.DrainTime > 0:
