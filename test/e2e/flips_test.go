@@ -239,7 +239,7 @@ func TestFlapBackoff(t *testing.T) {
 	}
 	mark, said := f.mark(), time.Now()
 	lb.publish([]string{vipA4})
-	f.waitLog(f.pod.Frontend, "vip=20.0.0.1/32 advertisement=withdrawn from=lb_not_ready to=flapping")
+	f.waitLog(f.pod.Frontend, "vip=20.0.0.1/32 state=withdrawn reason=flapping")
 	f.wantRoutes(vipA4, vipB4)
 	if after := f.waitUpdate(mark, vipA4, announced).At.Sub(said); after < time.Second-clockSlack {
 		t.Errorf("the VIP rose %v after its second flap, before its wait of 1s was over", after)

@@ -37,7 +37,7 @@ func weaknesses() map[string][]string {
 		"configuration in place":       {"TestBIRDConfigurationIsReplaced", "TestUnappliedBIRDConfiguration"},
 		"polling each second":          {"TestSessionLossIsNotPolled"},
 		"NSP call before a withdraw":   {"TestHungNSPDelaysNoWithdrawal"},
-		"debounce of Secrets starves":  {"pkg/secret TestEventStorm"},
+		"debounce of Secrets starves":  {"pkg/meridio/secret TestEventStorm"},
 		"unanchored BFD parser":        {"TestBFDOfSimilarAddresses"},
 		"VIP without a prefix length":  {"TestVIPWithoutPrefixLength", "TestNSPAttractorChanges"},
 		"stale rules after a crash":    {"TestCrashLeavesNoStaleRules", "pkg/kernel TestMeridioRulesAreRemoved"},
