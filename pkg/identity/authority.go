@@ -104,8 +104,10 @@ func OpenDevAuthority(ctx context.Context, dir string) (*DevAuthority, error) {
 	if authority, err = NewDevAuthority(); err != nil {
 		return nil, err
 	}
-	cert, key, err := (&x509svid.SVID{Certificates: []*x509.Certificate{authority.cert},
-		PrivateKey: authority.key}).Marshal()
+	cert, key, err := (&x509svid.SVID{
+		Certificates: []*x509.Certificate{authority.cert},
+		PrivateKey:   authority.key,
+	}).Marshal()
 	if err == nil {
 		err = durable.Replace(filepath.Join(dir, authorityKey), key, 0o600)
 	}

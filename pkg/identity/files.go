@@ -49,10 +49,8 @@ func (source *fileSource) watch(ctx context.Context, s *Source) error {
 	var last [3][]byte // last valid content
 	calls := files.Calls{Path: filepath.Join(source.dir, CertFile)}
 	for {
-		parts, err := files.Do(ctx, &calls, "directory "+source.dir, func() ([3][]byte,
-			error) {
-			return readFiles(source.dir)
-		})
+		read := func() ([3][]byte, error) { return readFiles(source.dir) }
+		parts, err := files.Do(ctx, &calls, "directory "+source.dir, read)
 		changed := !slices.EqualFunc(parts[:], last[:], bytes.Equal)
 		var svid *x509svid.SVID
 		var bundle *x509bundle.Bundle

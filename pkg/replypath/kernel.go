@@ -232,8 +232,10 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 		parts []part
 		name  string
 	}{
-		{kernel.replyParts(network), stepReply}, {kernel.acceptParts(network), stepAccept}, {kernel.stale(network, false),
-			stepStale},
+		{kernel.replyParts(network), stepReply}, {kernel.acceptParts(network), stepAccept}, {
+			kernel.stale(network, false),
+			stepStale,
+		},
 	} {
 		for _, part := range step.parts {
 			missing = append(missing, part.name)

@@ -91,8 +91,10 @@ func (state *translator) translate(routers []*unstructured.Unstructured) error {
 		if !refersTo(object, state.gateway) || object.GetDeletionTimestamp() != nil {
 			continue
 		}
-		verdict := translation.ServiceVerdict{Verdict: translation.Verdict{Object: reference(object),
-			Generation: object.GetGeneration()}}
+		verdict := translation.ServiceVerdict{Verdict: translation.Verdict{
+			Object:     reference(object),
+			Generation: object.GetGeneration(),
+		}}
 		if refused := state.accept(object); refused == nil {
 			verdict.Accepted, verdict.Reason = true, ReasonAccepted
 			verdict.Message = fmt.Sprintf("is gateway %s of interface %s", object.GetName(), state.config.Attractor.Interface)

@@ -144,7 +144,8 @@ func streamVIPs(streams []any) (vips []vip.VIP) {
 }
 
 func serviceStatus(service *corev1.Service, verdict translation.ServiceVerdict, pods reports, published published,
-	now metav1.Time) wanted {
+	now metav1.Time,
+) wanted {
 	const prefix = v1alpha1.Group + "/"
 	serves := verdict.Stream != "" // a refused Service keeps its last accepted stream
 	advertised := metav1.Condition{

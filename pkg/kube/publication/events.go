@@ -55,8 +55,10 @@ func changes(verdict translation.Verdict, wanted, live []metav1.Condition) (even
 		switch strings.TrimPrefix(condition.Type, v1alpha1.Group+"/") {
 		case v1alpha1.Accepted:
 			if !same || l.Reason != condition.Reason {
-				events = append(events, event{condition.Status != metav1.ConditionTrue, condition.Reason, "Translate",
-					condition.Message})
+				events = append(events, event{
+					condition.Status != metav1.ConditionTrue, condition.Reason, "Translate",
+					condition.Message,
+				})
 			}
 		case v1alpha1.Advertised:
 			switch {

@@ -278,8 +278,10 @@ func (published published) condition(t *v1alpha1.Trench, verdict translation.Ver
 		return nil
 	}
 	// False until every row below is passed, the strongest reason first.
-	condition := &metav1.Condition{Type: v1alpha1.Published, Status: metav1.ConditionFalse,
-		ObservedGeneration: verdict.Generation}
+	condition := &metav1.Condition{
+		Type: v1alpha1.Published, Status: metav1.ConditionFalse,
+		ObservedGeneration: verdict.Generation,
+	}
 	if !verdict.Accepted {
 		condition.Reason, condition.Message = notAccepted, "the Trench is not accepted: the addresses that are published stay"
 		return condition

@@ -193,8 +193,10 @@ func (candidate *candidate) vips() []vip.VIP {
 
 // verdict returns the verdict on a candidate, and adds its stream, if any, to the trench file.
 func (state *translator) verdict(candidate *candidate) ServiceVerdict {
-	verdict := ServiceVerdict{Verdict: Verdict{Object: reference(candidate.service),
-		Generation: candidate.service.Generation}}
+	verdict := ServiceVerdict{Verdict: Verdict{
+		Object:     reference(candidate.service),
+		Generation: candidate.service.Generation,
+	}}
 	if stream := candidate.stream; stream != nil {
 		state.settings.names[stream.Name] = true
 		state.streams = append(state.streams, stream)

@@ -102,8 +102,10 @@ func list(vips []vip.VIP) string {
 }
 
 func reference(service *corev1.Service) corev1.ObjectReference {
-	return corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace,
-		Name: service.Name, UID: service.UID}
+	return corev1.ObjectReference{
+		APIVersion: "v1", Kind: "Service", Namespace: service.Namespace,
+		Name: service.Name, UID: service.UID,
+	}
 }
 
 // file returns the content of the trench file, or why it is refused.

@@ -56,8 +56,10 @@ func TestSizeOfFile(t *testing.T) {
 	o := read(t, base(t))
 	tls := map[string]any{"caFile": "/" + strings.Repeat("a", trenchfile.MaxSize)}
 	streams := []any{map[string]any{
-		"name": "s", "vips": []any{"30.0.0.0/24"}, "check": map[string]any{"grpc": map[string]any{"port": int64(80),
-			"tls": tls}},
+		"name": "s", "vips": []any{"30.0.0.0/24"}, "check": map[string]any{"grpc": map[string]any{
+			"port": int64(80),
+			"tls":  tls,
+		}},
 	}}
 	o.Trench.Object["spec"].(map[string]any)["streams"] = streams
 	if r := translation.Translate(o, options); r.File != nil || !strings.Contains(r.Trench.Message,

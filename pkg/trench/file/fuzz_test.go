@@ -294,8 +294,10 @@ func FuzzParse(f *testing.F) {
 		checkConfig(t, c)
 		text := Marshal(c)
 		again, err := Parse("f", text,
-			trench.Defaults{Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4,
-				HoldTime: 5 * time.Second})
+			trench.Defaults{
+				Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4,
+				HoldTime: 5 * time.Second,
+			})
 		if err != nil {
 			t.Fatalf("a marshaled configuration is refused: %v\n%s", err, text)
 		}

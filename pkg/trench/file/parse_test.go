@@ -115,8 +115,10 @@ func TestReferenceFile(t *testing.T) {
 			},
 			{
 				Name: "stream-a-5", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1,
-				Check: byDefault(trench.Check{HTTP: trench.HTTPCheck{Port: 80, Path: "/", Status: "200-399",
-					TLS: trench.TLSCheck{On: true}}}),
+				Check: byDefault(trench.Check{HTTP: trench.HTTPCheck{
+					Port: 80, Path: "/", Status: "200-399",
+					TLS: trench.TLSCheck{On: true},
+				}}),
 			},
 			{Name: "stream-a-6", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second},
 		},
@@ -137,8 +139,10 @@ func byDefault(c trench.Check) trench.Check {
 }
 
 func TestDefaults(t *testing.T) {
-	d := trench.Defaults{Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4,
-		HoldTime: 5 * time.Second}
+	d := trench.Defaults{
+		Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4,
+		HoldTime: 5 * time.Second,
+	}
 	c, err := Parse("f", []byte(good), d)
 	if err != nil {
 		t.Fatal(err)

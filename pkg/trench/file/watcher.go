@@ -221,7 +221,8 @@ func (watcher *Watcher) reload(ctx context.Context, notifier *fsnotify.Watcher, 
 
 // readTrench publishes the trench file, or the reason why it is rejected; see reload.
 func (watcher *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher,
-	complete bool) (again time.Duration) {
+	complete bool,
+) (again time.Duration) {
 	// Watch before reading, so that no change between the two is missed.
 	watcher.watchDirectory(ctx, notifier)
 	// The function below may outlive this call on a hanging mount, so it works on copies.
