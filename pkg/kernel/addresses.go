@@ -185,6 +185,7 @@ type progress struct {
 func (watched *Addresses) announce(before map[address]progress, now time.Time) (map[address]progress, time.Duration) {
 	known := make(map[address]progress, len(watched.list)) // only Run changes the list
 	wait := tick.Until(now, addressPoll)
+	// Notifications and a successful read make frequent polling unnecessary.
 	if watched.notified && watched.err == nil {
 		wait = tick.Until(now, addressCheck)
 	}
@@ -201,6 +202,7 @@ func (watched *Addresses) announce(before map[address]progress, now time.Time) (
 			}
 			problem.sent, problem.due = problem.sent+1, now.Add(announceEvery)
 		}
+		// known contains only current addresses, so an address that returns is announced again.
 		if known[entry] = problem; problem.sent < announcements {
 			wait = min(wait, problem.due.Sub(now))
 		}
@@ -210,6 +212,7 @@ func (watched *Addresses) announce(before map[address]progress, now time.Time) (
 	}
 	switch err := sendAnnouncements(due); {
 	case errors.Is(err, unix.EPERM):
+		// A running process gains no capability, so every further attempt would fail.
 		watched.mute = true
 		watched.log.Info("own addresses are not announced without NET_RAW: neighbors with stale entries do not reach "+
 			"this pod for up to 45 s; grant it, or set net.ipv4.conf.all.arp_notify=1 and "+
@@ -309,6 +312,7 @@ func neighborAdvertisement(a address) []byte {
 	all := netip.IPv6LinkLocalAllNodes()
 	body := slices.Concat([]byte{136, 0, 0, 0, flags, 0, 0, 0}, a.Addr.AsSlice(), []byte{2, 1}, a.mac[:])
 	addrs := slices.Concat(a.Addr.AsSlice(), all.AsSlice())
+	// The checksum covers a pseudo-header (RFC 8200 section 8.1).
 	sum := uint32(len(body)) + unix.IPPROTO_ICMPV6
 	for b := slices.Concat(addrs, body); len(b) > 0; b = b[2:] {
 		sum += uint32(binary.BigEndian.Uint16(b))
@@ -317,5 +321,6 @@ func neighborAdvertisement(a address) []byte {
 		sum = sum>>16 + sum&0xffff
 	}
 	binary.BigEndian.PutUint16(body[2:], ^uint16(sum))
+	// Receivers discard advertisements whose hop limit is not 255 (RFC 4861 section 7.1.2).
 	return slices.Concat([]byte{0x60, 0, 0, 0, 0, byte(len(body)), unix.IPPROTO_ICMPV6, 255}, addrs, body)
 }

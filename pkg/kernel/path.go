@@ -55,6 +55,7 @@ func (paths *paths) configure(desired vip.Set) {
 // the family, except the external interface. The interface of the pod's default route counts only
 // if it is the only candidate.
 func (paths *paths) findInputs() error {
+	// Packets come from VIPs, so without a VIP no lookup is necessary.
 	if paths.sources == [len(vip.Families)]netip.Addr{} {
 		return nil
 	}
@@ -78,12 +79,14 @@ func (paths *paths) findInputs() error {
 		if !paths.sources[family].IsValid() {
 			continue
 		}
+		// A link-local address does not prove that the interface is configured for the family.
 		inputs := slices.DeleteFunc(slices.Clone(links), func(link rtnetlink.Link) bool {
 			return link.Flags&(unix.IFF_UP|unix.IFF_LOOPBACK) != unix.IFF_UP || link.Name == external ||
 				!slices.ContainsFunc(addresses, func(address rtnetlink.Address) bool {
 					return address.Link == link.Index && vip.FamilyOf(address.Addr) == family && !onLink(address.Addr)
 				})
 		})
+		// Targets are usually attached to a secondary network, not to the pod's primary interface.
 		if route, err := conn.Lookup(farClients[family], 0); err == nil && len(inputs) > 1 {
 			inputs = slices.DeleteFunc(inputs, func(link rtnetlink.Link) bool { return link.Index == route.Link })
 		}

@@ -151,6 +151,7 @@ func (policy policy) remove(family vip.Family, all bool) (more bool, err error) 
 	if err != nil {
 		return false, err
 	}
+	// The rules that remain in observed are removed from the kernel.
 	observed = slices.DeleteFunc(observed, func(entry rtnetlink.Rule) bool {
 		switch {
 		case slices.ContainsFunc(policy.rules(family), entry.Same):
@@ -162,6 +163,7 @@ func (policy policy) remove(family vip.Family, all bool) (more bool, err error) 
 	})
 	// The kernel searches its rule list for each deletion.
 	more = !all && len(observed) > leftoverBatch
+	// The last batch removes the routes, after the rules that look them up.
 	if more {
 		observed = observed[:leftoverBatch]
 	}

@@ -53,6 +53,7 @@ type change struct{ del, add []nft.Range }
 func steps(have, want []nft.Range) []change {
 	surplus := without(have, want)
 	differ := slices.Concat(surplus, without(want, have))
+	// Sort by the first address, so that overlapping ranges of both lists are adjacent.
 	slices.SortFunc(differ, nft.Range.Compare)
 	var add, del []nft.Range
 	var swaps []change
@@ -70,6 +71,7 @@ func steps(have, want []nft.Range) []change {
 			}
 		}
 		switch {
+		// Only overlapping ranges must change in one transaction: the set rejects overlaps.
 		case connected.del == nil:
 			add = append(add, connected.add...)
 		case connected.add == nil:
@@ -78,6 +80,7 @@ func steps(have, want []nft.Range) []change {
 			swaps = append(swaps, connected)
 		}
 	}
+	// Additions precede deletions, so that no VIP loses its range temporarily.
 	var out []change
 	for part := range slices.Chunk(add, spansPerBatch) {
 		out = append(out, change{add: part})

@@ -126,9 +126,11 @@ reconciliations:
 			watch, watchErr = routing.listen(routing.o)
 		}
 		desired, reconfigured := routing.desired.Get()
+		// Reset the counter before the reconciliation: removals during it belong to the next one.
 		removed := watch != nil && watch.removed.Swap(0) > 0
 		result := reconciler.reconcile(desired)
 		result.err = errors.Join(result.err, watchErr)
+		// Publish before the removal of leftovers, for which confirmed VIPs must not wait.
 		routing.publish(result, removed)
 		more, cleanErr := reconciler.removeLeftovers()
 		if cleanErr != nil {
@@ -147,6 +149,7 @@ reconciliations:
 			failures.Reset()
 		}
 		due := time.Now().Add(next)
+		// The timer fires more often than reconciliations are due, to look up the paths.
 		wait := func() {
 			pause := min(time.Until(due), tick.Until(time.Now(), lookInterval))
 			timer.Reset(pause)
@@ -172,12 +175,14 @@ reconciliations:
 			case <-failed:
 				routing.o.Log.Warn("netlink subscription failed, resubscribing", "error", watch.Err())
 				watch.close(routing.o.Log)
+				// The next iteration subscribes first and then reads the state.
 				watch = nil
 				pause = failures.Next()
 			case <-changed:
 				pause = minPause
 			}
 		}
+		// Wait for the end of a burst of notifications, or for the next attempt to subscribe.
 		timer.Reset(pause)
 		routing.pulse.Next(pause)
 		select {
@@ -318,7 +323,7 @@ func (reconciler *reconciler) reconcile(desired *vip.Set) result {
 	result.base = base && observed != nil
 	switch {
 	case unreadable && reconciler.now().Sub(reconciler.readable) < unreadableLimit:
-		// A failed read is no evidence that confirmed VIPs were removed.
+		// A failed read does not prove that confirmed VIPs were removed.
 		result.vips = filterVIPs(desired, func(address vip.VIP) bool {
 			return installed[address.Family()] &&
 				reconciler.vips.Has(address)

@@ -1,6 +1,6 @@
 // Package nft reads and writes nftables objects by netlink messages: transactions, listings in a
 // normal form that is comparable with the written objects, and small tables that are described as
-// a whole. Expressions of rules are those of github.com/google/nftables/expr.
+// a whole. Rules consist of the expressions of github.com/google/nftables/expr.
 package nft
 
 import (
@@ -62,6 +62,7 @@ func (conn *Conn) ReadConsistently(object string, read func() error) (generation
 	}
 	for attempt := 1; ; attempt++ {
 		err := read()
+		// Another process interrupts a dump by changing the listed objects: read again.
 		if err != nil && !errors.Is(err, nlmsg.ErrInterrupted) {
 			return 0, fmt.Errorf("failed to read %s: %w", object, err)
 		}
@@ -71,9 +72,11 @@ func (conn *Conn) ReadConsistently(object string, read func() error) (generation
 			return 0, generationErr
 		case err == nil && before == after:
 			return after, nil
+		// A burst of changes exceeds the attempts, a slow read the time: fail only after both.
 		case attempt >= readAttempts && time.Since(began) > readFor:
 			return 0, fmt.Errorf("failed to read %s: %w, %d times", object, nlmsg.ErrInterrupted, attempt)
 		}
+		// No transaction can hide between the two reads, because after is the start of the next one.
 		before = after
 	}
 }
@@ -141,6 +144,7 @@ func (conn *Conn) Set(table Table, name string) (*Set, error) {
 func (conn *Conn) Rules(table Table, chain string) (map[string][]Rule, error) {
 	rules := map[string][]Rule{}
 	err := conn.List(table, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, chain, func(attributes nlmsg.Attributes) {
+		// Kernels that ignore the filter list the rules of all chains.
 		if rule := parseRule(attributes); chain == "" || rule.Chain == chain {
 			rules[rule.Chain] = append(rules[rule.Chain], rule)
 		}
@@ -155,7 +159,7 @@ func (conn *Conn) Rules(table Table, chain string) (map[string][]Rule, error) {
 // error is ENOENT for a missing set.
 //
 // The kernel resumes a dump of several messages by the number of elements. Elements that the
-// packet path adds or removes in between can make it skip others; messages is then above 1.
+// packet path adds or removes in between can make it skip elements; messages is then above 1.
 func (conn *Conn) Elements(table Table, set string, each func(Element)) (messages int, err error) {
 	err = conn.List(table, unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET, set, func(attributes nlmsg.Attributes) {
 		messages++
@@ -206,6 +210,7 @@ func (conn *Conn) Dump(table Table) (*Ruleset, error) {
 		return content, err
 	}
 	content.Exists, content.Flags = true, *flags
+	// Another process may delete the table between the requests.
 	if err := errors.Join(
 		conn.List(table, unix.NFT_MSG_GETCHAIN, 0, "", func(attributes nlmsg.Attributes) {
 			chain := parseChain(attributes)

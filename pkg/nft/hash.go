@@ -14,6 +14,7 @@ func Hash(key []byte, seed, modulus uint32) uint32 {
 func jhash(key []byte, seed uint32) uint32 {
 	a := 0xdeadbeef + uint32(len(key)) + seed
 	b, c := a, a
+	// step is a third of a round of __jhash_mix.
 	step := func(x, y, z *uint32, by int) {
 		*x -= *z
 		*x ^= bits.RotateLeft32(*z, by)
@@ -29,10 +30,12 @@ func jhash(key []byte, seed uint32) uint32 {
 		step(&b, &c, &a, 19)
 		step(&c, &a, &b, 4)
 	}
+	// An empty key skips __jhash_final, as in the kernel.
 	if len(key) == 0 {
 		return c
 	}
 	var rest [12]byte
+	// The kernel adds the remaining bytes in little-endian order, which equals zero padding.
 	copy(rest[:], key)
 	a, b, c = a+word(rest[:]), b+word(rest[4:]), c+word(rest[8:])
 	last := func(x, y *uint32, by int) {

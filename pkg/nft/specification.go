@@ -216,8 +216,10 @@ func Ranges(list []Element) []Range {
 		if !valid || element.End {
 			continue
 		}
+		// A range up to the last address of its family has no end element.
 		interval := Range{first, vip.Last(netip.PrefixFrom(first, 0)), element.Chain}
 		if index+1 < len(list) {
+			// The next element is the exclusive end of this range, or the start of an adjacent range.
 			next, _ := netip.AddrFromSlice(list[index+1].Key)
 			interval.Last = next.Prev()
 		}

@@ -54,6 +54,7 @@ func (conn *Conn) Inspect(want Table) (have *Ruleset, difference string, err err
 func (conn *Conn) Holds(table Table, want Set) (bool, error) {
 	var list []Element
 	_, err := conn.Elements(table, want.Name, func(element Element) {
+		// The element is valid during the call only.
 		list = append(list, Element{Key: slices.Clone(element.Key), Data: slices.Clone(element.Data), End: element.End})
 	})
 	return slices.EqualFunc(normalElements(list), normalElements(want.Elements), sameElement), err
@@ -78,6 +79,7 @@ func sameElement(a, b Element) bool {
 // their elements; nil replaces the whole table. A dormant table is only activated.
 func (transaction *Transaction) Replace(want Table, have *Ruleset) {
 	transaction.Table = want
+	// The kernel rejects the deletion of a missing table, and adding an existing one has no effect.
 	transaction.AddTable()
 	kept := map[string]bool{}
 	if have == nil {
@@ -131,10 +133,11 @@ func (conn *Conn) Ensure(tables ...Table) (difference string, generation uint32,
 				difference = cmp.Or(difference, found)
 			}
 		}
+		// The tables match. After a commit, this iteration confirms the written content.
 		if transaction.Len() == 0 {
 			return difference, generation, nil
 		}
-		// The kernel rejects the transaction if another process changed what was read.
+		// The kernel rejects the transaction if another process changed the ruleset after the read.
 		if err := conn.Commit(&transaction, &generation); err != nil && !errors.Is(err, unix.ERESTART) {
 			return difference, 0, err
 		}

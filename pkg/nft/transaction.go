@@ -76,6 +76,7 @@ func (transaction *Transaction) Append(more *Transaction) {
 // AddTable adds the table, or activates a dormant one.
 func (transaction *Transaction) AddTable() {
 	transaction.begin("add table", unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, "")
+	// Clear the dormant flag.
 	transaction.messages.Uint32BE(unix.NFTA_TABLE_FLAGS, 0)
 }
 
@@ -110,6 +111,7 @@ func (transaction *Transaction) DeleteChain(name string) {
 // AddRules appends rules to a chain.
 func (transaction *Transaction) AddRules(chain string, rules ...Rule) {
 	for _, rule := range rules {
+		// Without this rule the transaction would install a wrong ruleset, so Commit fails.
 		transaction.Err = errors.Join(transaction.Err, rule.err)
 		transaction.begin("add rule to chain", unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND,
 			unix.NFTA_RULE_CHAIN, chain)
@@ -249,6 +251,7 @@ func (conn *Conn) Commit(transaction *Transaction, generation *uint32) error {
 	// message, and an acknowledgement of each would overrun the receive buffer.
 	messages.SetFlags(unix.NLM_F_ACK)
 	messages.Begin(unix.NFNL_MSG_BATCH_END, 0, frame...)
+	// The kernel would reject the message with EMSGSIZE, which names no remedy.
 	if len(messages.Data) > conn.SendLimit {
 		return fmt.Errorf("failed to change %d nftables objects: the transaction has %d bytes, and the socket's buffer "+
 			"has %d; give the process CAP_NET_ADMIN, or set net.core.wmem_max to more", transaction.Len(), len(messages.Data),
@@ -259,6 +262,7 @@ func (conn *Conn) Commit(transaction *Transaction, generation *uint32) error {
 		switch {
 		case rejection != nil:
 		case index > 0 && index <= len(transaction.steps):
+			// Message 0 begins the batch.
 			step := transaction.steps[index-1]
 			object := strings.TrimSpace(Table{Family: step.family, Name: step.table}.String() + " " + step.name)
 			rejection = &Error{Operation: step.operation, Object: object, Err: err}

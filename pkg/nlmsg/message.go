@@ -45,6 +45,7 @@ func (m *Messages) slice(from, to int) *Messages {
 
 // SetFlags adds flags to the last message.
 func (m *Messages) SetFlags(flags uint16) {
+	// In struct nlmsghdr the flags follow the length and the type.
 	b := m.Data[m.starts[len(m.starts)-1]+6:]
 	binary.NativeEndian.PutUint16(b, binary.NativeEndian.Uint16(b)|flags)
 }
@@ -65,6 +66,7 @@ func (m *Messages) number(first uint32) {
 		if i+1 < len(m.starts) {
 			end = m.starts[i+1]
 		}
+		// In struct nlmsghdr the length has offset 0, the sequence number offset 8.
 		binary.NativeEndian.PutUint32(m.Data[at:], uint32(end-at))
 		binary.NativeEndian.PutUint32(m.Data[at+8:], first+uint32(i))
 	}
@@ -114,6 +116,7 @@ func (m *Messages) begin(kind uint16) int {
 }
 
 func (m *Messages) end(at int) {
+	// The length excludes the padding.
 	binary.NativeEndian.PutUint16(m.Data[at:], uint16(len(m.Data)-at))
 	for len(m.Data)%unix.NLA_ALIGNTO != 0 {
 		m.Data = append(m.Data, 0)
@@ -140,6 +143,7 @@ func (b Attributes) All() func(yield func(kind uint16, value Attributes) bool) {
 			if !yield(kind, b[unix.SizeofNlAttr:length]) {
 				return
 			}
+			// The last attribute may lack its padding.
 			b = b[min(Align(length), len(b)):]
 		}
 	}

@@ -80,6 +80,7 @@ func (s *Socket) configure(protocol int, groups []int) error {
 		unix.Bind(s.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
 		unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
 		unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit),
+		// Errors contain the header of the request without its payload, and the kernel's message.
 		unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1),
 		unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1),
 	}
@@ -94,6 +95,7 @@ func (s *Socket) configure(protocol int, groups []int) error {
 	_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer)
 	_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer)
 	var err error
+	// Read the size back, because the options above may have failed.
 	s.SendLimit, err = unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
 	errs = append(errs, err)
 	addr, err := unix.Getsockname(s.fd)
@@ -123,6 +125,7 @@ func (s *Socket) Do(m *Messages) ([]error, error) {
 		left := batch.Len()
 		if err := s.exchange(batch, func(i int, kind, flags uint16, data []byte) (bool, error) {
 			if kind == unix.NLMSG_ERROR {
+				// The kernel sends one acknowledgement or error per request.
 				rejected[done+i] = parseError(flags, data)
 				left--
 			}
@@ -147,6 +150,7 @@ func (s *Socket) Transact(m *Messages, reject func(i int, err error), report fun
 		if err := parseError(flags, data); err != nil {
 			reject(i, err)
 		}
+		// The exchange ends with the only acknowledgement or with an error of the transaction.
 		return i == 0 || i >= m.Len()-2, nil
 	}, report)
 }
@@ -156,6 +160,7 @@ func (s *Socket) Transact(m *Messages, reject func(i int, err error), report fun
 func (s *Socket) Dump(m *Messages, each func(data []byte)) (datagrams int, err error) {
 	interrupted, counted := false, 0
 	err = s.exchange(m, func(_ int, kind, flags uint16, data []byte) (bool, error) {
+		// Read an interrupted dump to its end: the kernel rejects a new dump before (EBUSY).
 		interrupted = interrupted || flags&unix.NLM_F_DUMP_INTR != 0
 		switch kind {
 		case unix.NLMSG_ERROR:
@@ -206,6 +211,7 @@ func (s *Socket) exchange(
 	for {
 		b, err := s.receive(0)
 		switch {
+		// SO_RCVTIMEO expired.
 		case errors.Is(err, unix.EAGAIN):
 			return fmt.Errorf("no answer from the kernel within %v: %w", timeout, err)
 		case err != nil:
@@ -248,6 +254,7 @@ func (s *Socket) Discard(own uint32) (anything, foreign bool, err error) {
 		anything = true
 		for len(b) >= headerLength {
 			length := int(binary.NativeEndian.Uint32(b))
+			// In struct nlmsghdr the port ID has offset 12.
 			foreign = foreign || length < headerLength || binary.NativeEndian.Uint32(b[12:]) != own
 			b = b[min(Align(max(length, headerLength)), len(b)):]
 		}
@@ -280,6 +287,7 @@ func retry(call func() error) error {
 // parseError parses struct nlmsgerr. It returns nil for an acknowledgement.
 func parseError(flags uint16, data []byte) error {
 	const header = 4 + headerLength
+	// The error number precedes the header of the rejected request.
 	if len(data) < header {
 		return fmt.Errorf("netlink error of %d bytes: %w", len(data), io.ErrUnexpectedEOF)
 	}

@@ -49,6 +49,7 @@ func (path *Path) Flows(ctx context.Context) (map[string]int, error) {
 		}
 		flows[name]++
 	})
+	// Packets change the table during a dump; an interrupted dump suffices for counts.
 	if err = errors.Join(err, conn.Close(), ctx.Err()); err != nil && !errors.Is(err, nlmsg.ErrInterrupted) {
 		return nil, fmt.Errorf("failed to list connection tracking entries: %w", err)
 	}

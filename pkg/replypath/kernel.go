@@ -106,7 +106,7 @@ func (kernel *kernel) observe() (*network, error) {
 			network.loopback = link.Index
 		}
 	}
-	// An interrupted dump lacks entries at most: what is missing is installed again, without effect.
+	// An interrupted dump may omit entries; installing them again has no effect.
 	for _, family := range vip.Families {
 		rules, err := kernel.rt.Rules(family)
 		if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) && !rtnetlink.FamilyAbsent(err) {
@@ -216,6 +216,7 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 	if name != "" {
 		missing = append(missing, name)
 	} else {
+		// The tables are intact, so even an empty map is the current state.
 		kernel.peers.learned = learned
 	}
 	if err != nil {
@@ -224,6 +225,7 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 	if name != "" && !restore {
 		return missing, append(problems, Problem{"nftables", "missing: " + name, "it is restored"})
 	}
+	// Both change the peers map, which exists now.
 	if err := errors.Join(kernel.peers.evict(kernel.nft, time.Now()), kernel.peers.addNeighbors(kernel.nft)); err != nil {
 		return missing, append(problems, problemOf("nftables", err))
 	}

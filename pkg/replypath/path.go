@@ -103,6 +103,7 @@ func (path *Path) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		// The state stays in the kernel; only its supervision is interrupted.
 		path.o.Log.Warn("netlink sockets failed, reopening", "error", err)
 		if err := retry.Wait(ctx); err != nil {
 			return err
@@ -191,11 +192,13 @@ func (repairs repairs) due() <-chan time.Time {
 func (path *Path) step(kernel *kernel, repairs repairs) {
 	now, was, ready := time.Now(), path.status.Load(), isClosed(path.ready)
 	status := was
+	// Compare without changes first: a part in back-off is reported as missing, not restored.
 	missing, problems := kernel.reconcile(false)
 	if repairs.allow(missing, now) {
 		drift, _ := kernel.reconcile(true)
 		// Read the result back.
 		missing, problems = kernel.reconcile(false)
+		// Until the state is first complete, a missing part is not drift.
 		if ready {
 			repairs.done(drift, now)
 			drift = slices.DeleteFunc(drift, func(name string) bool { return slices.Contains(missing, name) })
@@ -286,6 +289,7 @@ func Install(ctx context.Context, options Options) (Status, error) {
 	}
 	status := Status{Since: time.Now()}
 	for range attempts {
+		// The following read reports the parts that this call fails to install.
 		_, _ = kernel.reconcile(true)
 		var missing []string
 		missing, status.Problems = kernel.reconcile(false)

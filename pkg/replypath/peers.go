@@ -93,6 +93,7 @@ func (peers *peers) update(entries []rtnetlink.Neighbor) {
 	for _, entry := range entries {
 		mac := entry.MAC.String()
 		if mac == "" {
+			// A FAILED entry has no link-layer address.
 			mac = peers.macs[entry.Addr]
 		} else {
 			valid[mac] = true

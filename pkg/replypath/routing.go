@@ -29,6 +29,7 @@ func (kernel *kernel) replyParts(network *network) (list []part) {
 		if !kernel.usable(network, family) {
 			continue
 		}
+		// Without this entry the kernel would resolve the placeholder on the link.
 		neighbor := rtnetlink.Neighbor{Link: network.link.Index, Addr: placeholder(family), MAC: placeholderMAC()}
 		if !slices.ContainsFunc(network.neighbors, func(entry rtnetlink.Neighbor) bool {
 			return entry.Link == neighbor.Link && entry.Addr == neighbor.Addr && entry.State == unix.NUD_PERMANENT &&
@@ -42,6 +43,7 @@ func (kernel *kernel) replyParts(network *network) (list []part) {
 			Metric: metric, Link: network.link.Index, NextHop: placeholder(family), OnLink: true,
 		}
 		if !slices.ContainsFunc(network.routes, func(entry rtnetlink.Route) bool {
+			// The flag follows the state of the interface and needs no repair.
 			entry.Dead = false
 			return entry == route
 		}) {

@@ -113,6 +113,7 @@ func load(base expr.PayloadBase, offset, length uint32) expr.Any {
 
 // onInterface matches the interface name in a meta key.
 func onInterface(key expr.MetaKey, name string) rule {
+	// The register holds the whole name, padded with zeros.
 	padded := make([]byte, unix.IFNAMSIZ)
 	copy(padded, name)
 	return rule{&expr.Meta{Key: key, Register: reg1}, equal(padded)}
@@ -156,6 +157,7 @@ func etherType(family vip.Family) rule {
 func markOfSender() rule {
 	return rule{
 		load(expr.PayloadBaseLLHeader, 6, 6),
+		// The offset excludes 0, the mark of flows without a peer.
 		&expr.Hash{
 			SourceRegister: reg1, DestRegister: reg2, Length: 6, Modulus: hashModulus, Seed: hashSeed, Offset: 1,
 			Type: expr.HashTypeJenkins,
@@ -203,6 +205,7 @@ func openRule(family vip.Family, link string) rule {
 		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(expr.CtStateBitNEW), Xor: native(0)},
 		equal(native(expr.CtStateBitNEW)),
 		&expr.Ct{Key: expr.CtKeyMARK, Register: reg1},
+		// A flow with a live peer keeps it.
 		&expr.Lookup{SourceRegister: reg1, SetName: aliveSet, Invert: true},
 		&expr.Numgen{Register: reg1, Modulus: shares, Type: unix.NFT_NG_RANDOM},
 		// nftables compares intervals in network byte order.
@@ -302,8 +305,10 @@ func (desired desired) tables() []nft.Table {
 	live, alive := desired.liveSets()
 	inet.Sets = append(desired.pools(both...), live, alive)
 	inet.Chains = []nft.Chain{
+		// establishedSYNRule precedes acceptRule, which would replace the mark.
 		chain(inet.Family, nft.Chain{Name: "prerouting", Hook: unix.NF_INET_PRE_ROUTING, Priority: mangle},
 			establishedSYNRule(desired.link), acceptRule(vip.IPv4, desired.link), acceptRule(vip.IPv6, desired.link)),
+		// openRule precedes replyRule, which copies the mark to the packet.
 		chain(inet.Family, nft.Chain{Name: "output", Hook: unix.NF_INET_LOCAL_OUT, Priority: mangle},
 			openRule(vip.IPv4, desired.link), openRule(vip.IPv6, desired.link), replyRule(vip.IPv4, desired.link),
 			replyRule(vip.IPv6, desired.link)),
@@ -341,6 +346,7 @@ func (kernel *kernel) ruleset(desired desired, restore bool) (missing string, er
 			break
 		}
 		var have *nft.Ruleset
+		// Read the tables also after Ensure: they contain the counters.
 		if have, missing, err = kernel.nft.Inspect(table); err == nil && table.Family == netdev.Family {
 			kernel.dropped = 0
 			for _, rule := range slices.Concat(have.Rules["ingress"], have.Rules["egress"]) {
@@ -373,6 +379,7 @@ func (kernel *kernel) ruleset(desired desired, restore bool) (missing string, er
 	if !intact {
 		transaction := nft.Transaction{Table: inet}
 		for _, set := range []nft.Set{live, alive} {
+			// Flush and fill in one transaction, so that no packet sees an empty map.
 			transaction.FlushSet(set.Name)
 			transaction.AddElements(set.Name, set.Elements)
 		}
@@ -401,6 +408,7 @@ func hint(err error) string {
 	case "add table netdev " + tableName, "add chain netdev " + tableName + " ingress":
 		return "run a kernel with CONFIG_NF_TABLES_NETDEV and CONFIG_NETFILTER_INGRESS"
 	}
+	// The kernel returns ENOENT for an expression whose module is missing.
 	if errors.Is(err, unix.ENOENT) {
 		return "run a kernel with CONFIG_NFT_CT, CONFIG_NFT_HASH and CONFIG_NFT_NUMGEN, or load their modules"
 	}

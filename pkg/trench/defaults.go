@@ -50,6 +50,7 @@ func (defaults Defaults) Validate() error {
 func (config *Config) Complete(defaults Defaults) *Config {
 	full := *config
 	full.Attractor.Interface = cmp.Or(config.Attractor.Interface, defaults.Interface)
+	// The original is immutable and may be shared.
 	full.Attractor.Gateways = slices.Clone(config.Attractor.Gateways)
 	for i := range full.Attractor.Gateways {
 		full.Attractor.Gateways[i].complete(defaults)
@@ -84,6 +85,7 @@ func (stream Stream) Complete() Stream {
 	setDefaults(&stream)
 	setDefaults(&stream.Maglev)
 	check := &stream.Check
+	// A stream without targets may lack a check.
 	if *check == (Check{}) {
 		return stream
 	}
@@ -94,6 +96,7 @@ func (stream Stream) Complete() Stream {
 		check.Timeout = min(check.Timeout, check.Interval)
 	}
 	check.FastInterval = cmp.Or(check.FastInterval, check.Interval)
+	// Defaults must not turn a check of a different kind into an HTTP check.
 	if check.HTTP != (HTTPCheck{}) {
 		setDefaults(&check.HTTP)
 	}

@@ -44,6 +44,7 @@ func FieldsOf(object reflect.Type) []Field {
 	for i := range object.NumField() {
 		structField := object.Field(i)
 		key, option, _ := strings.Cut(structField.Tag.Get("yaml"), ",")
+		// Fields such as Digest are not in the file.
 		if key == "" {
 			continue
 		}
@@ -125,6 +126,7 @@ var (
 // the result is a problem, whose Path is empty.
 func (field *Field) Parse(text string, to reflect.Value) Problem {
 	shown := "is " + Quote(text)
+	// An invalid text must not change the field.
 	parsed := reflect.New(to.Type()).Elem()
 	switch value := parsed.Addr().Interface().(type) {
 	case *vip.VIP:

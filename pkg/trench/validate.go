@@ -206,6 +206,7 @@ func (config *Config) check(result *validation, _ string) {
 }
 
 func (attractor *Attractor) check(result *validation, path string) {
+	// Skip the comparison of too many VIPs, which bounds its time.
 	if count := len(attractor.VIPs); count > MaxVIPs {
 		result.report(member(path, "vips"), fmt.Sprintf("has %d VIPs", count),
 			fmt.Sprintf("an attractor has %d at most", MaxVIPs))

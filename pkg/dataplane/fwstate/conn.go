@@ -129,6 +129,7 @@ func Dial(config Config) (*Conn, error) {
 	}
 	conn := &Conn{Routing: Routing{config: config.WithDefaults(), rt: rt, families: vip.Families[:]}, nft: reader{socket}}
 	socket.Echo = func(set string, element nft.Element, deleted bool) { conn.reported.add(set, element, deleted) }
+	// With ipv6.disable=1 this directory is missing, and the kernel rejects IPv6 rules and routes.
 	if _, err := os.Stat("/proc/sys/net/ipv6"); errors.Is(err, fs.ErrNotExist) {
 		conn.families = []vip.Family{vip.IPv4}
 	}

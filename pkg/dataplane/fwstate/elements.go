@@ -77,6 +77,7 @@ func (reader reader) readHosts(set string, each func(netip.Prefix, string)) erro
 func (reader reader) readNets(set string, each func(netip.Prefix, string)) error {
 	var list []nft.Element
 	err := reader.elements(set, func(element nft.Element) {
+		// The key is valid during the call only.
 		list = append(list, nft.Element{Key: bytes.Clone(element.Key), Chain: element.Chain, End: element.End})
 	})
 	for _, interval := range nft.Ranges(list) {

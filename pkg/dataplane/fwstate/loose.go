@@ -87,6 +87,7 @@ func bitwise(from, to, mask, xor uint32) expr.Any {
 // find looks up a key in a map of fwmarks and loads the value into the mark register.
 func (registers flowRegisters) find(key uint32, set string) []expr.Any {
 	return []expr.Any{
+		// nft tracks this register as the packet's mark; the copy below replaces it by the value.
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: registers.mark},
 		&expr.Lookup{SourceRegister: key, SetName: set, DestRegister: registers.value, IsDestRegSet: true},
 		&expr.Bitwise{
@@ -106,6 +107,7 @@ func (registers flowRegisters) change(family vip.Family, operation uint32, timeo
 // live goes to the chain of the target in the mark register, if the live map contains it.
 func (registers flowRegisters) live(family vip.Family, stream string) []expr.Any {
 	return []expr.Any{
+		// Live maps contain fwmarks without the closing bit.
 		bitwise(registers.mark, registers.other, closing-1, 0),
 		&expr.Lookup{
 			SourceRegister: registers.other, SetName: plan.LiveMap(family, stream), DestRegister: unix.NFT_REG_VERDICT,
@@ -137,10 +139,12 @@ func flowRules(family vip.Family, stream string) []nft.Rule {
 	}
 	flow := outer(family, true)
 	return []nft.Rule{
+		// A closing flow ends this rule at the comparison, which keeps its short timeout.
 		rule("TCP flows that are known", slices.Concat(tcpFlags(tcpFIN|tcpSYN|tcpRST, expr.CmpOpEq), flow),
 			bitwise(registers.mark, registers.other, closing, 0),
 			&expr.Cmp{Op: expr.CmpOpEq, Register: registers.other, Data: markKey(0)},
 			registers.change(family, unix.NFT_DYNSET_OP_UPDATE, establishedTimeout)),
+		// An update of an existing element changes only its timeout, so the rule deletes it first.
 		rule("TCP flows that close", slices.Concat(tcpFlags(tcpFIN|tcpRST, expr.CmpOpNeq), flow),
 			registers.change(family, dynsetDelete, 0),
 			bitwise(registers.mark, registers.mark, closing-1, closing),

@@ -52,6 +52,7 @@ func matchRules(stream string) []nft.Rule {
 func portElements(ports []plan.Port) []nft.Element {
 	list := make([]nft.Element, len(ports))
 	for index, port := range ports {
+		// Each part of a concatenation is padded to a full register.
 		list[index].Key = binary.BigEndian.AppendUint16([]byte{port.Protocol, 0, 0, 0}, port.Number)
 		list[index].Key = append(list[index].Key, 0, 0)
 	}
@@ -101,6 +102,7 @@ func (writer *changeWriter) streamMatch(want *plan.KernelStream, content *rulese
 	switch {
 	case err != nil:
 		return err
+	// Rules reference the set: they are deleted earlier in last and added at its end.
 	case want.Match == nil && have != nil:
 		writer.last.DeleteSet(spec.Name)
 	case want.Match == nil:

@@ -34,6 +34,7 @@ func (conn *Conn) missing(parts ...kernelFeature) []plan.Problem {
 // MissingModules probes the kernel for the features that the data plane requires.
 func (conn *Conn) MissingModules() []plan.Problem {
 	table := kernelFeature{"nf_tables", "nftables of the family inet do not work", nil}
+	// Without nftables every other probe fails, too: report only the cause.
 	if problems := conn.missing(table); problems != nil {
 		return problems
 	}

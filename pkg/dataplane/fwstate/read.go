@@ -60,6 +60,7 @@ func (conn *Conn) readRuleset(all bool) (*ruleset, error) {
 	case err != nil:
 		return nil, err
 	case flags != nil && *flags&tableOwner != 0:
+		// The kernel rejects changes of an owned table by every other socket.
 		detail := "another process owns it, and it ends with that process"
 		return nil, &ConflictError{Object: "table " + inet.String(), Detail: detail}
 	case all || flags == nil:
@@ -200,6 +201,7 @@ func (conn *Conn) streamFrom(name string, content *ruleset) (*plan.KernelStream,
 	rules := content.Rules[plan.StreamChain(name)]
 	for _, content := range rules {
 		stream.Owned = stream.Owned || owned(content)
+		// The kernel stores the seed only in the hash expressions of the rules.
 		if owned(content) && content.Modulus != 0 && stream.Size == 0 {
 			stream.Size, stream.Seed = content.Modulus, content.Seed
 		}
@@ -222,6 +224,7 @@ func (conn *Conn) streamFrom(name string, content *ruleset) (*plan.KernelStream,
 		return nil, err
 	}
 	chain, found := content.Chains[plan.StreamChain(name)]
+	// A stream without Maglev maps has no hash expression.
 	known := stream.Size != 0 && stream.Seed != 0 || len(stream.Families()) == 0
 	stream.ChainIntact = found && chain.Type == "" && sizes && known && sameRules(rules, conn.config.streamRules(stream))
 	return stream, nil
@@ -314,6 +317,7 @@ func (conn *Conn) targetsFrom(
 				if !want(fwmark) || chain != plan.TargetChain(fwmark) {
 					continue
 				}
+				// An element whose chain lost its rule is reported, so that it is repaired or removed.
 				if targets[fwmark] == nil {
 					targets[fwmark] = &plan.KernelTarget{FWMark: fwmark}
 				}
@@ -368,6 +372,7 @@ func (conn *Conn) Read(fwmarks []uint32) (state *plan.KernelState, err error) {
 	}); err != nil {
 		return nil, err
 	}
+	// The ruleset generation does not cover routes, so they are read outside the loop.
 	if err := conn.addRoutesTo(state.Targets, slices.AppendSeq(slices.Clone(fwmarks),
 		maps.Keys(state.Targets))); err != nil {
 		return state, err

@@ -69,7 +69,7 @@ func (conn *Conn) removeTable() error {
 	}
 	// The kernel rejects the removal of referenced objects, so rules are removed first.
 	transaction.Append(objects)
-	// The kernel deletes a table with all its objects, also those of other processes.
+	// The kernel deletes a table with all its objects, also the objects of other processes.
 	others, err := conn.objects()
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 func (conn *Conn) resize(change plan.Change) (plan.Change, error) {
 	var large []int
 	for index, write := range change.Streams {
+		// Only a stream that forwards packets with its maps needs shadow maps.
 		if write.Observed == nil || len(write.Observed.Families()) == 0 || !write.Observed.ChainIntact ||
 			ElementsOnly(write) {
 			continue
@@ -25,6 +26,7 @@ func (conn *Conn) resize(change plan.Change) (plan.Change, error) {
 				elements += len(write.Desired.Tables[family])
 			}
 		}
+		// Smaller maps change their size within the transaction of Write.
 		if elements > MaxElements {
 			large = append(large, index)
 		}
@@ -43,11 +45,13 @@ func (conn *Conn) resize(change plan.Change) (plan.Change, error) {
 	if err := conn.Write(before); err != nil {
 		return change, err
 	}
+	// The slice belongs to the caller.
 	streams := slices.Clone(change.Streams)
 	for _, index := range large {
 		if err := conn.SwitchToShadow(&streams[index].Desired); err != nil {
 			return change, fmt.Errorf("stream %s: %w", streams[index].Desired.Name, err)
 		}
+		// The maps are removed now, so Write creates them as for a new stream.
 		streams[index].Observed = nil
 	}
 	change.Streams = streams
@@ -66,6 +70,7 @@ func (conn *Conn) SwitchToShadow(want *plan.KernelStream) error {
 	var old []string
 	for _, family := range vip.Families {
 		spare, live := shadowSpec(family, want.Name, want.Size), liveSpec(family, want.Name)
+		// A shadow map remains after an interrupted resize.
 		if content.has(spare.Name) {
 			start.DeleteSet(spare.Name)
 		}

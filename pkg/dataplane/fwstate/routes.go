@@ -119,6 +119,7 @@ func (routing *Routing) execute(batch routeBatch) RouteErrors {
 	for index, request := range batch {
 		switch {
 		case err != nil:
+			// The kernel may have executed a part of the batch, so every request counts as failed.
 			failed[request.key] = err
 		case rejected[index] == nil:
 		case request.hop.IsValid() && unconnected(rejected[index]):
@@ -202,6 +203,7 @@ func (routing *Routing) addTargetRoutes(batch *routeBatch, key RouteKey, hop net
 	var wrong []rtnetlink.Route
 	for _, route := range have.routes[key.Family] {
 		same := route
+		// The kernel selects the link of the next hop; the desired route contains none.
 		same.Link = 0
 		switch {
 		case route.Protocol != plan.RouteProtocol:
@@ -213,6 +215,7 @@ func (routing *Routing) addTargetRoutes(batch *routeBatch, key RouteKey, hop net
 			wrong = append(wrong, route)
 		}
 	}
+	// The blackhole route is first: packets are dropped until the next hop is installed.
 	if !dropped {
 		batch.add(key, blackhole(key).Replace())
 	}
@@ -223,6 +226,7 @@ func (routing *Routing) addTargetRoutes(batch *routeBatch, key RouteKey, hop net
 	if !found {
 		*batch = append(*batch, routeRequest{want.Replace(), key, hop})
 	}
+	// The rule is last, because it directs packets to the table.
 	if !have.rules[key.Family] {
 		batch.add(key, routing.targetPolicyRule(key).Add())
 	}
@@ -342,6 +346,7 @@ func (table *routeTable) copyTo(target *plan.KernelTarget) {
 				routes = append(routes, route)
 			}
 		}
+		// Several, dead and multipath routes count as a missing next hop, so that they are replaced.
 		if len(routes) == 1 && routes[0].Type == unix.RTN_UNICAST && !routes[0].Dead && !routes[0].Multipath {
 			target.NextHops[family] = routes[0].NextHop
 		}

@@ -71,6 +71,7 @@ func (config Config) baseRules(chain string) (rules []nft.Rule) {
 					&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept},
 				}
 				add("to a VIP", append(address(family, destAt[family]), notrack...)...)
+				// Replies of targets come from a VIP and pass the prerouting hook.
 				if chain == notrackChain {
 					add("from a VIP", append(address(family, sourceAt[family]), notrack...)...)
 				}
@@ -92,6 +93,7 @@ func lookupVerdict(source uint32, set string) expr.Any {
 
 func (config Config) targetRule(target plan.KernelTarget) nft.Rule {
 	mask, fwmark := markKey(^config.Mask), markKey(target.FWMark)
+	// Other processes may use the bits outside the mask.
 	mark := func() *expr.Bitwise {
 		return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: mask, Xor: fwmark}
 	}

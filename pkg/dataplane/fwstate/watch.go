@@ -133,6 +133,7 @@ func (watch *Watch) publish(events Events) {
 		}
 	}
 	watch.mu.Unlock()
+	// A token in the channel is sufficient: Take returns all pending events.
 	select {
 	case watch.Changed <- struct{}{}:
 	default:
@@ -151,6 +152,7 @@ func (watch *Watch) Take() Events {
 // handleOverrun marks all parts as changed after the kernel dropped messages.
 func (watch *Watch) handleOverrun() {
 	watch.failedMu.Lock()
+	// The lost messages may be transitions, so the next message of a failed neighbor is published.
 	clear(watch.failed)
 	watch.failedMu.Unlock()
 	watch.publish(Events{Routes: true, Links: true, Neighbors: true, Sysctls: true})

@@ -117,6 +117,7 @@ func (writer *changeWriter) commit() error {
 func (conn *Conn) writeEntries(fills []tableEntries) error {
 	transaction, elements := newTransaction(), 0
 	for _, changes := range fills {
+		// An entry takes up to two elements: one to delete and one to add.
 		for part := range slices.Chunk(changes.entries, MaxElements/2) {
 			if elements += 2 * len(part); elements > MaxElements {
 				if err := conn.commit(transaction); err != nil {
@@ -304,6 +305,7 @@ func (writer *changeWriter) vips(change plan.Change) error {
 			if chain != "" {
 				return conflict(fmt.Sprintf("element %s of map", address), set, fmt.Sprintf("it leads to %q", had))
 			}
+			// The removal of a VIP leaves an element of another process.
 			continue
 		case exists && had != chain:
 			writer.last.DeleteElements(set, prefixElements(address, ""))
@@ -338,6 +340,7 @@ func (writer *changeWriter) removals(change plan.Change) error {
 			}
 		}
 		for _, family := range vip.Families {
+			// removeTargets must not delete elements of a deleted map.
 			writer.live[plan.LiveMap(family, stream)] = nil
 		}
 	}
@@ -357,6 +360,7 @@ func (writer *changeWriter) removeTargets(fwmarks []uint32) error {
 	for _, fwmark := range fwmarks {
 		target, found := writer.config.targetFrom(fwmark, rules[plan.TargetChain(fwmark)])
 		for _, family := range vip.Families {
+			// Only the rule of the target contains its stream.
 			if !found {
 				continue
 			}
@@ -364,6 +368,7 @@ func (writer *changeWriter) removeTargets(fwmarks []uint32) error {
 			if err != nil {
 				return err
 			}
+			// An element with a different chain belongs to another process.
 			if live[fwmark] == plan.TargetChain(fwmark) {
 				removed.add(plan.LiveMap(family, target.Stream), nft.Element{Key: markKey(fwmark)})
 			}

@@ -82,6 +82,7 @@ func newClients(config *rest.Config) (*clients, error) {
 		}
 	}
 	c.codec = runtime.NewParameterCodec(scheme)
+	// All API groups share one HTTP client, and with it the tracked connections.
 	shared, err := rest.HTTPClientFor(c.config)
 	if err != nil {
 		return nil, fmt.Errorf("failed to create a client of the API server %s: %w", config.Host, err)
@@ -175,6 +176,7 @@ func objectsOf[T, L any, P interface {
 	runtime.Object
 }](clients *clients, client rest.Interface, resource, namespace string, selected metav1.ListOptions) source {
 	request := func(options metav1.ListOptions) *rest.Request {
+		// The reflector sets the remaining options, such as the resource version.
 		options.LabelSelector, options.FieldSelector = selected.LabelSelector, selected.FieldSelector
 		return clients.get(client, namespace, resource).SpecificallyVersionedParams(&options, clients.codec, version)
 	}

@@ -131,6 +131,7 @@ func (cluster *Cluster) Snapshot() (Snapshot, bool) {
 		return Snapshot{}, false
 	}
 	snapshot := Snapshot{Changed: cluster.first}
+	// The next change starts a new measurement.
 	cluster.first = time.Time{}
 	if snapshot.Changed.IsZero() {
 		snapshot.Changed = time.Now()
@@ -174,6 +175,7 @@ func (cluster *Cluster) reconcile(ctx context.Context) {
 	defer cluster.updateState()
 	own := cluster.start(ctx, cluster.own())
 	fixed := cluster.start(ctx, cluster.siblings())
+	// The first list calls changed, which runs reconcile again.
 	if !own.store.isSynced() {
 		return
 	}
@@ -189,6 +191,7 @@ func (cluster *Cluster) reconcile(ctx context.Context) {
 		keys = inForce // the translation refuses the Trench; keep its caches
 	}
 	synced := fixed.store.isSynced()
+	// Start every cache before waiting for one, so that they list concurrently.
 	for _, key := range keys {
 		synced = cluster.start(ctx, key).store.isSynced() && synced
 	}
@@ -212,6 +215,7 @@ func (cluster *Cluster) reconcile(ctx context.Context) {
 	if trench == nil {
 		missing = errors.New("does not exist")
 	}
+	// Report without mu: updateState locks it.
 	cluster.missing.report(cluster.own().String(), missing)
 	cluster.stopExcept(keys)
 	if changed {
@@ -260,10 +264,12 @@ func (cluster *Cluster) stopExcept(keep []key) {
 		}
 	}
 	cluster.mu.Unlock()
+	// Stop without mu: the follower that ends may wait for it.
 	for _, f := range ended {
 		f.stop()
 		_, n := f.failure()
 		cluster.mu.Lock()
+		// Errors must not decrease when a follower stops.
 		cluster.errors += n
 		cluster.mu.Unlock()
 	}

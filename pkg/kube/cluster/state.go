@@ -70,6 +70,7 @@ func (cluster *Cluster) updateState() {
 	case state.Stale.Since != old.Stale.Since && old.Stale.Since.IsZero():
 		cluster.Log.Warn("out of sync with the API server", "error", state.Stale.Cause)
 	case state.Stale.Cause != old.Stale.Cause:
+		// Causes may alternate during one outage; only its start is a warning.
 		cluster.Log.Debug("out of sync with the API server", "error", state.Stale.Cause, "since", state.Stale.Since)
 	}
 	if old.Synced.IsZero() && !state.Synced.IsZero() {
@@ -86,6 +87,7 @@ func (cluster *Cluster) currentState() State {
 		conditions = append(conditions, &cluster.followers[key].condition)
 	}
 	state := State{Synced: cluster.synced}
+	// Of failures with the same start the first counts, so the order must be stable.
 	for _, condition := range conditions {
 		failure, _ := condition.failure()
 		if !failure.Since.IsZero() && (state.Stale.Since.IsZero() || failure.Since.Before(state.Stale.Since)) {
@@ -105,12 +107,14 @@ func (cluster *Cluster) probeServer(ctx context.Context) {
 	for backoff.Sleep(ctx, probeInterval) == nil {
 		call, cancel := context.WithTimeout(ctx, probeTimeout)
 		err := cluster.clients.get(client, cluster.Namespace, resource).Name(cluster.own().name).Do(call).Error()
+		// Read the result before cancel, which also sets it.
 		hangs := call.Err() != nil
 		cancel()
 		if ctx.Err() != nil {
 			return
 		}
 		if apierrors.IsNotFound(err) {
+			// The server responds. The cache of the Trench reports that it is missing.
 			err = nil
 		}
 		cluster.probe.report("API server "+cluster.clients.config.Host, err)

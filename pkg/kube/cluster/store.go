@@ -121,12 +121,14 @@ func (store *store) Replace(list []any, _ string) error {
 		objects[key] = object
 	}
 	store.mu.Lock()
+	// A list without a difference must not cause a translation.
 	same := store.synced && len(objects) == len(store.objects)
 	for key, object := range objects {
 		old, ok := store.objects[key]
 		same = same && ok && old.GetUID() == object.GetUID() && old.GetResourceVersion() == object.GetResourceVersion()
 	}
 	store.objects, store.synced = objects, true
+	// The watch continues from the list, so no older event follows.
 	clear(store.deleted)
 	store.mu.Unlock()
 	if !same {

@@ -65,6 +65,7 @@ func (e *Events) Run(ctx context.Context) error {
 // refusals returns the problems of refused objects. A missing Gateway has no Events.
 func refusals(r translation.Result) (all []translation.Problem) {
 	add := func(v translation.Verdict) {
+		// A deletion is intended and needs no Event.
 		if !v.Accepted && v.Reason != ReasonDeleting && v.Object.Name != "" {
 			all = append(all, translation.Problem{Object: v.Object, Reason: v.Reason, Message: v.Message})
 		}
@@ -89,6 +90,7 @@ func (e *Events) send(ctx context.Context, all []translation.Problem) error {
 			continue
 		}
 		if err := e.create(ctx, name, p); err != nil {
+			// A failure must not prevent the remaining Events.
 			failed = cmp.Or(failed, err)
 			continue
 		}
@@ -106,6 +108,7 @@ func (e *Events) send(ctx context.Context, all []translation.Problem) error {
 // eventName derives the name of an Event from the refusal, so that it is equal in all pods.
 func eventName(p translation.Problem) string {
 	hash := sha256.Sum256([]byte(strings.Join([]string{string(p.Object.UID), p.Reason, p.Message}, "\x00")))
+	// Before a dot, the name of an object must end with a letter or digit.
 	prefix := strings.TrimRight(p.Object.Name[:min(len(p.Object.Name), maxPrefix)], ".-")
 	return fmt.Sprintf("%s.%x", prefix, hash[:8])
 }
@@ -130,6 +133,7 @@ func (e *Events) create(ctx context.Context, name string, p translation.Problem)
 	}
 	_, err = e.Client.Resource(eventsv1.SchemeGroupVersion.WithResource("events")).Namespace(p.Object.Namespace).
 		Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{FieldManager: manager})
+	// Another pod of the Gateway may have created the Event.
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("failed to create Event %s/%s: %w", p.Object.Namespace, name, err)
 	}

@@ -152,6 +152,7 @@ func (g *Gates) apply(ctx context.Context, now time.Time, input Input, s state) 
 			again = t
 		}
 	}
+	// Keep the conditions of an earlier process until both inputs are known.
 	if s == (state{}) || !input.Known {
 		return again
 	}
@@ -171,6 +172,7 @@ func (g *Gates) apply(ctx context.Context, now time.Time, input Input, s state) 
 			// Keep a true condition of an earlier process: its sessions may still be up.
 			f.adopted, f.connected = true, live == corev1.ConditionTrue
 		}
+		// Call again at the end of the hold time.
 		sooner(f.observe(now, sessions(s.status, family)))
 		c := f.condition(kind, s.err)
 		wanted[family] = c.Status
@@ -178,6 +180,7 @@ func (g *Gates) apply(ctx context.Context, now time.Time, input Input, s state) 
 			differ = append(differ, c)
 		}
 	}
+	// A new state must not wait for the back-off of the last one.
 	if wanted != g.wanted {
 		g.wanted, g.notUntil = wanted, time.Time{}
 		g.retry.Reset()
@@ -189,6 +192,7 @@ func (g *Gates) apply(ctx context.Context, now time.Time, input Input, s state) 
 		sooner(g.notUntil)
 	default:
 		err := g.write(ctx, input.Pod, differ)
+		// A write that the end of Run cancels is not a failure.
 		if ctx.Err() != nil {
 			return again
 		}
@@ -236,6 +240,7 @@ func (g *Gates) live(pod *corev1.Pod, kind corev1.PodConditionType) corev1.Condi
 // write patches only the given conditions in the status of the Pod.
 func (g *Gates) write(ctx context.Context, pod *corev1.Pod, conditions []corev1.PodCondition) error {
 	patch, err := json.Marshal(map[string]any{
+		// The API server rejects the patch if a new Pod has the same name.
 		"metadata": map[string]any{"uid": pod.UID}, "status": map[string]any{"conditions": conditions},
 	})
 	if err != nil {
@@ -289,6 +294,7 @@ func (f *family) observe(now time.Time, up []session) (again time.Time) {
 	for _, s := range up {
 		since, ok := f.seen[s]
 		if !ok {
+			// The hold time uses this process's monotonic clock, not the clock of the frontend.
 			since = now
 		}
 		seen[s] = since
@@ -297,6 +303,7 @@ func (f *family) observe(now time.Time, up []session) (again time.Time) {
 		}
 	}
 	f.seen = seen
+	// The hold time applies to a disconnected family; a connected one needs only one session.
 	f.connected = len(up) > 0 && (f.connected || !now.Before(again))
 	if f.connected {
 		return time.Time{}

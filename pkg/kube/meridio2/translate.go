@@ -134,6 +134,7 @@ func (state *translator) readVIPs() error {
 		vips = append(vips, parsed)
 	}
 	slices.SortFunc(vips, vip.Compare)
+	// Several texts of one IPv6 address are one VIP.
 	state.config.Attractor.VIPs = slices.Compact(vips)
 	slices.SortFunc(state.problems, func(address, b translation.Problem) int {
 		return cmp.Compare(address.Message,
@@ -179,6 +180,7 @@ func (state *translator) accept(object *unstructured.Unstructured) *refusal {
 	// conflict.
 	config := state.config
 	older := config.Attractor.Gateways
+	// A refused gateway must not be written into the array of the accepted ones.
 	config.Attractor.Gateways = append(slices.Clip(older), gateway)
 	config.Attractor.Interface = router.Spec.Interface
 	if problems := trench.Validate(&config); len(problems) > 0 {

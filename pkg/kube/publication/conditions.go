@@ -64,6 +64,7 @@ func lastAccepted(service *corev1.Service, verdict translation.ServiceVerdict) *
 		}
 	case verdict.Stream != "":
 		if last := find(service.Status.Conditions, kind); last != nil {
+			// The result must not refer to the shared object.
 			kept := *last
 			return &kept
 		}

@@ -41,6 +41,7 @@ func (publisher *Publisher) campaign(ctx context.Context) error {
 		if err := publisher.term(ctx); err != nil {
 			publisher.options.Log.Warn("leader election failed, retrying", "error", err)
 		}
+		// Only a term longer than the Lease proves that the election works.
 		if time.Since(start) > publisher.timing.lease {
 			retry.Reset()
 		}
@@ -105,6 +106,7 @@ func (publisher *Publisher) term(ctx context.Context) error {
 func (publisher *Publisher) lead(ctx, holding context.Context, holds func() bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	// The loss of the Lease ends the term.
 	defer context.AfterFunc(holding, cancel)()
 	publisher.options.Log.Info("leader of the trench", "lease", publisher.lease)
 	publisher.set(true)

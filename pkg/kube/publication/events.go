@@ -156,6 +156,7 @@ func (recorder *recorder) first() (record, bool) {
 func (recorder *recorder) done(record record) {
 	recorder.mu.Lock()
 	defer recorder.mu.Unlock()
+	// add may have discarded the Event while it was sent.
 	if len(recorder.pending) > 0 && recorder.pending[0] == record {
 		recorder.pending = recorder.pending[1:]
 	}
@@ -184,6 +185,7 @@ func (recorder *recorder) run(ctx context.Context) {
 // flush sends the queued Events. If the API server does not answer, it keeps the remaining Events
 // in the queue and returns the error.
 func (recorder *recorder) flush(ctx context.Context) error {
+	// Remove expired series, which bounds the map.
 	for key, series := range recorder.sent {
 		if time.Since(series.last) > seriesTime {
 			delete(recorder.sent, key)
@@ -226,11 +228,13 @@ func (recorder *recorder) send(ctx context.Context, record record) error {
 			return fmt.Errorf("failed to patch Event %s/%s: %w", record.object.Namespace, s.name, err)
 		}
 	}
+	// A new Event, or one that the API server deleted after its time to live.
 	event := recorder.event(record)
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(event)
 	if err != nil {
 		return fmt.Errorf("failed to encode Event %s: %w", event.Name, err)
 	}
+	// ToUnstructured encodes the zero time as null.
 	delete(content["metadata"].(map[string]any), "creationTimestamp")
 	_, err = client.Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{})
 	// The Event exists already if the answer to an earlier attempt was lost.

@@ -133,6 +133,7 @@ func (leader *leader) offer(list []wanted) {
 		if o == nil {
 			o = &object{retry: backoff.Backoff{Min: 200 * time.Millisecond, Max: time.Minute, Jitter: 0.2}}
 		}
+		// Keep the state of earlier writes, such as the back-off.
 		o.wanted = wanted
 		known[wanted.object.UID] = o
 	}
@@ -144,6 +145,7 @@ func (leader *leader) offer(list []wanted) {
 	}
 	leader.mu.Unlock()
 	for _, wanted := range list {
+		// Add without mu: the queue calls class, which locks it.
 		leader.queue.Add(wanted.object.UID)
 	}
 }
@@ -197,11 +199,13 @@ func (leader *leader) process(ctx context.Context, uid types.UID) (again time.Ti
 	switch {
 	case !wrote || ctx.Err() != nil:
 	case err == nil || answered(err):
+		// Every answer proves that the API server is reachable.
 		leader.retry.Reset()
 	case !time.Now().Before(leader.away): // only the first failure of concurrent writes sets the back-off
 		leader.throttle.Log(leader.log.Warn, "", "API server does not answer, status will be written later", "error", err)
 		leader.away = time.Now().Add(leader.retry.Next())
 	}
+	// offer may have removed the object during the write.
 	if leader.objects[uid] == object && leader.failing[uid] != err {
 		delete(leader.failing, uid)
 		if err != nil {

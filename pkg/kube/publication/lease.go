@@ -37,6 +37,7 @@ func (lease *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord
 	case err == nil:
 		lease.read(record.HolderIdentity)
 	case apierrors.IsNotFound(err):
+		// A deleted Lease has no holder.
 		lease.read("")
 	}
 	return record, raw, err
@@ -78,6 +79,7 @@ func (lease *lease) written(begin time.Time, record resourcelock.LeaderElectionR
 	}
 	lease.mu.Lock()
 	defer lease.mu.Unlock()
+	// Count from the start, because the API server may handle the request at any time after it.
 	lease.held, lease.renewed = record.HolderIdentity == lease.Identity(), begin
 	return nil
 }

@@ -98,6 +98,7 @@ func New(options Options) (*Publisher, error) {
 	writes := rest.CopyConfig(options.Config)
 	writes.Timeout, writes.QPS = writeTimeout, -1 // the leader and its recorder limit themselves
 	watches := rest.CopyConfig(options.Config)
+	// A timeout would also end watches.
 	watches.Timeout = 0
 	publisher := &Publisher{
 		options:  options,

@@ -197,6 +197,7 @@ func unreadable(key source, err error) publishProblem {
 
 // logProblems logs the problems when they change.
 func (sources *sources) logProblems(published published) {
+	// Until every source is listed, the problems are incomplete.
 	if published.pending {
 		return
 	}
@@ -238,6 +239,7 @@ func (published published) of(vips []vip.VIP, live []corev1.LoadBalancerIngress)
 	if !published.replaces {
 		addresses = nil
 		for _, v := range vips {
+			// The status of a Service holds addresses, not prefixes.
 			if v.Prefix().IsSingleIP() {
 				addresses = append(addresses, ingressOf(v.Prefix().Addr().String()))
 			}
@@ -331,6 +333,7 @@ func ingressStatus(ingress *networkingv1.Ingress, published published) wanted {
 	for _, a := range published.addresses {
 		addresses = append(addresses, networkingv1.IngressLoadBalancerIngress{IP: a.IP, Hostname: a.Hostname})
 	}
+	// evaluate omits an empty status, so the live addresses stay.
 	if len(addresses) == 0 {
 		return w
 	}
@@ -357,6 +360,7 @@ func gatewayStatus(object *unstructured.Unstructured, published published) wante
 			addresses = append(addresses, gatewayAddress{"Hostname", ingress.Hostname})
 		}
 	}
+	// evaluate omits an empty status, so the live addresses stay.
 	if len(addresses) == 0 {
 		return w
 	}

@@ -70,6 +70,7 @@ func reportOf(s *frontendv1.Status) Report {
 		report.VIPs = append(report.VIPs, one)
 	}
 	slices.SortFunc(report.VIPs, func(a, b vipReport) int { return vip.Compare(a.VIP, b.VIP) })
+	// Truncate after counting: the counts cover all VIPs.
 	if len(report.VIPs) > maxVIPs {
 		report.VIPs = nil
 	}

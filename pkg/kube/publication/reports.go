@@ -157,6 +157,7 @@ type renewal struct {
 
 // mark sets Old in the reports that are no longer renewed.
 func (ages *ages) mark(pods []*corev1.Pod, own string, reports map[types.UID]Reported) {
+	// Count the renewals of the own report first: they measure the age of every report.
 	for _, pod := range pods {
 		reported, ok := reports[pod.UID]
 		if ok && pod.Name == own && reported.Renewed.Sub(ages.last) >= ages.interval {
@@ -172,6 +173,7 @@ func (ages *ages) mark(pods []*corev1.Pod, own string, reports map[types.UID]Rep
 		}
 		last, known := ages.seen[pod.UID]
 		if !known || !last.renewed.Equal(reported.Renewed) {
+			// Every different time is a renewal, even an earlier one: the pod's clock may be set back.
 			last = renewal{reported.Renewed, ages.own}
 		}
 		seen[pod.UID] = last

@@ -171,6 +171,7 @@ func (follower *follower) end() {
 // attempted records the result of a list or a watch. It keeps the last answer while the API
 // server is unreachable.
 func (follower *follower) attempted(err error) {
+	// After an expired resource version the reflector lists again.
 	if err != nil && !answered(err) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return
 	}

@@ -202,6 +202,7 @@ func (all reports) sum(v vip.VIP) sum {
 			s.pod[r.Message] = append(s.pod[r.Message], report.pod)
 		}
 	}
+	// The reason of a frontend is more specific than a missing report.
 	s.reason = cmp.Or(mostFrequent(reasons), mostFrequent(missing))
 	return s
 }

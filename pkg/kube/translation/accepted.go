@@ -81,6 +81,7 @@ func (state *translator) candidates(services []*corev1.Service) []*candidate {
 	for position, service := range services {
 		next := &candidate{service: service, held: vip.Set{}}
 		all[position] = next
+		// An accepted Service has a record, too: share prefers the last holder of a VIP.
 		if last, ok := recordOf(service); ok {
 			next.accepted(last)
 		}
@@ -96,6 +97,7 @@ func (state *translator) candidates(services []*corev1.Service) []*candidate {
 
 // accepted restores the last accepted form from a record.
 func (candidate *candidate) accepted(form record) {
+	// The Service is shared and must not be modified.
 	last := *candidate.service
 	last.Annotations, last.Spec.Ports, last.Spec.Selector = form.Annotations, form.Ports, form.Selector
 	last.Spec.PublishNotReadyAddresses = form.PublishNotReadyAddresses
@@ -214,6 +216,7 @@ func (state *translator) verdict(candidate *candidate) ServiceVerdict {
 	}
 	verdict.Reason, verdict.Message = candidate.refused.reason, candidate.refused.message
 	if candidate.stream != nil {
+		// Truncate the reason, so that the generation and the VIPs fit in the message.
 		verdict.Message = message("%.800s; serving generation %d: %s", verdict.Message, candidate.number, list(verdict.VIPs))
 	}
 	return verdict

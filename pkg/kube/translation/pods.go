@@ -114,6 +114,7 @@ func (state *translator) readPod(pod *corev1.Pod) *endpoint {
 		},
 		pod: pod, name: pod.Name, terminating: pod.DeletionTimestamp != nil,
 	}
+	// The address of a finished Pod may belong to a new Pod.
 	if pod.Status.Phase != corev1.PodRunning {
 		return found
 	}
@@ -145,12 +146,14 @@ func (state *translator) readPod(pod *corev1.Pod) *endpoint {
 func (state *translator) addressTexts(endpoint *endpoint) []string {
 	var texts []string
 	network := state.settings.network
+	// Without spec.network the targets are in the pod network.
 	if network == "" {
 		for _, podIP := range endpoint.pod.Status.PodIPs {
 			texts = append(texts, podIP.IP)
 		}
 		return texts
 	}
+	// The status of a Pod lists only the pod network; Multus records the additional networks.
 	annotation, ok := endpoint.pod.Annotations[networkStatus]
 	if !ok {
 		endpoint.problem(ReasonNetworkStatusMissing, "Pod %s has no annotation %s: add k8s.v1.cni.cncf.io/networks: %s "+

@@ -75,6 +75,7 @@ func (objects *Objects) add(object unstructured.Unstructured) error {
 			return err
 		}
 		secret := objects.Secrets[len(objects.Secrets)-1]
+		// The API server moves stringData to data; an object of a command line still has it.
 		for key, value := range secret.StringData {
 			if secret.Data == nil {
 				secret.Data = map[string][]byte{}

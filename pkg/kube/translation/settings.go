@@ -126,6 +126,7 @@ func (settings *settings) readGateways(secrets []*corev1.Secret, keyDir string) 
 	if !ok {
 		return attractor, nil
 	}
+	// The Trench is shared and must not be modified.
 	list = slices.Clone(list)
 	for position, item := range list {
 		gateway, _ := item.(map[string]any)
@@ -140,6 +141,7 @@ func (settings *settings) readGateways(secrets []*corev1.Secret, keyDir string) 
 		secret, _ := reference.(map[string]any)
 		name, _ := secret["name"].(string)
 		key, _ := secret["key"].(string)
+		// Both names become parts of a file name.
 		if !secretName.MatchString(name) || !secretKey.MatchString(key) || len(secret) != 2 {
 			return nil, fmt.Errorf("%s.passwordSecret: write the name and the key of a Secret, "+
 				"such as {name: gw-1, key: password}", field)
@@ -177,6 +179,7 @@ func (settings *settings) readPassword(secrets []*corev1.Secret, name, key, file
 		problem.Object.UID = secrets[position].UID
 		problem.Message = fmt.Sprintf("Secret %s/%s has no key %s, or an empty one: add it", namespace, name, key)
 	}
+	// Several gateways may refer to the same key.
 	if !slices.Contains(settings.problems, problem) {
 		settings.problems = append(settings.problems, problem)
 	}

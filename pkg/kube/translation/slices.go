@@ -70,6 +70,7 @@ func (state *translator) sliceEndpoints(service *corev1.Service) []*endpoint {
 			if !ready && !terminating && !service.Spec.PublishNotReadyAddresses {
 				continue
 			}
+			// One ready entry suffices, because entries for one object are merged.
 			found.ready = true
 			if translates != "" {
 				found.problem(ReasonPortTranslation, "EndpointSlice %s: %s", slice.Name, translates)
@@ -106,6 +107,7 @@ func (state *translator) sliceEndpoints(service *corev1.Service) []*endpoint {
 func translatedPort(service *corev1.Service, slice *discoveryv1.EndpointSlice) string {
 	for _, slicePort := range slice.Ports {
 		for _, servicePort := range service.Spec.Ports {
+			// The only port of a Service may have no name.
 			if slicePort.Port == nil || slicePort.Name != nil && *slicePort.Name != servicePort.Name &&
 				len(service.Spec.Ports) > 1 {
 				continue

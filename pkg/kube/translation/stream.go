@@ -156,6 +156,7 @@ func warnings(service *corev1.Service) (all []Problem) {
 	warn := func(reason, format string, args ...any) {
 		all = append(all, Problem{reference(service), reason, message(format, args...)})
 	}
+	// Messages must be equal in every pod, so their lists are sorted.
 	known := slices.Sorted(maps.Values(annotations))
 	for _, name := range slices.Sorted(maps.Keys(service.Annotations)) {
 		if strings.HasPrefix(name, v1alpha1.Group+"/") && !slices.Contains(known, name) {
@@ -202,6 +203,7 @@ func parseVIPs(service *corev1.Service) ([]vip.VIP, *refusal) {
 	var vips []vip.VIP
 	for item := range strings.SplitSeq(text, ",") {
 		item = strings.TrimSpace(item)
+		// A VIP without a prefix length is a single address.
 		if address, err := netip.ParseAddr(item); err == nil {
 			item = netip.PrefixFrom(address.WithZone(""), address.BitLen()).String()
 		}
@@ -237,6 +239,7 @@ func protocol(name corev1.Protocol) corev1.Protocol { return cmp.Or(name, corev1
 // parseObject parses a JSON object.
 func parseObject(text string) (map[string]any, error) {
 	decoder := json.NewDecoder(strings.NewReader(text))
+	// Keep the text of numbers, which the reader of the trench file parses.
 	decoder.UseNumber()
 	var object map[string]any
 	err := decoder.Decode(&object)
@@ -244,6 +247,7 @@ func parseObject(text string) (map[string]any, error) {
 		err = errors.New("it is null")
 	}
 	if err == nil {
+		// Decode stops after the first value.
 		if _, more := decoder.Token(); !errors.Is(more, io.EOF) {
 			err = errors.New("something follows it")
 		}

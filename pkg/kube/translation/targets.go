@@ -110,6 +110,7 @@ func withPorts(service *corev1.Service, list []*endpoint) ([]*endpoint, []Proble
 	named := slices.DeleteFunc(slices.Clone(service.Spec.Ports), func(port corev1.ServicePort) bool {
 		return port.TargetPort.Type != intstr.String
 	})
+	// Endpoints of EndpointSlices have no Pod; sliceEndpoints compares their ports.
 	if len(named) == 0 || len(service.Spec.Selector) == 0 {
 		return list, nil
 	}

@@ -61,6 +61,7 @@ func (result *Result) translate(objects Objects, options Options) error {
 	if err := state.readDefaults(); err != nil {
 		return err
 	}
+	// A Service selects its Trench by spec.loadBalancerClass.
 	class := v1alpha1.LoadBalancerClass(decoded.Name)
 	var services []*corev1.Service
 	for _, service := range objects.Services {
@@ -70,9 +71,11 @@ func (result *Result) translate(objects Objects, options Options) error {
 			services = append(services, service)
 		}
 	}
+	// The oldest Service has the first claim to a VIP that no Service held before.
 	slices.SortFunc(services, Older)
 	state.pods, state.slices = state.readPods(objects.Pods, services), readSlices(objects.EndpointSlices)
 	candidates := state.candidates(services)
+	// Resolve conflicts first: a Service that loses a VIP falls back to its last accepted stream.
 	state.share(candidates)
 	for _, named := range candidates {
 		result.Services = append(result.Services, state.verdict(named))
@@ -119,9 +122,11 @@ func (state *translator) file() ([]byte, error) {
 		return nil, errors.New(joined(problems, state.path))
 	}
 	meta := state.settings.trench.ObjectMeta
+	// fileName replaces characters that would end the comment.
 	file := fmt.Appendf(nil, "# Translated from Trench %s/%s: changes are overwritten.\n",
 		fileName(meta.Namespace), fileName(meta.Name))
 	file = append(file, trenchfile.Marshal(&config)...)
+	// The readers refuse a larger file.
 	if len(file) > trenchfile.MaxSize {
 		return nil, fmt.Errorf("the trench file has %d bytes, more than the %d that are read: "+
 			"divide the Services among several Trenches", len(file), trenchfile.MaxSize)

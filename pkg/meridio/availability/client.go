@@ -122,6 +122,7 @@ func (c *Client) Watch(ctx context.Context, first, second grpc.ClientConnInterfa
 ) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
+	// Deferred calls run in reverse order: cancel ends the goroutines before Wait.
 	defer running.Wait()
 	defer cancel()
 	stream, err := loadbalancerv1.NewStreamAvailabilityServiceClient(first).Watch(ctx, &emptypb.Empty{})
@@ -151,6 +152,7 @@ func (c *Client) Watch(ctx context.Context, first, second grpc.ClientConnInterfa
 			if view.wantsState(now) {
 				ask = c.askState
 			}
+			// The loop must handle messages while the probe waits for its response.
 			running.Go(func() { c.probe(ctx, second, ask, probes) })
 		case result := <-probes:
 			err = view.probed(result)
@@ -266,6 +268,7 @@ func (v *view) received(message answer) error {
 	case v.current != nil && *v.current == message.state:
 		return v.renew(message.at, false)
 	case v.current == nil || v.current.available != message.available:
+		// A new detail of the same state keeps the start of the state.
 		v.since = message.at
 	}
 	v.client.log.Info("load balancer availability", "available", message.available, "detail", message.detail)
@@ -289,6 +292,7 @@ func (v *view) probed(result answer) error {
 	v.lost = false
 	switch {
 	case result.alive:
+		// wantsState requests liveness only while the stream and the probes agree.
 		return v.renew(result.at, false)
 	case result.available == v.current.available:
 		v.contradictions, v.agreed = 0, result.at
@@ -311,6 +315,7 @@ func (v *view) reconfigured() error {
 
 // renew renews the lease from the given time, and publishes it with the state if that changed.
 func (v *view) renew(from time.Time, changed bool) error {
+	// The next probe starts after Interval, and its response is due after Within.
 	v.leaseEnd = from.Add(v.client.options.Interval + v.client.options.Within)
 	renewed := readiness.FallbackState{At: from, LeaseEnd: v.leaseEnd}
 	if changed {

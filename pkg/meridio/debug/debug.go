@@ -122,16 +122,19 @@ func (d *document) readFamily(conn *rtnetlink.Conn, family vip.Family, tableID u
 		return err
 	}
 	for _, rule := range rules {
+		// The document has every key of Meridio's document, also without a value.
 		d.Rules = append(d.Rules, object{
 			"table": rule.Table, "priority": rule.Priority, "mark": rule.Mark, "source": text(rule.Source),
 			"destination": "", "text": rule.String(),
 		})
 	}
+	// The blackhole table follows the gateways' table.
 	for _, table := range []uint32{unix.RT_TABLE_MAIN, tableID, tableID + 1} {
 		routes, err := conn.Routes(family, rtnetlink.RouteFilter{Table: table})
 		if err != nil {
 			return err
 		}
+		// The limit applies to all tables and families together.
 		for _, route := range routes[:min(len(routes), max(0, maxRoutes-len(d.Routes)))] {
 			d.Routes = append(d.Routes, object{
 				"table": route.Table, "interface-index": route.Link, "destination": route.Prefix.String(),

@@ -92,6 +92,7 @@ func (c *cache) run(ctx context.Context) {
 	failure := ""
 	path, log := c.options.Cache, c.options.Log
 	for {
+		// A list that arrives during the write closes changed, which ends the wait below.
 		wanted, changed := c.wanted.Get()
 		timer.Stop()
 		if wanted != written {
@@ -110,6 +111,7 @@ func (c *cache) run(ctx context.Context) {
 				retry.Reset()
 			default:
 				c.failed()
+				// Log an error once, not with every retry.
 				if err.Error() != failure {
 					log.Error("failed to write the cache, retrying; a start without the NSP would use an older list",
 						"error", err)

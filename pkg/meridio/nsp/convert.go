@@ -252,6 +252,7 @@ func (options *Options) gateway(object *nspv1.Gateway) (gateway trench.Gateway, 
 	gateway.LocalPort, gateway.RemotePort = int(object.GetLocalPort()), int(object.GetRemotePort())
 	gateway.HoldTime = time.Duration(object.GetHoldTime()) * time.Second
 	if auth != nil {
+		// The file may not exist yet; until then the gateway has no session.
 		gateway.PasswordFile = options.Keys.File(auth.GetKeySource(), auth.GetKeyName())
 	}
 	return gateway, nil

@@ -64,6 +64,7 @@ func (errors *Errors) err() error {
 	slices.SortStableFunc(errors.Problems, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
+	// Truncate after sorting, so that the first problems of the file remain.
 	if len(errors.Problems) > maxProblems {
 		errors.Problems, errors.More = errors.Problems[:maxProblems], true
 	}

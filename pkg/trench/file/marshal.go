@@ -27,6 +27,7 @@ func Marshal(config *trench.Config) []byte {
 // nodeOf returns the YAML node of a value. A list of objects has a line for each object; an object
 // without such a list, and any other list, are in one line.
 func nodeOf(value reflect.Value) *yaml.Node {
+	// Duration is a Stringer, too, but its text has units that are zero.
 	switch v := value.Interface().(type) {
 	case time.Duration:
 		return textNode(duration(v))
@@ -53,6 +54,7 @@ func nodeOf(value reflect.Value) *yaml.Node {
 			}
 			child := nodeOf(field)
 			add(textNode(fields[nth].Key), false)
+			// A child with several lines requires block style for its parents.
 			add(child, child.Kind != yaml.ScalarNode && child.Style == 0)
 		}
 	case reflect.Slice, reflect.Array:

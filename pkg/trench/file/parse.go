@@ -99,6 +99,7 @@ func load(rejected *Errors, data []byte) *yaml.Node {
 		rejected.syntax(err, data)
 		return nil
 	}
+	// The content of a second document must not be ignored silently.
 	switch err := loader.Load(&second); {
 	case err == nil:
 		rejected.add(second.Line, second.Column, "", "a second YAML document begins here: "+

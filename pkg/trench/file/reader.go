@@ -81,7 +81,9 @@ func jsonNode(object map[string]any) *yaml.Node {
 func (state *reader) config(root *yaml.Node, defaults trench.Defaults) *trench.Config {
 	config := &trench.Config{}
 	state.object(yamlValue{node: root}, reflect.ValueOf(config).Elem(), nil)
+	// Only these problems can be the cause of a problem that Validate finds.
 	syntax := len(state.problems)
+	// Reading ended early: problems of the incomplete configuration would be consequences.
 	if state.more {
 		return config
 	}
@@ -329,6 +331,7 @@ func (state *reader) members(source yamlValue, known []string, list string) map[
 	for nth := 0; nth+1 < len(source.node.Content); nth += 2 {
 		key := yamlValue{node: resolve(source.node.Content[nth])}
 		name := key.node.Value
+		// The name comes from the file and may contain any character.
 		key.path = source.member(printable(name))
 		switch first, twice := lines[name]; {
 		case key.node.Kind != yaml.ScalarNode:

@@ -128,6 +128,7 @@ func (watcher *Watcher) Run(ctx context.Context) error {
 		case event, ok := <-events:
 			if !ok {
 				watcher.log.Warn("file notifications ended, polling only", "interval", watcher.poll)
+				// A nil channel blocks, so the loop continues with the poll timer.
 				events = nil
 			}
 			wait.note(event, watcher.path)
@@ -264,6 +265,7 @@ func (watcher *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watch
 	switch {
 	case file.same || file.again > 0:
 	case err != nil:
+		// The next poll reads the file again.
 		watcher.stamp = files.Stamp{}
 		watcher.refuse([sha256.Size]byte{}, err)
 	default:
@@ -298,6 +300,7 @@ func equal(a, b *trench.Config) bool {
 // publish puts the configuration in data in force, or records why it is rejected.
 func (watcher *Watcher) publish(data []byte) {
 	content := sha256.Sum256(data)
+	// Parsing a large file takes most of the memory, so skip equal content.
 	if content == watcher.content {
 		return
 	}
@@ -310,6 +313,7 @@ func (watcher *Watcher) publish(data []byte) {
 	watcher.content, watcher.failure, watcher.begun = content, "", true
 	now := watcher.loaded.Load()
 	unchanged, refused := equal(config, now.Config), now.Err != nil
+	// A change of comments or formatting must not create a new generation.
 	if unchanged && !refused {
 		if edited {
 			watcher.log.Info("trench file changed, no effect", "generation", now.Generation)
