@@ -37,7 +37,9 @@ type renderCommand struct {
 }
 
 func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
+	// Memory peaks during the start; frontend.Options.Started ends this.
 	started := cli.CollectOften()
+	// A refused trench file must not prevent the start: the watcher reports it.
 	o, config, err := c.options(c.Settings(stderr), true)
 	if err != nil {
 		return err
@@ -76,6 +78,7 @@ func (c *renderCommand) Run(out *cli.Output) error {
 		return err
 	}
 	o := c.BirdFlags.Options(&c.KernelFlags)
+	// Preview masks passwords: any value renders the session as it runs.
 	o.Password = "generated at each start"
 	content, problems, err := o.Preview(config.Attractor)
 	if err != nil {
@@ -118,6 +121,7 @@ func (c *trenchFlags) read(lenient bool) (*trench.Config, error) {
 // checkInterface refuses an external interface that does not exist. config is nil if the trench
 // file was refused.
 func (c *trenchFlags) checkInterface(config *trench.Config) error {
+	// The error names the setting that the user has to change.
 	if config != nil && config.Attractor.Interface != c.ExternalInterface {
 		return frontendcmd.CheckInterface(c.TrenchFile+": attractor.interface", config.Attractor.Interface)
 	}
@@ -132,6 +136,7 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 	refused.Add(err)
 	c.Check(&refused)
 	if config != nil {
+		// BIRD would have to listen on the port for both sessions.
 		for _, gateway := range config.Attractor.Gateways {
 			refused.If(gateway.LocalPort == int(c.LBBGPPort),
 				"gateway %s uses local port %d, which is --lb-bgp-port's: choose another --lb-bgp-port", gateway.Name,

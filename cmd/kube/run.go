@@ -50,6 +50,7 @@ func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	}
 	settings := c.Settings(stderr)
 	klog.SetSlogLogger(settings.Log) // client-go logs through klog
+	// The audit log of the API server names the program by its user agent.
 	config.UserAgent = "vipgate-kube/" + settings.Version
 	host, _ := os.Hostname() // empty with an error
 	settings.Log.Info("starting kube", "version", settings.Version, "of", namespace+"/"+cmp.Or(c.Trench, c.Gateway),
@@ -83,6 +84,7 @@ func (c *runCommand) check(r *cli.Refusals, namespace string) {
 	info, err := os.Stat(dir)
 	r.If(err != nil, "--trench-file=%s: %w", c.TrenchFile, err)
 	r.If(err == nil && !info.IsDir(), "--trench-file=%s: %s is not a directory", c.TrenchFile, dir)
+	// files.removeKeys would remove the trench file.
 	r.If(filepath.Clean(c.KeyDir) == dir, "--key-dir=%s: use another directory than that of the trench file, "+
 		"since files that are no keys are removed from it", c.KeyDir)
 	r.Socket("--frontend-admin-socket", c.FrontendAdminSocket)

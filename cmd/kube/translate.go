@@ -37,10 +37,12 @@ func (c *translateCommand) Run(out *cli.Output) error {
 		}
 	}
 	r := translation.Translate(objects, translation.Options{KeyDir: c.KeyDir})
+	// Without a Trench, the objects belong to a Gateway of Meridio 2.
 	if objects.Trench == nil && (gateway.Gateway != nil || len(gateway.Routers) > 0) {
 		r = meridio2.Translate(gateway)
 	}
 	out.Printf("%s", r.File)
+	// stdout has only the file, so that it can be redirected.
 	fmt.Fprint(os.Stderr, r.Table())
 	for _, line := range ignored(objects, r) {
 		fmt.Fprintln(os.Stderr, line)

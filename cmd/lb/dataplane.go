@@ -47,6 +47,7 @@ const (
 
 func (f *numberFlags) check(r *cli.Refusals) {
 	mask := f.MarkMask
+	// A fwmark is also the number of a routing table, so its bits are the lowest ones.
 	r.If(mask == 0 || mask&(mask+1) != 0, "--mark-mask=%#x: write ones from the lowest bit on, such as %#08x",
 		mask, dataplane.DefaultMask)
 	r.If(f.FirstTable < minTable, "--first-table=%d: at least %d, since the kernel has tables of its own below",
@@ -80,6 +81,7 @@ func (f *dataPlaneFlags) check(r *cli.Refusals) {
 	r.If(f.Conntrack == dataplane.ConntrackLoose && f.MarkMask > math.MaxInt32,
 		"--mark-mask=%#x: --conntrack=loose needs the highest bit itself", f.MarkMask)
 	if f.on() {
+		// lb and frontend share the network namespace of the pod.
 		r.OverlapFrontend(cli.LBNumbers(f.FirstTable, f.MarkMask, f.DataplanePriority))
 	}
 }
@@ -168,6 +170,7 @@ type holdCommand struct {
 func (c *holdCommand) Run(ctx context.Context, out *cli.Output) error {
 	r := &lbv1.HoldRequest{Stream: c.Stream}
 	if c.For != nil {
+		// The process would refuse it, too; this error names the flag.
 		if *c.For <= 0 {
 			return cli.Usage("--for=%v: it must be positive", *c.For)
 		}
@@ -196,6 +199,7 @@ func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	if err := refused.Err(); err != nil {
 		return err
 	}
+	// A running lb would restore the removed objects.
 	release, err := identity.OwnNetNS(ctx, "lb", "lb cleanup")
 	if err != nil {
 		return err
@@ -204,6 +208,7 @@ func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
 	removed, err := dataplane.Cleanup(ctx, c.options())
+	// After an error, the list has the objects that were removed before it.
 	for _, line := range removed {
 		out.Printf("removed: %s\n", line)
 	}

@@ -21,6 +21,7 @@ type registryConn struct {
 // connect returns a connection to the registry, or to the admin socket if --registry is not set.
 // Unless wait is set, it fails if the socket, or the caller's SVID, does not exist yet.
 func (f registryFlags) connect(ctx context.Context, admin cli.AdminFlags, wait bool) (*registryConn, error) {
+	// The admin socket admits only the same user and root, and needs no SVID.
 	if f.Registry == "" {
 		conn, err := cli.DialAdmin("lb", admin.AdminSocket, wait)
 		if err != nil {
@@ -32,6 +33,7 @@ func (f registryFlags) connect(ctx context.Context, admin cli.AdminFlags, wait b
 	if err != nil {
 		return nil, cli.Usage("--registry=%w", err)
 	}
+	// Only its SPIFFE ID identifies a remote registry.
 	if f.LBID.IsZero() {
 		return nil, cli.Usage("--registry needs --lb-id, the SPIFFE ID of the lb that serves it")
 	}
@@ -45,10 +47,13 @@ func (f registryFlags) connect(ctx context.Context, admin cli.AdminFlags, wait b
 	}
 	running, cancel := context.WithCancel(ctx)
 	c := &registryConn{Conn: conn, cancel: cancel}
+	// The source renews the SVID for as long as the connection is open.
 	c.running.Go(func() { _ = source.Run(running) }) // until cancel
 	if wait {
 		return c, nil
 	}
+	// A command that makes one call fails early and explains the missing SVID; gRPC would only time
+	// out.
 	select {
 	case <-source.Ready():
 		return c, nil
@@ -65,6 +70,7 @@ func (f registryFlags) connect(ctx context.Context, admin cli.AdminFlags, wait b
 func (c *registryConn) close() {
 	_ = c.Close() // fails only if it is closed already
 	if c.cancel != nil {
+		// No goroutine outlives the command.
 		c.cancel()
 		c.running.Wait()
 	}

@@ -49,17 +49,20 @@ type runCommand struct{ runFlags }
 type validateCommand struct{ runFlags }
 
 func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
+	// Memory peaks during the start; lb.Options.Configured ends this.
 	configured := cli.CollectOften()
 	o, err := c.options(c.Settings(stderr), true)
 	if err != nil {
 		return err
 	}
+	// Two load balancers would repair each other's rules and sets.
 	release, err := identity.OwnNetNS(ctx, "lb", "admin socket "+c.AdminSocket)
 	if err != nil {
 		return err
 	}
 	defer release()
 	cli.WarnOfTarget(ctx, o.Log)
+	// Fail before readiness is served: VIPs must not rise on a kernel that cannot forward.
 	if err := preflight(o.DataPlane); err != nil {
 		return err
 	}
@@ -86,6 +89,7 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options,
 		refused.Add(fmt.Errorf("trench file refused:\n%w", err))
 	}
 	c.check(&refused)
+	// Only validate refuses an unknown stream; see unknownStreams.
 	for _, problem := range c.unknownStreams(config) {
 		if lenient {
 			settings.Log.Warn("unknown stream", "problem", problem)
@@ -115,6 +119,7 @@ func (c *runFlags) staleGrace() time.Duration {
 	switch {
 	case c.StaleGrace != nil:
 		return *c.StaleGrace
+	// The kernel forwards without this process, so a restart need not withdraw VIPs.
 	case c.on():
 		return dataPlaneGrace
 	}

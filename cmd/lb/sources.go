@@ -66,6 +66,7 @@ func (f *targetFlags) check(r *cli.Refusals) {
 	for _, s := range f.Source {
 		r.If(!slices.Contains([]string{"file", "registry"}, s), "--source=%s: write file or registry", s)
 	}
+	// A setting of the registry without --source=registry would have no effect.
 	registry := slices.Contains(f.Source, "registry")
 	r.If(len(f.Source) == 0, "--source is empty: name file or registry")
 	r.If(f.StateDir == "", "--state-dir is empty: name a directory that survives a restart")
@@ -87,6 +88,7 @@ func (f *targetFlags) check(r *cli.Refusals) {
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	r.If(err != nil || n == 0, "--registry-address=%s: %q is not a port, 1 to 65535", f.RegistryAddress, port)
+	// An empty host listens on all addresses, also toward the gateways.
 	r.If(host == "", "--registry-address=%s names no address: write the pod's, which targets reach, never the external "+
 		"interface's", f.RegistryAddress)
 }

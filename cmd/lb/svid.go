@@ -22,6 +22,7 @@ type svidCommand struct {
 const maxSVIDTTL = 30 * 24 * time.Hour
 
 func (c *svidCommand) Run(out *cli.Output) error {
+	// Check every flag before signing: an SVID cannot be revoked.
 	switch {
 	case c.Identity == "":
 		return cli.Usage("which authority should sign? Only the development authority can: add --identity=dev")

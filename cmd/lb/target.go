@@ -42,6 +42,7 @@ func (c *targetListCommand) Run(ctx context.Context, out *cli.Output) error {
 	if err != nil {
 		return conn.Explain(err)
 	}
+	// The stream sends the list in several messages, and then its changes.
 	list := targetTable{known: map[string]*targetv1.TargetInfo{}}
 	return conn.Explain(cli.ShowStatus(ctx, out, c.StatusFlags,
 		func() (*targetv1.ListResponse, error) { return list.next(stream.Recv) },
@@ -71,6 +72,7 @@ func (l *targetTable) next(recv func() (*targetv1.WatchResponse, error)) (*targe
 				l.known[key] = i
 			}
 		}
+		// A part of the list would look like missing targets.
 		if l.complete = l.complete || m.GetComplete(); !l.complete {
 			continue
 		}
@@ -129,6 +131,7 @@ func (c *targetDrainCommand) Run(ctx context.Context, out *cli.Output) error {
 	if err != nil {
 		return err
 	}
+	// Without a drain time, the drain has ended already.
 	what := "drained"
 	if end := r.GetUntil().AsTime(); end.After(time.Now()) {
 		what = "draining until " + end.Format(time.RFC3339)
@@ -149,6 +152,7 @@ func (c *targetUndrainCommand) Run(ctx context.Context, out *cli.Output) error {
 	switch {
 	case err != nil:
 		return err
+	// Not an error: the targets are in the state that the operator wants.
 	case len(r.GetUndrained()) == 0:
 		out.Printf("not drained: %s\n", strings.Join(c.Names, " "))
 	default:

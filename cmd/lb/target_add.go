@@ -23,6 +23,7 @@ func (c *targetAddCommand) run(ctx context.Context, out *cli.Output, stops <-cha
 	if err != nil {
 		return err
 	}
+	// A target may start before the load balancer, so wait for it.
 	conn, err := c.connect(ctx, c.AdminFlags, true)
 	if err != nil {
 		return err

@@ -69,6 +69,7 @@ var withoutEffect = []noEffect{
 func everyAddress(port string) string { return "0.0.0.0:" + port }
 
 func seconds(s string) string {
+	// Meridio's value is a number of seconds; vipgate also accepts a duration.
 	if _, err := strconv.ParseUint(s, 10, 32); err == nil {
 		return s + "s"
 	}
@@ -99,6 +100,7 @@ func warnIgnored(environ []string, warn io.Writer) {
 		}
 	}
 	if len(ignored) > 0 {
+		// The order of the environment is arbitrary.
 		slices.Sort(ignored)
 		fmt.Fprintf(warn, "frontend: these variables of Meridio have no effect and are ignored: %s\n",
 			strings.Join(ignored, ", "))

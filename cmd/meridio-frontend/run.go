@@ -64,6 +64,7 @@ type runCommand struct {
 const cacheName = "nsp.json"
 
 func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
+	// Memory peaks during the start; frontend.Options.Started ends this.
 	started := cli.CollectOften()
 	warnIgnored(os.Environ(), stderr)
 	o, err := c.options(c.Settings(stderr))
@@ -75,6 +76,7 @@ func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 		o.Log.Warn("external interface does not exist yet", "error", err)
 	}
 	o.Started = started
+	// These are the signals of Meridio's frontend: SIGUSR2 logs more, SIGUSR1 reverts that.
 	o.Signals = logs.HandleSignals(o.Level, o.Log, map[os.Signal]func(){
 		syscall.SIGUSR1: o.Level.Reset, syscall.SIGUSR2: func() { _ = o.Level.Set("debug") }, // a valid level
 	})

@@ -34,6 +34,7 @@ func (c *addCommand) run(ctx context.Context, out *cli.Output, stops <-chan stru
 		return err
 	}
 	group := registration.NewGroup(o)
+	// The command reports by lines on stdout; a log would repeat them.
 	log := slog.New(slog.DiscardHandler)
 	admin, err := endpoint.NewAdmin(ctx, c.AdminSocket, log, uncounted{}, func(error) {}, func(s grpc.ServiceRegistrar) {
 		targetadminv1.RegisterTargetAdminServiceServer(s, newGroupAdmin(group))
@@ -42,6 +43,7 @@ func (c *addCommand) run(ctx context.Context, out *cli.Output, stops <-chan stru
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
+	// The group needs the SVID, and the admin socket shows its status until its end.
 	background := make(chan error, 1)
 	go func() {
 		err := task.Run(ctx, admin, o.Source)
@@ -49,6 +51,7 @@ func (c *addCommand) run(ctx context.Context, out *cli.Output, stops <-chan stru
 		background <- err
 	}()
 	err = cli.RunUntilDrained(ctx, out, stops, group.Run)
+	// Only now: the group deregisters with the SVID of the source.
 	cancel(nil)
 	if failure := <-background; failure != nil {
 		return failure

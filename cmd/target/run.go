@@ -46,11 +46,13 @@ func (c *runCommand) Run(ctx context.Context, out *cli.Output, stderr *logs.Writ
 	if c.Once {
 		about = "target run --once"
 	}
+	// Two targets would repair each other's kernel state.
 	release, err := identity.OwnNetNS(ctx, role, about)
 	if err != nil {
 		return err
 	}
 	defer release()
+	// After the lock, so that lb and frontend find this process when they start later.
 	if err := refuseTrenchPod(ctx); err != nil {
 		return err
 	}
@@ -89,6 +91,7 @@ func install(ctx context.Context, o sidecar.Options, out *cli.Output) error {
 	ctx, cancel := context.WithTimeout(ctx, installTimeout)
 	defer cancel()
 	state, err := replypath.Install(ctx, o.ReplyPath())
+	// After an error before the first read, there is no state to print.
 	if !state.Since.IsZero() {
 		text, _ := status.Target(sidecar.Describe(o, state, nil), time.Now())
 		out.Printf("%s", text)

@@ -35,6 +35,7 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 	}
 	sources := slices.Concat([]string{c.AdminSocket}, adds)
 	conn, err := cli.DialAdmin("target", sources[0], false)
+	// The host may only register targets, without a reply path.
 	if err != nil && len(adds) > 0 && !isUsage(err) {
 		sources = adds // a host that only registers
 		conn, err = cli.DialAdmin("target", sources[0], false)
@@ -55,6 +56,7 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 			if err != nil {
 				return nil, err
 			}
+			// The status of the first source already contains its registrations.
 			for _, socket := range sources[1:] {
 				s.Registrations = append(s.Registrations, registrations(ctx, socket)...)
 			}

@@ -180,10 +180,12 @@ func (e *Endpoint) Run(ctx context.Context) error {
 	if e.http != nil {
 		servers.Go(func() error { return e.http.Serve(share{e.pprof, e.pprof.http}) })
 	}
+	// Also done if one listener fails: the rest cannot serve alone.
 	<-serving.Done()
 	if e.End != nil {
 		e.End()
 	}
+	// GracefulStop waits for open streams, which only Stop ends.
 	force := time.AfterFunc(stopTimeout, e.server.Stop)
 	e.server.GracefulStop()
 	force.Stop()
@@ -201,10 +203,12 @@ const statusInterval = 100 * time.Millisecond
 // WatchStatus calls send immediately and after every change, until ctx ends.
 func WatchStatus[T any](ctx context.Context, changes *latest.Value[T], send func() error) error {
 	for {
+		// Get the channel before the read: a change after the read closes it.
 		_, changed := changes.Get()
 		if err := send(); err != nil {
 			return err
 		}
+		// Changes in bursts, such as a reload, are merged into one message.
 		if err := backoff.Sleep(ctx, statusInterval); err != nil {
 			return status.FromContextError(err).Err()
 		}

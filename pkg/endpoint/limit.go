@@ -73,6 +73,7 @@ func (l *limited) Accept() (net.Conn, error) {
 	if at, ok := raw.RemoteAddr().(*net.TCPAddr); ok {
 		c.source = at.IP.String()
 	}
+	// Close outside of the lock, which Close takes.
 	if victim := l.add(c); victim != nil {
 		// The error is ignored, because the connection may have ended already.
 		_ = victim.Close()

@@ -30,6 +30,7 @@ func PortOwner(a netip.AddrPort) string {
 	if len(inodes) == 0 {
 		return ""
 	}
+	// The link /proc/PID/fd/N of a socket has this text.
 	for i, inode := range inodes {
 		inodes[i] = "socket:[" + inode + "]"
 	}

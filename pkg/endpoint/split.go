@@ -51,6 +51,7 @@ func newSplitter(l net.Listener, log *slog.Logger) *splitter {
 func (s *splitter) run() {
 	for {
 		conn, err := s.Listener.Accept()
+		// The error is temporary: the admin socket must survive a shortage of file descriptors.
 		if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
 			_ = backoff.Sleep(s.open, acceptRetry)
 			continue

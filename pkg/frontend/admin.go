@@ -32,6 +32,7 @@ func newAdmin(p *process) *admin {
 }
 
 func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*frontendv1.Drains, error) {
+	// An empty list must not drain every VIP by mistake.
 	if r.GetAll() != (len(r.GetVips()) == 0) {
 		return nil, status.Error(codes.InvalidArgument, "a drain needs either VIPs or all, not both")
 	}
@@ -49,6 +50,7 @@ func (a *admin) drain(ctx context.Context, what string, names []string,
 	configured := a.process.Source.Value().Load().Config.Attractor.VIPs
 	vips := configured
 	if len(names) > 0 {
+		// Check every name first: a mistyped one must not leave a part of the VIPs drained.
 		known := vip.NewSet(configured...)
 		vips = nil
 		for _, n := range names {
@@ -63,11 +65,14 @@ func (a *admin) drain(ctx context.Context, what string, names []string,
 		}
 	}
 	d := &frontendv1.Drains{}
+	// The controller owns the gate. Do returns after the decisions are published, so that the response
+	// states the result.
 	err := a.process.controller.Do(ctx, func(g *gate.Gate, now time.Time) {
 		f(g, now, vips...)
 		drained := g.Drained()
 		for _, v := range slices.SortedFunc(maps.Keys(drained), vip.Compare) {
 			d.Drained = append(d.Drained, v.String())
+			// Until its end a drained VIP is de-preferred, not withdrawn.
 			if end := drained[v]; end.After(now) {
 				d.Draining = append(d.Draining, v.String())
 				if end.After(d.GetUntil().AsTime()) {
@@ -80,6 +85,7 @@ func (a *admin) drain(ctx context.Context, what string, names []string,
 		return nil, status.FromContextError(err).Err()
 	}
 	a.process.Log.Info("operator changed drains", "drained", len(d.GetDrained()))
+	// The event keeps the operator's names; the log line has only their number.
 	which := "every VIP"
 	if len(names) > 0 {
 		which = strings.Join(names, ", ")

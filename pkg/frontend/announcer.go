@@ -43,10 +43,12 @@ var lostPackets = []error{
 // last error.
 func loopbackProblem(at netip.AddrPort, b bird.State, err error, owner func(netip.AddrPort) string) string {
 	switch {
+	// The cause comes first: without BIRD the announcer has an error, too.
 	case birdProblem(b) != "":
 		return "no session with BIRD: " + birdProblem(b)
 	case b.Loopback == bird.NoLoopbackSocket:
 		problem := fmt.Sprintf("BIRD cannot listen on %s", at)
+		// A process in another container of the pod hides its PID; see endpoint.PortOwner.
 		if name := owner(at); name != "" {
 			problem += ": " + name + " does"
 		}

@@ -58,21 +58,25 @@ func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 	begin := func(g *gate.Gate, now time.Time) {
 		for v := range f.configured {
 			switch {
+			// A VIP that returns during its drain rises again.
 			case wanted.Has(v):
 				if f.leaving.Has(v) {
 					g.Undrain(v)
 				}
+			// A withdrawn VIP attracts no traffic and needs no drain.
 			case g.Decision(v).Advertisement != gate.Withdrawn:
 				leaving[v] = struct{}{}
 				g.Drain(now, v) // has no effect on a VIP that already leaves
 			}
 		}
+		// The controller owns the attractor, so change it in the same step as the gate.
 		f.attractor.leave(leaving)
 	}
 	if err := f.controller.Do(ctx, begin); err != nil {
 		return err
 	}
 	f.leaving, f.next = leaving, &c.Attractor
+	// A newer configuration replaces the one that waits for the end of the drain.
 	f.leave.Stop()
 	if len(leaving) == 0 {
 		return f.apply(ctx, c.Attractor)
@@ -94,6 +98,7 @@ func (f *follower) withLeaving(a trench.Attractor) trench.Attractor {
 	vips, gateways := slices.Clone(a.VIPs), slices.Clone(a.Gateways)
 	vips = append(vips, f.leaving.Sorted()...)
 	for _, was := range f.gateways {
+		// BIRD cannot have two sessions with the same name or neighbor address.
 		replaced := slices.ContainsFunc(a.Gateways, func(g trench.Gateway) bool {
 			return g.Name == was.Name || g.Address == was.Address
 		})
@@ -109,8 +114,10 @@ func (f *follower) withLeaving(a trench.Attractor) trench.Attractor {
 func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 	f.setServed(a.VIPs)
 	configured := vip.NewSet(a.VIPs...)
+	// Targets answer flows of a removed VIP until gateways have applied the withdrawal.
 	f.departed.configure(f.configured, configured, time.Now().Add(confirmTimeout+f.Settle))
 	f.configured = configured
+	// Install source routing first: a new VIP attracts traffic as soon as it is advertised.
 	f.route()
 	err := f.controller.Do(ctx, func(g *gate.Gate, _ time.Time) {
 		g.Configure(a.VIPs)
@@ -119,6 +126,7 @@ func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 	if err != nil {
 		return err
 	}
+	// BIRD closes the sessions of removed gateways, so it is configured after the gate.
 	f.bird.Configure(a)
 	f.warnStatic(a.Gateways)
 	f.gateways = a.Gateways

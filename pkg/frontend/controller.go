@@ -79,8 +79,10 @@ func (c *controller) Overdue() time.Duration { return c.pulse.Overdue() }
 
 // Run evaluates the gate on every input until ctx ends.
 func (c *controller) Run(ctx context.Context) error {
+	// Aligned to the wall clock, as the KEEPALIVE timer of the announcer.
 	beat := time.NewTimer(tick.Until(time.Now(), beatInterval))
 	defer beat.Stop()
+	// evaluate resets the timer to the gate's next deadline.
 	c.deadline = time.NewTimer(0)
 	defer c.deadline.Stop()
 	var updated <-chan struct{}
@@ -90,9 +92,11 @@ func (c *controller) Run(ctx context.Context) error {
 	sessions, sessionsChanged := c.bird.Get()
 	confirmed, confirmedChanged := c.kernel.Get()
 	session, sessionChanged := c.session.Get()
+	// The channels report only later changes, so pass the current values.
 	c.gate.Gateways(withExports(gateways(sessions, c.requireRoute), sessions))
 	c.gate.Announcer(session)
 	c.gate.Route(confirmed.VIPs)
+	// From here on, tryUpdate may apply updates in the watcher's goroutine.
 	c.setRunning(true)
 	defer c.setRunning(false)
 	close(c.ready)
@@ -126,6 +130,7 @@ func (c *controller) Run(ctx context.Context) error {
 			beat.Reset(tick.Until(time.Now(), beatInterval))
 			now = c.step(func() {})
 		}
+		// A loop that hangs sends no heartbeat, and BIRD withdraws all VIPs when the hold time expires.
 		c.announcer.Heartbeat(now)
 		if done != nil {
 			close(done)
@@ -170,6 +175,7 @@ func (c *controller) step(apply func()) (now time.Time) {
 func (c *controller) update() time.Time {
 	update := c.source.Take()
 	u := lbUpdate(update, c.states[:0])
+	// Keep the grown slice for the next update.
 	c.states = u.VIPs
 	c.gate.UpdateLB(time.Now(), u)
 	now, cause := time.Now(), update.ReceivedAt
@@ -196,11 +202,13 @@ func (c *controller) evaluate(now, cause time.Time, update *readiness.Update) {
 			At: now, Revision: c.revision, Position: c.position(), Changes: slices.Clone(changes),
 		})
 	}
+	// The position follows its decisions, because the load balancer takes it as their end.
 	if position := c.position(); position != c.applied {
 		c.applied = position
 		c.observer.positionApplied(position)
 	}
 	c.observer.freshness(c.gate.Freshness(now))
+	// A stale timer only costs an evaluation, so it is not stopped.
 	if at := c.gate.Deadline(now); !at.IsZero() {
 		c.deadline.Reset(at.Sub(now))
 	}
@@ -211,6 +219,7 @@ func (c *controller) post(cause time.Time, changes []gate.Change) {
 	c.revision++
 	c.batch = c.batch[:0]
 	for _, ch := range changes {
+		// A new reason alone needs no UPDATE.
 		if ch.From.Advertisement != ch.To.Advertisement {
 			c.batch = append(c.batch, announce.Change{VIP: ch.VIP, Advertisement: ch.To.Advertisement})
 		}
@@ -230,6 +239,7 @@ func (c *controller) position() readiness.Position {
 // a route. A static gateway that is held down counts as up, because the frontend can release it.
 func gateways(s bird.State, requireRoute bool) gate.Gateways {
 	g := gate.Gateways{At: s.At}
+	// A BIRD that does not answer may have lost its sessions.
 	if !s.Alive {
 		return g
 	}

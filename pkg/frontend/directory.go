@@ -63,6 +63,7 @@ func (s *directorySource) Run(ctx context.Context) error {
 	loaded, loadedChanged := s.config.Get()
 	for {
 		listing, listingChanged := s.reader.Value().Get()
+		// An unread directory must not be mistaken for an empty one.
 		if listing.Scanned {
 			s.publish(time.Now(), listing, loaded.Config)
 		}
@@ -100,6 +101,7 @@ func (s *directorySource) publish(now time.Time, l readinessfile.Listing, c *tre
 	if changed {
 		p.Position = readiness.Position{InstanceID: s.instance, Revision: p.Position.Revision + 1}
 		p.Complete, p.Changed = true, slices.Clone(s.published)
+		// Pending listings are merged: the latency counts from the first of them.
 		if p.ReceivedAt.IsZero() {
 			p.ReceivedAt = now
 		}
@@ -135,6 +137,7 @@ func (s *directorySource) evaluate(now time.Time, l readinessfile.Listing,
 				is.State, is.DrainEnd = vip.Draining, l.DrainEnd
 			}
 		}
+		// Since is the start of the state, which a new detail does not change.
 		if was, known := published[v]; known && was.State == is.State {
 			is.Since = was.Since
 		}

@@ -102,11 +102,13 @@ func (f *follower) Run(ctx context.Context) error {
 		f.showStatic(attracted)
 		f.showRouting(routed)
 		f.exportRoutes(routed)
+		// BIRD's supervisor polls faster until the sessions export this number.
 		f.bird.Expect(announced.Announced4, announced.Announced6)
 		if f.source != nil {
 			f.health.Report(Stream, f.streamProblem(lb))
 		}
 		f.showStart(loaded, lb)
+		// Status watchers are notified last, because they read all of the state above.
 		f.changed.Update(func(uint64) uint64 { return vips })
 		f.pulse.Next(refreshInterval)
 		select {
@@ -117,6 +119,7 @@ func (f *follower) Run(ctx context.Context) error {
 			loaded, configChanged = f.Source.Value().Get()
 			f.metrics.Reload(loaded.Err == nil)
 			f.observer.note(f.reloadDetail(loaded))
+			// A refused configuration replaces the value, but not the generation.
 			if loaded.Generation != was.Generation {
 				if err := f.configure(ctx, loaded.Config); err != nil {
 					return err
@@ -132,6 +135,7 @@ func (f *follower) Run(ctx context.Context) error {
 			f.route()
 		case <-birdChanged:
 		case <-routedChanged:
+		// These inputs change with a decision, so their bookkeeping waits for the UPDATE.
 		case <-announcedChanged:
 			_ = backoff.Sleep(ctx, bookkeepingDelay) // the loop checks ctx
 		case <-attractionChanged:
@@ -151,6 +155,7 @@ func (f *follower) showIdentity() {
 		return
 	}
 	own := f.Identity.Status().Load()
+	// The own ID is unknown until the first SVID arrives.
 	if !f.warned && slices.Contains(f.LoadBalancers, own.ID) {
 		f.warned = true
 		f.Log.Warn("lb and frontend share a SPIFFE ID: each container with it can act as either; "+
@@ -181,6 +186,7 @@ func (f *follower) exportRoutes(routed kernel.Confirmed) {
 	}
 	f.removed, f.exported = routed.Removed, time.Now()
 	f.bird.ExportRoutes()
+	// A new BIRD removes the routes of its predecessor, so that is not a foreign change.
 	if time.Since(f.shownBIRD.Since) > birdSettles {
 		what := fmt.Sprintf("another process removed routes from table %d; BIRD exports them again", f.Kernel.TableID)
 		f.Log.Warn(what)
@@ -204,6 +210,7 @@ func (f *follower) showRouting(routed kernel.Confirmed) {
 		if _, configured := families[family]; configured {
 			f.health.Report(name, logs.Text(routed.Family[family]))
 		} else {
+			// A family without VIPs needs no source routing.
 			f.health.Remove(name)
 		}
 	}
@@ -224,6 +231,7 @@ func (f *follower) showBIRD(s bird.State) {
 	f.observer.journal.Add(sessionEvents(f.shownBIRD, s)...)
 	f.shownBIRD = s
 	families, now := f.families(), time.Now()
+	// Egress needs a session only; RouteBack below shows a missing route.
 	up := gateways(s, false).Up
 	connected := up[vip.IPv4] || up[vip.IPv6]
 	f.health.Set(Egress, connected, egressProblem(s, vip.Families[:]...))
@@ -275,10 +283,12 @@ func sessionEvents(was, is bird.State) []*adminv1.Event {
 	case is.ConfigErr == nil && was.ConfigErr != nil:
 		note("BIRD loaded the desired configuration")
 	}
+	// Several restores between two states are one event.
 	if is.Restores > was.Restores {
 		note("another process configured BIRD; it is configured again")
 	}
 	switch {
+	// Between two states BIRD may have been replaced: only the PID shows it.
 	case is.Alive && (!was.Alive || was.PID != is.PID):
 		note(fmt.Sprintf("BIRD %s runs with pid %d, restarts: %d", is.Version, is.PID, is.Restarts))
 	case !is.Alive && was.Alive:
@@ -286,12 +296,14 @@ func sessionEvents(was, is bird.State) []*adminv1.Event {
 	}
 	before := map[string]bird.GatewayState{}
 	for _, g := range was.Gateways {
+		// While BIRD does not answer, its last list of sessions is outdated.
 		g.Up = g.Up && was.Alive
 		before[g.Name] = g
 	}
 	for _, g := range is.Gateways {
 		old, up := before[g.Name], g.Up && is.Alive
 		switch {
+		// A session that came back within one poll differs only in its start.
 		case old.Up && up && !old.Since.Equal(g.Since):
 			session(g.Name, false, strings.TrimSpace("session lost and re-established "+g.LastError))
 		case old.Up && !up:

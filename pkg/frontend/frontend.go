@@ -124,8 +124,10 @@ func newProcess(o Options) (*process, error) {
 	p.health.Set(Configuration, loaded.Generation > 0 && loaded.Err == nil,
 		cmp.Or(logs.Text(loaded.Err), p.SourceName+" not accepted yet"))
 	p.health.Report(p.StaleCondition, p.Source.Stale().Load().Problem(time.Now()))
+	// BIRD has not refused a configuration yet, and this process does not stop yet.
 	p.health.Set(BIRDConfig, true, "")
 	p.health.Set(Stopping, true, "")
+	// Set each condition before the listeners open: Check returns NotFound for an unset condition.
 	p.health.Report(Egress, "no gateway session is up yet")
 	p.health.Report(BIRD, "BIRD not started yet")
 	p.health.Report(Announcer, "no session with BIRD yet")
@@ -134,8 +136,11 @@ func newProcess(o Options) (*process, error) {
 	p.metrics.VIPs(p.observer.state.metrics)
 	p.health.ServeVIPs(p.observer.state.serves)
 	p.metrics.Registry().MustRegister(o.Collectors...)
+	// Reports of decisions need the families before the follower runs.
 	p.setServed(loaded.Config.Attractor.VIPs)
 	switch {
+	// Only a source in use is a part of Readiness: without the load balancer, Identity would never
+	// serve.
 	case o.Gate.Ungated:
 		o.Log.Warn("gating is off: VIPs are advertised regardless of the load balancer")
 	case o.Directory != nil:
@@ -157,6 +162,7 @@ func newProcess(o Options) (*process, error) {
 	}
 	p.health.Define(Readiness, append([]string{Started}, p.parts...)...)
 
+	// Both ends of the loopback session get the same key.
 	o.BIRD.Password, o.BIRD.OnAnswer = loopbackPassword(o), p.metrics.ControlLatency
 	p.bird = bird.NewSupervisor(o.BIRD)
 	p.announcer = announce.New(announce.Options{
@@ -169,6 +175,7 @@ func newProcess(o Options) (*process, error) {
 		},
 	})
 	p.reporter = newReporter(p.announcer.State(), p.bird, o.Settle, p.report)
+	// Report before waking the watches: the load balancer waits for withdrawals.
 	p.observer.onDecisions = func(d decisions) {
 		p.reporter.decided(d)
 		p.health.VIPsChanged()
@@ -177,6 +184,7 @@ func newProcess(o Options) (*process, error) {
 	p.reporter.shared = p.shared
 	p.reporter.detection = p.detectionTime
 	p.attractor = &attractor{all: o.StaticAll, current: latest.New(attraction{}), apply: p.bird.Attract}
+	// Last, because the controller needs the state of every other part.
 	p.controller = &controller{
 		gate: gate.New(o.Gate), source: p.source, bird: p.bird.State(), kernel: p.kernel.Confirmed(),
 		announcer: p.announcer, session: p.announcer.Up(), observer: p.observer,
@@ -218,6 +226,7 @@ func (p *process) isExternal(a netip.Addr) bool {
 // run opens the listeners and runs all tasks until they have stopped.
 func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	defer p.shell.Close()
+	// All listeners open before the first task, so that a port or socket in use fails the start.
 	if p.Options.HealthSocket != "" {
 		err := p.shell.Serve(endpoint.NewPlainSocket(ctx, "health socket", p.Options.HealthSocket, p.metrics,
 			p.health.Reporter(HealthSocket), p.health.RegisterForContainer))
@@ -257,6 +266,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	err = p.shell.Run(ctx, stop, shell.Plan{
 		Decides: p.controller, Stages: [][]task.Task{front, back}, Drain: p.drain,
 	})
+	// ctx may have ended, and the tasks no longer repair the kernel state.
 	if p.RemoveRulesOnExit {
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
@@ -304,6 +314,7 @@ func (p *process) report(reports []reported) {
 		Applied: p.applied.Load(), Families: p.families(), VIPs: make([]readiness.ReportedVIP, 0, len(reports)),
 	}
 	for _, r := range reports {
+		// The load balancer forgets VIPs that left the attractor.
 		if r.Reason == gate.NotConfigured {
 			d.Removed = append(d.Removed, r.VIP)
 			continue
@@ -314,6 +325,7 @@ func (p *process) report(reports []reported) {
 		}})
 	}
 	p.watcher.Report(d)
+	// After the report: positions and families may follow it now.
 	p.reported.Store(true)
 }
 

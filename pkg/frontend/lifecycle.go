@@ -31,6 +31,7 @@ func (f *follower) showStart(l trench.Loaded, lb lbState) {
 	if f.started {
 		return
 	}
+	// The timeout runs only while all other conditions hold: BIRD or a gateway may still start.
 	others := !slices.ContainsFunc(f.health.Conditions(), func(c *adminv1.Condition) bool {
 		return !c.GetServing() && slices.Contains(f.parts, c.GetName())
 	})
@@ -72,16 +73,19 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 			announced[v.Family()]++
 		}
 		switch {
+		// The order is the order of the start: reported, judged, advertised.
 		case !p.Gate.Ungated && !st.Reported:
 			return fmt.Sprintf("load balancer has not reported VIP %s", v)
 		case !p.Gate.Ungated && st.Readiness.Reason == readinessv1.VipReason_VIP_REASON_NOT_CHECKED:
 			return fmt.Sprintf("VIP %s is not judged yet: its targets wait for their first verdict", v)
+		// A VIP without ready targets must not block the start.
 		case !p.Gate.Ungated && st.Readiness.State != vip.Ready:
 		case !st.Decision.Advertised():
 			return strings.TrimSuffix(fmt.Sprintf("VIP %s is ready and not advertised, %s: %s",
 				v, st.Decision.Reason, p.reasonDetail(st.Decision.Reason, v.Family())), ": ")
 		}
 	}
+	// An advertised VIP attracts traffic only once BIRD has exported it.
 	for _, f := range vip.Families {
 		if announced[f] > 0 && !exported(p.bird.State().Load(), f, announced[f]) {
 			return fmt.Sprintf("BIRD has not exported every %s VIP to a gateway yet", f)
@@ -114,6 +118,7 @@ func (p *process) drain(ctx context.Context, again <-chan struct{}) {
 // withdraw de-prefers, drains, withdraws, confirms and reports all VIPs.
 func (p *process) withdraw(ctx context.Context, again <-chan struct{}) error {
 	start := time.Now()
+	// Readiness and status show the stop before traffic moves.
 	p.stopping.Store(true)
 	p.health.Set(Stopping, false, "frontend is stopping")
 	p.Log.Info("stopping: moving traffic away", "drain_time", p.Gate.DrainTime)
@@ -121,6 +126,7 @@ func (p *process) withdraw(ctx context.Context, again <-chan struct{}) error {
 
 	ctx, cancel := context.WithTimeout(ctx,
 		p.Gate.DrainTime+withdrawMargin+confirmTimeout+p.detectionTime()+p.Settle+reportMargin)
+	// The goroutine ends with this call: it must not use the controller after the tasks end.
 	skipped := make(chan struct{})
 	go func() {
 		defer close(skipped)
@@ -138,6 +144,7 @@ func (p *process) withdraw(ctx context.Context, again <-chan struct{}) error {
 	if err := p.controller.Do(ctx, func(g *gate.Gate, now time.Time) { g.Stop(now) }); err != nil {
 		return fmt.Errorf("failed to stop the gate: %w", err)
 	}
+	// The gate withdraws after the drain time. BIRD must run until gateways have the UPDATE.
 	if err := p.observer.waitWithdrawn(ctx); err != nil {
 		return fmt.Errorf("not all VIPs were withdrawn: %w", err)
 	}
@@ -145,6 +152,7 @@ func (p *process) withdraw(ctx context.Context, again <-chan struct{}) error {
 		return fmt.Errorf("withdrawal was not confirmed: %w", err)
 	}
 	if p.watcher != nil {
+		// The load balancer stops forwarding after this report, and not before its own limit without it.
 		flush, cancelFlush := context.WithTimeout(ctx, reportMargin)
 		defer cancelFlush()
 		// A missing acknowledgement is not an error, because the load balancer may have stopped first.

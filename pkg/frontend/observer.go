@@ -57,6 +57,7 @@ func merge(queue []input) (merged input, lost int) {
 		merged.decisions = in.decisions
 		for _, ch := range in.Changes {
 			if older, ok := newest[ch.VIP]; ok {
+				// The merged change spans both, so a VIP that flapped back has no transition.
 				ch.From = older.From
 				lost++
 			}
@@ -167,6 +168,7 @@ func (o *observer) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
+			// The last decisions explain the end of the process.
 			o.drain()
 			return ctx.Err()
 		case <-lbChanged:
@@ -183,6 +185,7 @@ func (o *observer) Run(ctx context.Context) error {
 
 // logLBState logs and records a transition of the readiness source.
 func (o *observer) logLBState(was, is lbState) {
+	// A load balancer that is replaced during an upgrade may serve the other protocol.
 	if was.Service != is.Service {
 		detail := serviceDetail(is.Service)
 		o.log.Info("readiness protocol changed", "service", is.Service, "detail", detail)

@@ -83,6 +83,7 @@ func withdraws(ch gate.Change) bool {
 func (r *reporter) decided(d decisions) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// Add all withdrawals in one batch: each growth of the table sorts it.
 	r.pending.Add(func(yield func(vip.VIP) bool) {
 		for i := range d.Changes {
 			if withdraws(d.Changes[i]) && !yield(d.Changes[i].VIP) {
@@ -104,11 +105,13 @@ func (r *reporter) decided(d decisions) {
 			// Only the reason changed; the UPDATE to confirm is the same.
 			w.decision = ch.To
 		default:
+			// A new reason of a VIP whose traffic static gateways still send stays unconfirmed.
 			_, attracted := r.attracted[ch.VIP]
 			if attracted = attracted && ch.To.Advertisement == gate.Withdrawn; attracted {
 				r.attracted[ch.VIP] = ch.To
 			}
 			if isPending {
+				// The VIP is advertised again, so its withdrawal needs no confirmation.
 				w.waits = false
 				r.waiting--
 			}
@@ -123,6 +126,7 @@ func (r *reporter) decided(d decisions) {
 	}
 	r.send(now)
 	r.idle.Set(r.waiting == 0)
+	// Run confirms the withdrawals in its goroutine, because a confirmation waits for BIRD.
 	latest.Wake(r.wake)
 }
 
@@ -181,6 +185,7 @@ func (r *reporter) confirmPending(ctx context.Context) bool {
 			r.attracted[v] = w.decision
 		}
 	}
+	// Without a confirmation, static gateways may still send traffic.
 	if confirmed {
 		reports = r.reportAttracted(reports, families, shared)
 	}

@@ -44,11 +44,13 @@ type state struct {
 func (s *state) applyReadiness(delta journal.Delta) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	// A complete report lacks the VIPs that the load balancer no longer has.
 	if delta.Complete {
 		for _, st := range s.vips.All() {
 			st.Reported, st.Readiness = false, readiness.VIPReadiness{}
 		}
 	}
+	// Add all new VIPs in one batch: each growth of the table sorts it.
 	s.vips.Add(func(yield func(vip.VIP) bool) {
 		for i := range delta.Changed {
 			if !yield(delta.Changed[i].VIP) {
@@ -105,6 +107,7 @@ func (s *state) applyDecisions(d decisions, c causes, changes *journal.Changes) 
 	removed, detail := false, s.details(c)
 	for _, ch := range d.Changes {
 		st := s.vips.Next(ch.VIP)
+		// A new reason alone does not change the start of the advertisement.
 		if st.Since.IsZero() || shown(ch.From) != shown(ch.To) {
 			st.Since = d.At
 		}
@@ -136,10 +139,12 @@ func (s *state) details(c causes) func(gate.Change) string {
 		shared[f] = c.shared(f)
 	}
 	return func(ch gate.Change) (detail string) {
+		// The load balancer explains its own verdict for each VIP.
 		if ch.To.Reason == gate.LBNotReady || ch.To.Reason == gate.LBDraining {
 			detail = s.vips.Next(ch.VIP).Readiness.Detail
 		}
 		if detail == "" {
+			// Neighbors in a batch mostly share the cause: compare before the map lookup.
 			c0 := cause{ch.To.Reason, ch.VIP.Family()}
 			if c0 != last || len(known) == 0 {
 				if _, asked := known[c0]; !asked {

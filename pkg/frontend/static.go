@@ -45,6 +45,7 @@ func (a *attractor) follow(now time.Time, vips [len(vip.Families)]gate.Attractio
 	for f, n := range vips {
 		is.Up[f] = attracts(n, a.leaving[f], a.all)
 	}
+	// The follower shows changes only, although this runs in each pass.
 	if is != a.current.Load() {
 		a.current.Set(is)
 	}
@@ -81,6 +82,7 @@ func (p *process) shared(family vip.Family) error {
 	switch {
 	case len(gateways) == 0:
 		return nil
+	// A static gateway notices a withdrawal only by BFD.
 	case slices.ContainsFunc(gateways, func(g trench.Gateway) bool { return g.BFD == nil }):
 		return fmt.Errorf("%w: without BFD", errShared)
 	case p.attractor.current.Load().Up[family]:
@@ -115,6 +117,7 @@ func (p *process) detectionTime() time.Duration {
 func (f *follower) showStatic(is attraction) {
 	gateways := f.Source.Value().Load().Config.Attractor.Gateways
 	for _, family := range vip.Families {
+		// The attraction follows the VIPs even without static gateways: show only a visible effect.
 		if f.shownAttraction[family] == is.Up[family] || !slices.ContainsFunc(gateways, func(g trench.Gateway) bool {
 			return g.Protocol == trench.Static && g.Family() == family
 		}) {

@@ -48,6 +48,7 @@ func (p *process) lbStatus(now time.Time) *frontendv1.LoadBalancerStatus {
 	if p.Directory != nil {
 		s.ReadinessDir = p.Directory.Path
 	}
+	// Without a snapshot there is no lease.
 	if lb.Position.InstanceID != "" {
 		s.Position = lb.Position.Proto()
 		s.LeaseLeft = durationpb.New(p.observer.lease.Load().End.Sub(now))
@@ -134,6 +135,7 @@ func receivers(b bird.State, accepted bool) func(vip.VIP) []string {
 	var lacking []bird.GatewayState
 	for _, g := range b.Gateways {
 		switch {
+		// Without the loopback session BIRD has no VIPs to export.
 		case !g.Up || !b.Alive, !isStatic(g) && !accepted:
 		case !isStatic(g) && g.Short:
 			lacking = append(lacking, g)
@@ -142,6 +144,7 @@ func receivers(b bird.State, accepted bool) func(vip.VIP) []string {
 		}
 	}
 	return func(v vip.VIP) []string {
+		// The clip makes append copy: all VIPs of a family share this slice.
 		names := slices.Clip(all[v.Family()])
 		for _, g := range lacking {
 			if g.Family == v.Family() && g.Exports.Has(v) {

@@ -71,6 +71,7 @@ func Probe(ctx context.Context, addr, service string, connect, call time.Duratio
 }
 
 func withClient(addr string, use func(*grpc.ClientConn) error) (err error) {
+	// The target is an address of the pod, for which HTTPS_PROXY of the container must not apply.
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
 	if err != nil {
 		return fmt.Errorf("health check at %s: %w", addr, err)
@@ -83,6 +84,7 @@ func withClient(addr string, use func(*grpc.ClientConn) error) (err error) {
 func waitReady(ctx context.Context, conn *grpc.ClientConn, addr string, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	// A new client is idle and connects only with its first call.
 	conn.Connect()
 	for {
 		switch state := conn.GetState(); {
@@ -104,6 +106,7 @@ func waitReady(ctx context.Context, conn *grpc.ClientConn, addr string, limit ti
 func services(ctx context.Context, conn *grpc.ClientConn) string {
 	list, err := healthv1.NewHealthClient(conn).List(ctx, &healthv1.HealthListRequest{})
 	names := slices.Sorted(maps.Keys(list.GetStatuses()))
+	// The service "" is the process itself and needs no name.
 	names = slices.DeleteFunc(names, func(name string) bool { return name == "" })
 	if err != nil || len(names) == 0 {
 		return ""
@@ -113,6 +116,7 @@ func services(ctx context.Context, conn *grpc.ClientConn) string {
 
 func checkService(ctx context.Context, conn *grpc.ClientConn, addr, service string) error {
 	var trailer metadata.MD
+	// The reason is in a trailer, because grpc.health.v1 has no field for it.
 	r, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: service},
 		grpc.Trailer(&trailer))
 	switch {

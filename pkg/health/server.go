@@ -142,6 +142,7 @@ func (s *Server) Define(name string, parts ...string) {
 // Set sets whether a condition serves and, if not, why; detail is ignored when it serves. Repeated
 // values have no effect. Set panics for the name of a conjunction.
 func (s *Server) Set(service string, serving bool, detail string) {
+	// A detail that outlives its problem would count as a change.
 	if serving {
 		detail = ""
 	}
@@ -150,6 +151,7 @@ func (s *Server) Set(service string, serving bool, detail string) {
 	if s.defined(service) {
 		panic(fmt.Sprintf("health: %s is a conjunction and cannot be set", service))
 	}
+	// Repeated values must not wake the watches.
 	if s.setCondition(Condition{service, serving, detail}) {
 		s.recompute()
 	}
@@ -200,10 +202,12 @@ func (s *Server) Alive(decision task.Loop, tasks ...task.Task) {
 func (s *Server) CheckLoops() {
 	var hung []string
 	for _, f := range s.loops {
+		// A loop that waits for input is not overdue; see task.Pulse.
 		if overdue := f.loop.Overdue(); overdue >= f.limit {
 			hung = append(hung, fmt.Sprintf("task %s hangs for %v", f.loop, overdue.Round(time.Second)))
 		}
 	}
+	// A program without loops sets Liveness itself.
 	if len(s.loops) > 0 {
 		s.Report(Liveness, strings.Join(hung, "; "))
 	}
@@ -270,11 +274,13 @@ func (s *Server) setCondition(c Condition) bool {
 		s.order = append(s.order, c.Name)
 	}
 	s.conditions[c.Name] = c
+	// A new detail alone is not a transition for logs and metrics.
 	if known && previous.Serving == c.Serving {
 		s.log.Debug("condition detail changed", "service", c.Name, "detail", c.Detail)
 		return true
 	}
 	level := slog.LevelInfo
+	// The first value is the state at the start, and not a loss.
 	if known && !c.Serving {
 		level = slog.LevelWarn
 	}
@@ -315,6 +321,7 @@ func (s *Server) Check(ctx context.Context, r *healthv1.HealthCheckRequest) (*he
 	if err != nil {
 		return nil, err
 	}
+	// A probe must not depend on a goroutine that may hang itself.
 	s.CheckLoops()
 	s.mu.Lock()
 	state, detail := s.state(name), s.conditions[cmp.Or(name, Readiness)].Detail
@@ -349,9 +356,11 @@ func (s *Server) Watch(r *healthv1.HealthCheckRequest,
 		return err
 	}
 	defer s.watches.Add(-1)
+	// Each watch holds a goroutine and its stream until the client ends it.
 	if s.watches.Add(1) > maxWatches {
 		return status.Errorf(codes.ResourceExhausted, "too many open watches: the limit is %d", maxWatches)
 	}
+	// No status has this value, so the first one is always sent.
 	last := healthv1.HealthCheckResponse_ServingStatus(-1)
 	for {
 		// Get the channel before the read: a change after the read closes it.
@@ -402,6 +411,7 @@ func (s *Server) state(name string) healthv1.HealthCheckResponse_ServingStatus {
 	switch {
 	case !known && name != "":
 		return healthv1.HealthCheckResponse_SERVICE_UNKNOWN
+	// A stopping process must not be restarted, and must not receive traffic.
 	case c.Serving && (!s.stopping || name == Liveness):
 		return healthv1.HealthCheckResponse_SERVING
 	}

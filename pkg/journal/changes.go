@@ -134,6 +134,7 @@ type summary struct {
 
 // summarize returns the summary of the transitions that include accepts.
 func (changes *Changes) summarize(include func(Transition) bool) (all summary) {
+	// Record has sorted the members, so these are the lowest VIPs.
 	for _, member := range changes.members {
 		if len(all.first) == maxFirstVIPs {
 			break
@@ -164,6 +165,7 @@ func (changes *Changes) summarize(include func(Transition) bool) (all summary) {
 			From: part.From, To: part.To, Reason: part.Reason,
 		})
 	}
+	// Largest first, because describe and tables truncate the end.
 	slices.SortStableFunc(all.transitions, func(first, second *adminv1.VipTransitions) int {
 		return int(second.GetCount()) - int(first.GetCount())
 	})

@@ -78,6 +78,7 @@ func (kept *events) add(added entry) {
 	kept.list = append(kept.list, added)
 	if added.many != nil {
 		kept.newest = added.many.members
+		// Shared members take memory once.
 		if kept.newest.events++; kept.newest.events == 1 {
 			kept.vips += len(kept.newest.list)
 		}
@@ -105,6 +106,7 @@ func (kept *events) discardOldest() {
 func (kept *events) share(changes *Changes, count int) *many {
 	silent := func(m member) bool { return !changes.groups[m.group].Notable() }
 	list := changes.members
+	// The members include VIPs whose reason alone changed; count is the number of notable ones.
 	if len(list) > count {
 		list = slices.DeleteFunc(list, silent)
 	}

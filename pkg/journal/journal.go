@@ -68,6 +68,7 @@ func (journal *Journal) add(at time.Time, entries []entry) {
 		journal.events.add(found)
 	}
 	journal.mu.Unlock()
+	// After the unlock, because a watch that wakes takes the lock.
 	journal.changed.Update(func(count uint64) uint64 { return count + 1 })
 }
 

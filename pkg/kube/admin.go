@@ -33,6 +33,7 @@ func newAdmin(p *process) *admin {
 
 // status returns the content of `kube status`.
 func (p *process) status() *kubev1.Status {
+	// Copy the counters: the agent must not wait for a status or a scrape.
 	p.mu.Lock()
 	counts := p.counts
 	p.mu.Unlock()
@@ -47,6 +48,7 @@ func (p *process) status() *kubev1.Status {
 			Translations: counts.translations, Error: logs.Text(counts.err),
 		},
 	}
+	// A cache that fails shows why the trench file is stale.
 	for _, c := range p.cluster.Caches() {
 		s.Caches = append(s.Caches, &kubev1.Cache{
 			What: c.What, Synced: c.Synced, Objects: uint32(c.Objects),
@@ -61,6 +63,7 @@ func (p *process) status() *kubev1.Status {
 			s.Leader = leads.Leader
 		}
 	}
+	// Until the first translation, an empty verdict would look like a refusal.
 	if counts.translations == 0 {
 		return s
 	}
@@ -112,6 +115,7 @@ func (p *process) metricState() metrics.KubeState {
 	p.mu.Lock()
 	counts := p.counts
 	p.mu.Unlock()
+	// Each kind is exported from the start, so that no series vanishes.
 	m := metrics.KubeState{
 		Writes: counts.writes, WriteFailures: counts.failures, Written: counts.written,
 		APIErrors: p.cluster.Errors(), Objects: map[string]int{},

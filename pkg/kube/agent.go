@@ -51,15 +51,19 @@ func (a *agent) Run(ctx context.Context) error {
 	a.retry = backoff.Backoff{Min: interval, Max: 5 * time.Second, Jitter: 0.1}
 	again := time.NewTimer(0)
 	defer again.Stop()
+	// A retry is due only after a failed write.
 	again.Stop()
 	for {
 		state, stateChanged := a.cluster.State().Get()
+		// The stale file comes before the translation: its readers must know that the trench file may be
+		// outdated.
 		err := a.files.stale(state)
 		if err != nil {
 			a.log.Error("failed to say that the trench file is stale", "error", err)
 			again.Reset(a.retry.Next())
 		}
 		select {
+		// A new state alone changes the stale file, not the trench file.
 		case <-stateChanged:
 			continue
 		case <-again.C:
@@ -85,6 +89,7 @@ func (a *agent) collect(ctx context.Context, changes <-chan struct{}) {
 	due := begin.Add(settle)
 	for {
 		at := due
+		// A longer pause also collects more changes in one write.
 		if a.next.After(at) {
 			at = a.next
 		}
@@ -114,9 +119,11 @@ func (a *agent) translate() error {
 	begin := time.Now()
 	result := a.translator(snapshot)
 	o := outcome{took: time.Since(begin)}
+	// Without a file the Trench is refused, and the previous file stays in force.
 	if result.File != nil {
 		o.wrote, o.err = a.files.write(result)
 	}
+	// Each write makes lb and frontend read the file again, so writes have a longer pause.
 	a.next = time.Now().Add(min(pause*o.took, interval))
 	if o.wrote {
 		a.next = time.Now().Add(interval)

@@ -47,6 +47,7 @@ func (f *files) exists() bool {
 // that names them, and removed after the trench file that no longer does.
 func (f *files) write(r translation.Result) (wrote bool, err error) {
 	replace := func(path string, content []byte) error {
+		// Readers watch the files, and an equal content would wake them.
 		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
 			return nil
 		}
@@ -59,6 +60,7 @@ func (f *files) write(r translation.Result) (wrote bool, err error) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Keys)) {
+		// A name with a slash would write outside of the directory.
 		if filepath.Base(name) != name {
 			return wrote, fmt.Errorf("key file %q: not the name of a file", name)
 		}
@@ -81,6 +83,7 @@ func (f *files) removeKeys(keep map[string][]byte) (removed bool, err error) {
 	}
 	var errs []error
 	for _, e := range entries {
+		// A directory may be a mount, and is never a key file.
 		if _, named := keep[e.Name()]; named || !e.Type().IsRegular() {
 			continue
 		}
@@ -96,6 +99,7 @@ func (f *files) removeKeys(keep map[string][]byte) (removed bool, err error) {
 // outdated, or removes it when all caches are current. A process that starts while the API server
 // is unreachable keeps the start time of an existing stale file.
 func (f *files) stale(s cluster.State) error {
+	// Until the first snapshot, nothing proves that the trench file is current.
 	starting := s.Synced.IsZero()
 	if f.said == s.Stale && (f.known || starting) {
 		return nil

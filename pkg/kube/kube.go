@@ -124,6 +124,7 @@ func newProcess(o Options) (*process, error) {
 		cluster: p.cluster, translator: o.translator(), log: o.Log,
 		files: &files{trench: o.TrenchFile, keyDir: o.KeyDir}, translated: p.translated,
 	}
+	// With a Gateway, the tasks of the Meridio 2 router report instead; see meridio2Tasks.
 	if o.Gateway == "" {
 		p.publisher, err = publication.New(publication.Options{
 			Config: p.cluster.Config(), Namespace: o.Namespace, Trench: o.Trench, Pod: o.PodName,
@@ -133,6 +134,7 @@ func newProcess(o Options) (*process, error) {
 			return nil, err
 		}
 	}
+	// lb and frontend can start with the file of a previous process.
 	p.health.Set(TrenchFile, p.agent.files.exists(), "the first translation of all objects was not written yet")
 	p.health.Set(Trench, false, "not read yet")
 	p.health.Set(APIServer, false, "no cache is synced yet")
@@ -149,6 +151,7 @@ func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome
 	if o.wrote {
 		p.metrics.Written(o.latency)
 	}
+	// Status and metrics read the counters concurrently.
 	p.mu.Lock()
 	p.counts.translations++
 	p.counts.err = o.err
@@ -169,9 +172,11 @@ func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome
 		refused = errors.New(r.Trench.Reason + ": " + r.Trench.Message)
 	}
 	p.health.Report(Trench, logs.Text(refused))
+	// A refused Trench leaves the older file, which is enough for Readiness.
 	if p.agent.files.exists() {
 		p.health.Report(TrenchFile, "")
 	}
+	// Publish after the write: the verdict must not precede the file that it describes.
 	p.evaluated.Set(publication.Input{Objects: s.Objects, Result: r, Siblings: s.Siblings})
 	p.meridio2.Set(meridio2Input(s, r))
 	p.changed.Set(struct{}{})
@@ -188,9 +193,11 @@ func (observer) String() string { return "observer" }
 func (o observer) Run(ctx context.Context) error {
 	for {
 		s, changed := o.cluster.State().Get()
+		// Until the first list or the first failure, the initial reason holds.
 		if !s.Synced.IsZero() || !s.Stale.Since.IsZero() {
 			o.health.Report(APIServer, s.Stale.Cause)
 		}
+		// A nil channel blocks forever: with a Gateway there is no publisher.
 		var publishing <-chan struct{}
 		if o.publisher != nil {
 			var published publication.State

@@ -26,6 +26,7 @@ func (o *Options) translator() func(cluster.Snapshot) translation.Result {
 // meridio2Input returns the inputs of the Meridio 2 router tasks.
 func meridio2Input(s cluster.Snapshot, r translation.Result) meridio2.Input {
 	input := meridio2.Input{Known: true, Result: r}
+	// With a Gateway, the cluster watches only the own pod.
 	if len(s.Siblings) > 0 {
 		input.Pod = s.Siblings[0]
 	}

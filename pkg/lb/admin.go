@@ -44,6 +44,7 @@ func (p *process) status(ctx context.Context) *lbv1.Status {
 	if !own.ID.IsZero() {
 		s.SpiffeId, s.IdentityExpires = own.ID.String(), timestamppb.New(own.NotAfter)
 	}
+	// The frontend may withdraw a VIP that is ready, so the status has both states.
 	reported := p.server.AllReported()
 	for _, r := range table.VIPs {
 		v := &lbv1.VipStatus{Vip: r.VIP.String(), Readiness: r.Proto(time.Now())}
@@ -117,6 +118,7 @@ func (p *process) sourceStatus() []*lbv1.SourceStatus {
 func neighborTables() string {
 	c, err := rtnetlink.Dial()
 	if err != nil {
+		// The rest of the status does not depend on netlink, so the error is a detail.
 		return "; " + err.Error()
 	}
 	defer c.Close()
@@ -137,6 +139,7 @@ func neighborTables() string {
 func (p *process) targetMetrics() metrics.Targets {
 	m := metrics.Targets{States: map[string]int{}}
 	for s := healthcheck.Starting; s <= healthcheck.Drained; s++ {
+		// Without the zero, the series of a state would vanish with its last target.
 		m.States[s.String()] = 0
 	}
 	for _, v := range p.index.List(nil) {

@@ -19,6 +19,7 @@ func (o Options) authorize() tlsconfig.Authorizer {
 	if !o.FrontendDomain.IsZero() {
 		wide = identity.AuthorizeMember(o.FrontendDomain, exact...)
 	}
+	// Without the registry, an ID of --target-id has no service to call.
 	if o.Targets.Registry.Off {
 		return wide
 	}
@@ -27,6 +28,7 @@ func (o Options) authorize() tlsconfig.Authorizer {
 			return nil
 		}
 		if err := wide(id, chains); err != nil {
+			// The error lists the IDs of both rules, since the peer may be meant for either.
 			return fmt.Errorf("%w, or one that --target-id allows: %s", err, o.Targets.Registry.Allow)
 		}
 		return nil

@@ -23,6 +23,7 @@ func (p *process) checkFWMark(k healthcheck.Key) (fwmark uint32, problem string)
 			return fwmark, ""
 		}
 	}
+	// The problem of one address is more specific than an error of the whole data plane.
 	if why := state.Unreachable[k.Addr]; why != "" {
 		return 0, why
 	}
@@ -58,6 +59,7 @@ func (p *process) checkSource(f vip.Family) netip.Addr {
 	defer p.gatewaySources.mu.Unlock()
 	s := &p.gatewaySources.by[f]
 	if now := time.Now(); now.Sub(s.at) >= sourceLifetime {
+		// Cache a missing source, too: the checks of all targets need it.
 		s.addr, s.at = netip.Addr{}, now
 		for _, gateway := range p.gateways() {
 			if vip.FamilyOf(gateway) == f && !s.addr.IsValid() {
@@ -83,6 +85,7 @@ func (p *process) gateways() []netip.Addr {
 // selects during duplicate address detection: targets could not reply to it.
 func addressToward(to netip.Addr) netip.Addr {
 	const discard = 9 // a port of UDP, to which nothing is sent
+	// connect(2) of a UDP socket selects the route and the source address, and sends nothing.
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, discard)))
 	if err != nil {
 		return netip.Addr{}

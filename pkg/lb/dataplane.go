@@ -44,6 +44,7 @@ func (a *admin) Reconcile(ctx context.Context, _ *lbv1.ReconcileRequest) (*lbv1.
 // Hold implements the LBService.
 func (a *admin) Hold(ctx context.Context, request *lbv1.HoldRequest) (*lbv1.HoldResponse, error) {
 	d := request.GetDuration().AsDuration()
+	// Without a duration, the hold lasts until Resume.
 	if request.GetDuration() != nil && d <= 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "the duration %v is not positive", d)
 	}
@@ -70,6 +71,7 @@ func (a *admin) withPlane(ctx context.Context, stream string, do func(context.Co
 	if a.process.plane == nil {
 		return status.Error(codes.FailedPrecondition, "there is no data plane: this lb runs with --dataplane=none")
 	}
+	// A hold of a mistyped stream would succeed and protect nothing.
 	if stream != "" {
 		if _, known := a.process.stream(stream); !known {
 			return status.Errorf(codes.NotFound, "the trench file has no stream %s", stream)
@@ -115,6 +117,8 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
+	// These two read the kernel. If it does not respond in time, the rest of the status is still
+	// valid.
 	targets, err := p.plane.Targets(ctx)
 	unmatched, unmatchedErr := p.plane.Unmatched(ctx)
 	s.Unread = logs.Text(cmp.Or(err, unmatchedErr))
@@ -129,6 +133,7 @@ func (p *process) dataPlaneStreams(
 ) []*lbv1.DataPlaneStream {
 	var streams []*lbv1.DataPlaneStream
 	byName := map[string]*lbv1.DataPlaneStream{}
+	// The kernel may have targets and VIPs of a stream that left the file: add it on demand.
 	stream := func(name string) *lbv1.DataPlaneStream {
 		if s, known := byName[name]; known {
 			return s
@@ -140,6 +145,7 @@ func (p *process) dataPlaneStreams(
 		byName[name], streams = s, append(streams, s)
 		return s
 	}
+	// The file comes first, so that its streams keep their order.
 	for _, c := range p.config.Value().Load().Config.Streams {
 		s := stream(c.Name)
 		s.Size, s.Seed, s.UnmatchedPackets = c.Maglev.Size, c.Maglev.Seed, unmatched[c.Name]
@@ -159,6 +165,7 @@ func (p *process) dataPlaneStreams(
 			Addresses: texts(x.Addresses()), DrainEnd: endpoint.Timestamp(x.DrainEnd),
 		})
 	}
+	// state.VIPs maps each VIP in the kernel to its stream, whatever the file lists.
 	for _, name := range state.VIPs {
 		stream(name).Vips++
 	}
@@ -177,6 +184,7 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 		Held: len(state.Held), Failures: state.TotalFailures, Repairs: state.Repairs,
 	}
 	for _, role := range roles {
+		// Without the zero, the series of a state would vanish with its last target.
 		m.Targets[role] = 0
 	}
 	matches := false
@@ -186,6 +194,7 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 			for _, ip := range t.IPs {
 				f := vip.FamilyOf(ip)
 				word := roles[t.Roles[f]]
+				// A desired target counts as serving only once the confirmed kernel state contains it.
 				if t.Roles[f] == plan.Serving && state.Serves(name, f, t.Name) {
 					word = "serving"
 				}
@@ -193,6 +202,7 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 			}
 		}
 	}
+	// Only streams with a match count unmatched packets, so most scrapes need not read the kernel.
 	if matches {
 		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 		defer cancel()
@@ -220,6 +230,7 @@ func dataPlaneProblem(s plan.State) string {
 func (o *observer) showDataPlane(s plan.State) {
 	p := o.process
 	problem := dataPlaneProblem(s)
+	// Before the first read of the kernel, State has neither problems nor an error.
 	select {
 	case <-p.plane.Ready():
 	default:
@@ -231,6 +242,7 @@ func (o *observer) showDataPlane(s plan.State) {
 		object, end := describeHold(stream, s.Held[stream])
 		held = append(held, object+" "+end)
 	}
+	// A hold has its own condition: a forgotten hold must show while the data plane works.
 	p.health.Set(DataPlaneHoldCondition, len(held) == 0, "drift is not repaired: "+strings.Join(held, ", "))
 	p.decisions.journal.Add(dataPlaneEvents(o.dataPlane, s)...)
 	o.dataPlane = s
@@ -258,6 +270,7 @@ func (p *process) dataPlaneRepaired(list []dataplane.Repaired) {
 		}
 		all = append(all, e)
 	}
+	// A flushed ruleset yields one repair for each object.
 	p.decisions.journal.Add(summed(all)...)
 }
 
@@ -270,6 +283,7 @@ func dataPlaneEvents(was, is plan.State) []*adminv1.Event {
 	case is.Err == nil && was.Err != nil:
 		all = append(all, &adminv1.Event{Object: "data plane", To: "solved", Detail: was.Err.Error()})
 	}
+	// A hold that is renewed with another end is an event, too.
 	for stream, until := range is.Held {
 		if before, known := was.Held[stream]; !known || !before.Equal(until) {
 			object, end := describeHold(stream, until)
@@ -279,6 +293,7 @@ func dataPlaneEvents(was, is plan.State) []*adminv1.Event {
 	for stream, until := range was.Held {
 		if _, held := is.Held[stream]; !held {
 			object, _ := describeHold(stream, until)
+			// The state does not contain why a hold ended, so its end decides.
 			detail := "by an operator"
 			if !until.IsZero() && !time.Now().Before(until) {
 				detail = "the hold expired"
@@ -286,6 +301,7 @@ func dataPlaneEvents(was, is plan.State) []*adminv1.Event {
 			all = append(all, &adminv1.Event{Object: object, To: "resumed", Detail: detail, Stream: stream})
 		}
 	}
+	// The key "" is the hold of all streams.
 	_, everything := is.Held[""]
 	for _, d := range plan.Without(is.Drift, was.Drift, plan.Drift.Key) {
 		// Drift without a hold is repaired; dataPlaneRepaired reports it.

@@ -96,6 +96,7 @@ func (d *decisions) apply(delta journal.Delta) *journal.Changes {
 	changes := d.journal.Begin(delta.Len())
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	// Add all new VIPs in one batch: each growth of the table sorts it.
 	d.vips.Add(func(yield func(vip.VIP) bool) {
 		for i := range delta.Changed {
 			if !yield(delta.Changed[i].VIP) {
@@ -109,6 +110,7 @@ func (d *decisions) apply(delta journal.Delta) *journal.Changes {
 		transition := journal.Transition{
 			Family: is.VIP.Family(), From: was.state.String(), To: is.State.String(), Reason: reasonWord(is.Reason),
 		}
+		// The zero state is NotReady, which is also a valid first decision.
 		if !was.known {
 			transition.From, transition.New = journal.Unknown, true
 		}
@@ -122,6 +124,7 @@ func (d *decisions) apply(delta journal.Delta) *journal.Changes {
 		}
 		changes.Add(v, transition, "")
 	}
+	// Delete in one pass at the end, because a deletion moves the entries that Next expects.
 	if len(delta.Removed) > 0 {
 		d.vips.DeleteFunc(func(_ vip.VIP, state *vipState) bool { return !state.known })
 	}

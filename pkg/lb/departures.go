@@ -20,7 +20,9 @@ type departures struct {
 // VIP attracts traffic; a VIP without traffic is removed immediately.
 func (d *departures) configure(now time.Time, file *trench.Config, serves func(vip.VIP) bool) *trench.Config {
 	before, ends := d.inForce, d.ends
+	// find sets the ends again, without the VIPs that returned to the file.
 	d.file, d.ends = file, map[vip.VIP]time.Time{}
+	// Most files change only targets, and the search visits each VIP.
 	if before != nil && (len(ends) > 0 || !sameVIPs(before, file)) {
 		d.find(now, before, ends, serves)
 	}
@@ -44,13 +46,16 @@ func (d *departures) find(now time.Time, before *trench.Config, ends map[vip.VIP
 			served[v] = struct{}{}
 		}
 	}
+	// overlaps needs sorted VIPs; the file may list them in any order.
 	next := slices.Clone(d.file.Attractor.VIPs)
 	slices.SortFunc(next, vip.Compare)
 	for _, s := range before.Streams {
 		for _, v := range s.VIPs {
+			// VIPs of a configuration must not overlap, so a new VIP ends the drain of an old one.
 			if served.Has(v) || overlaps(next, v) {
 				continue
 			}
+			// A VIP that already leaves keeps its end: another reload must not prolong the drain.
 			end, leaves := ends[v]
 			if !leaves && s.DrainTime > 0 && serves(v) {
 				end = now.Add(s.DrainTime) // of several streams the longest
@@ -75,6 +80,7 @@ func (d *departures) merge(before *trench.Config) {
 	if len(d.ends) == 0 {
 		return
 	}
+	// Copy before appending: d.file is merged again after each drain.
 	c := *d.file
 	c.Attractor.VIPs, c.Streams = slices.Clone(c.Attractor.VIPs), slices.Clone(c.Streams)
 	configured := vip.NewSet(c.Attractor.VIPs...)
@@ -87,6 +93,7 @@ func (d *departures) merge(before *trench.Config) {
 	for i, s := range c.Streams {
 		index[s.Name] = i
 	}
+	// before contains earlier departures, so their drains survive another reload.
 	for _, s := range before.Streams {
 		var leaving []vip.VIP
 		for _, v := range s.VIPs {
@@ -97,9 +104,11 @@ func (d *departures) merge(before *trench.Config) {
 		if len(leaving) == 0 {
 			continue
 		}
+		// A stream that stays has its new targets and settings, and forwards its old VIPs, too.
 		if i, stays := index[s.Name]; stays {
 			c.Streams[i].VIPs = slices.Concat(c.Streams[i].VIPs, leaving)
 		} else {
+			// A removed stream stays with its old targets, which still have flows of these VIPs.
 			s.VIPs = leaving
 			c.Streams = append(c.Streams, s)
 		}
@@ -119,6 +128,7 @@ func (d *departures) expire(now time.Time) *trench.Config {
 	if !over {
 		return nil
 	}
+	// Only inForce has the streams of VIPs that still drain.
 	d.merge(d.inForce)
 	return d.inForce
 }

@@ -25,6 +25,7 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 	if err != nil {
 		return nil, err
 	}
+	// Negative: each target drains for the drain time of its stream.
 	drainFor := time.Duration(-1)
 	if d := r.GetDrainFor(); d != nil {
 		if drainFor = d.AsDuration(); drainFor < 0 || drainFor > maxDrain {
@@ -35,6 +36,7 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 	for _, id := range ids {
 		long := drainFor
 		if long < 0 {
+			// If a reload has removed the stream, the drain time is 0.
 			s, _ := p.stream(id.Stream)
 			long = s.DrainTime
 		}
@@ -56,6 +58,7 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 	if len(names) == 0 {
 		return nil, errNoTarget
 	}
+	// A drain outlives its target, so search the drains and not the index.
 	drained := slices.Collect(maps.Keys(p.sources.drains.All()))
 	drained = slices.DeleteFunc(drained, func(id targetset.ID) bool { return !named(id, r.GetStream(), names) })
 	// Names of targets that are not drained succeed. A name that no target has is a typing error,
@@ -76,6 +79,7 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 		p.Log.Info("drain by an operator ended", "stream", id.Stream, "target", id.Name)
 		done.Undrained = append(done.Undrained, id.String())
 	}
+	// The order of a map is random.
 	slices.Sort(done.Undrained)
 	return done, nil
 }

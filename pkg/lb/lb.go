@@ -176,6 +176,7 @@ func newProcess(o Options) (*process, error) {
 	p.health = p.shell.Health
 	p.health.Define(Readiness, Started, Identity, Serving)
 	p.health.Set(Configuration, o.Config != nil, "the trench file was not accepted yet")
+	// Set each condition before the listeners open: Check returns NotFound for an unset condition.
 	for _, c := range [][2]string{
 		{Identity, "no SVID yet"},
 		{Serving, "the readiness socket is not served yet"},
@@ -189,6 +190,7 @@ func newProcess(o Options) (*process, error) {
 		p.health.Report(c[0], c[1])
 	}
 	checks := healthcheck.Options{Log: o.Log, Source: p.addrs.Source}
+	// A check through a VIP follows the route of its target, which only the data plane installs.
 	if o.DataPlane != nil {
 		checks.FWMark, checks.VIPSource, checks.LocalVIP = p.checkFWMark, p.checkSource, p.localVIP
 	}
@@ -203,11 +205,13 @@ func newProcess(o Options) (*process, error) {
 	p.server = readiness.NewServer(p.table, readiness.ServerOptions{
 		Role: o.roles(), Peer: identity.PeerID, Log: o.Log,
 	})
+	// A frontend of Meridio accepts availability only with the host name of its own pod.
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("failed to read the host name for frontends of Meridio: %w", err)
 	}
 	p.availability = availability.NewServer(p.table, p.server, host, o.Log)
+	// newObserver sets p.decisions, which the loop calls.
 	p.observer = newObserver(p)
 	p.loop = &loop{
 		config: p.config.Value(), sources: p.sources, checker: p.checker, index: p.index,
@@ -230,6 +234,7 @@ func newProcess(o Options) (*process, error) {
 	if p.plane, err = dataplane.New(*o.DataPlane); err != nil {
 		return nil, err
 	}
+	// Without a data plane the condition serves from the start, because another process forwards.
 	p.health.Report(DataPlaneCondition, kernelNotRead)
 	p.loop.withPlane(p.plane, p.server, p.metrics.DataPlane(p.dataPlaneMetrics))
 	return p, nil
@@ -258,6 +263,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	err := p.shell.Listen(ctx, shell.Services{Admin: func(r grpc.ServiceRegistrar) {
 		lbv1.RegisterLBServiceServer(r, newAdmin(p))
 		adminv1.RegisterEventServiceServer(r, p.decisions.journal)
+		// Only the same user and root can use the admin socket, so its callers act as the operator.
 		targetv1.RegisterTargetServiceServer(r, p.targetService(true))
 	}})
 	if err != nil {
@@ -286,6 +292,7 @@ func (p *process) readinessEndpoint(ctx context.Context, creds credentials.Trans
 		return nil, fmt.Errorf("readiness socket: %w", err)
 	}
 	options, connections := readiness.GRPCOptions(), endpoint.MaxConnections
+	// Each registered application keeps a connection to this socket.
 	if !p.Targets.Registry.Off {
 		connections = endpoint.MaxRegistryConnections
 		// Each Register is a stream; calls beyond the limit of a connection wait silently.

@@ -88,6 +88,7 @@ func (l *loop) Overdue() time.Duration { return l.pulse.Overdue() }
 
 // Run evaluates until ctx ends.
 func (l *loop) Run(ctx context.Context) error {
+	// The first evaluation is due now, so that Liveness notices if it hangs.
 	l.pulse.Next(0)
 	defer l.pulse.End()
 	loaded, reloaded := l.config.Get()
@@ -100,10 +101,12 @@ func (l *loop) Run(ctx context.Context) error {
 		state, confirmed = l.plane.State().Get()
 		in.kernel = &state
 	}
+	// Heartbeats are aligned to the wall clock and share a wake-up with other timers of the pod.
 	beat := time.NewTimer(tick.UntilPart(time.Now(), l.lease, BeatsPerLease))
 	defer beat.Stop()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+	// Readiness is served only after this evaluation; see awaitReadiness.
 	l.evaluate(in)
 	l.sources.publish()
 	close(l.ready)
@@ -125,6 +128,7 @@ func (l *loop) Run(ctx context.Context) error {
 			in.targets = true
 		case <-l.sources.drains.Changed():
 			in.targets = true
+		// decide collects the new verdicts itself.
 		case <-l.checker.Changed():
 		case <-compared:
 			// A condition of the first synced decision.
@@ -207,6 +211,7 @@ func (l *loop) decide(in input) decision {
 		l.sources.configure(now, in.config)
 	}
 	l.sources.missing(now, in.lost)
+	// Heartbeats skip the sources: only new input or the end of a drain changes their targets.
 	if in.config != nil || in.targets || (!l.sources.next.IsZero() && !l.sources.next.After(now)) {
 		changes := l.sources.update(now)
 		l.checker.Update(changes.Streams, changes.Removed)
@@ -218,7 +223,9 @@ func (l *loop) decide(in input) decision {
 	}
 	if in.kernel != nil {
 		l.evaluator.Confirm(*in.kernel)
+		// Targets that wait for a fwmark can be checked now.
 		l.checker.Routed()
+		// A kernel that cannot be read must not delay the first synced decision.
 		l.compared = l.compared || in.kernel.Err != nil
 	}
 	d := decision{Result: l.evaluator.Evaluate(now, l.checker.Evaluate(now)), at: now}
@@ -234,6 +241,7 @@ func (l *loop) depart(now time.Time, file *trench.Config) *trench.Config {
 	if file != nil {
 		config = l.departures.configure(now, file, l.evaluator.Attracts)
 	}
+	// The evaluator keeps these VIPs at most DRAINING until their ends.
 	if config != nil {
 		l.evaluator.Leave(l.departures.ends)
 	}
@@ -246,9 +254,12 @@ func (l *loop) publish(in input, d decision) {
 	switch {
 	case l.plane != nil && l.synced:
 		l.next = targetset.Soonest(l.next, l.forward(d.at))
+	// Until readiness is synced, the kernel keeps the state of the previous process. Checks of new
+	// targets need only routes.
 	case l.plane != nil && (in.config != nil || in.targets):
 		l.plane.Configure(l.evaluator.Routes())
 	}
+	// Before the first synced decision, targets wait for verdicts. At a stop the list stays empty.
 	if (d.committed || d.StreamsChanged || in.config != nil) && l.files != nil && l.synced && !l.leaving {
 		streams, vips := l.evaluator.Ready()
 		l.files.Want(streams, vips...)
@@ -266,6 +277,7 @@ func (l *loop) publish(in input, d decision) {
 // forward passes a changed desired state to the data plane. It returns when to call it again.
 func (l *loop) forward(now time.Time) (next time.Time) {
 	state := l.plane.State().Load()
+	// The data plane applies only the newest state, so one state may confirm several revisions.
 	for revision, at := range l.sent {
 		if revision <= state.Revision {
 			l.applied(max(0, state.At.Sub(at)))
@@ -276,9 +288,11 @@ func (l *loop) forward(now time.Time) (next time.Time) {
 	out := l.evaluator.Forward(now, serving.Frontend{
 		Report: report, Reported: l.frontend.Reported, Position: l.table.Position(),
 	})
+	// Reports of the frontend wake the loop only while they can release a held change.
 	if l.reported = nil; len(out.Held) > 0 {
 		l.reported = changed
 	}
+	// Without a change, status continues to show the last desired state.
 	if out.Desired == nil {
 		out.Desired = l.forwarding.Load().Desired
 	} else {
@@ -297,6 +311,7 @@ func (l *loop) forward(now time.Time) (next time.Time) {
 func (l *loop) commit(d *decision) {
 	d.first = !l.synced && l.generation > 0 && !d.Settling && (l.plane == nil || l.compared)
 	l.synced = l.synced || d.first
+	// The first synced decision is committed without changes, too: readers wait for Synced.
 	if len(d.Changed)+len(d.Removed) == 0 && !d.first {
 		return
 	}

@@ -48,13 +48,16 @@ func (o *observer) Run(ctx context.Context) error {
 		dataPlaneReady = p.plane.Ready()
 	}
 	for {
+		// Get the channels before updating: a change after a Get closes its channel.
 		own, ownChanged := p.Identity.Status().Get()
 		loaded, configChanged := p.config.Value().Get()
 		stale, staleChanged := p.config.Stale().Get()
 		report, reportChanged := p.server.Report().Get()
 		_, watchingChanged := p.availability.Watching().Get()
 		states, statesChanged := p.sources.states.Get()
+		// Probes check the loops themselves. This call updates open watches and metrics.
 		p.health.CheckLoops()
+		// The own ID is unknown until the first SVID arrives.
 		if !o.warned && slices.Contains(p.Frontends, own.ID) {
 			o.warned = true
 			p.Log.Warn("lb and frontend share a SPIFFE ID: any container with it can be either; "+
@@ -67,6 +70,7 @@ func (o *observer) Run(ctx context.Context) error {
 		o.showStale(stale)
 		p.showEgress(report)
 		p.metrics.Frontend(report.Connected, report.Exported)
+		// Watches read the recorded decisions, so notify them after the drain.
 		if p.decisions.drain() {
 			p.health.VIPsChanged()
 		}
@@ -75,6 +79,7 @@ func (o *observer) Run(ctx context.Context) error {
 			state, dataPlaneChanged = p.plane.State().Get()
 			o.showDataPlane(state)
 		}
+		// Status watchers are notified last, because they read all of the state above.
 		p.changed.Update(func(n uint64) uint64 { return n + 1 })
 		select {
 		case <-ctx.Done():
@@ -89,6 +94,7 @@ func (o *observer) Run(ctx context.Context) error {
 		case <-targets.Changed():
 			targets.Take() // the status reads the index itself
 		case <-dataPlaneReady:
+			// A closed channel would be selected in each pass.
 			dataPlaneReady = nil
 		case <-dataPlaneChanged:
 		case <-p.decisions.queue.Wake():
@@ -109,6 +115,7 @@ func (o *observer) showConfiguration(l trench.Loaded) {
 	p.health.Report(Configuration, problem)
 	if l.Generation > 0 {
 		problem = "readiness is not synced yet: targets wait for their first verdict, or the kernel was not read"
+		// Started stays true: a later loss must not block a rollout (docs/adr/0015-start-gate.md).
 		o.started = o.started || p.table.Synced()
 	} else {
 		problem = "no trench file was accepted yet: " + problem
@@ -150,6 +157,7 @@ func (p *process) showEgress(r readiness.Report) {
 		if up, known := r.Families[f]; known {
 			p.health.Set(name, r.Connected && up, "no "+f.String()+" gateway of the frontend is known to be up")
 		} else {
+			// The frontend reports only the families that have VIPs.
 			p.health.Remove(name)
 		}
 	}

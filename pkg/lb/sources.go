@@ -58,6 +58,7 @@ func newSources(o TargetOptions, log *slog.Logger) (*sources, error) {
 func (s *sources) configure(now time.Time, c *trench.Config) {
 	vips := slices.Clone(c.Attractor.VIPs)
 	slices.SortFunc(vips, vip.Compare)
+	// The registry checks the same policy, so that a refused target gets the error in its call.
 	policy := targetset.AddressPolicy{Subnets: s.options.Subnets, VIPs: vips}
 	s.set.Configure(c.Streams, policy)
 	if s.options.File {
@@ -80,6 +81,7 @@ func (s *sources) update(now time.Time) targetset.Changes {
 	if !s.options.Registry.Off {
 		s.set.Offer(targetset.OriginRegistry, s.registry.Take())
 	}
+	// An operator may have ordered or ended drains since the last update.
 	s.set.SetManualDrains(s.drains.All())
 	c := s.set.Update(now)
 	s.next = c.Next

@@ -19,6 +19,8 @@ func (p *process) drain(ctx context.Context, again <-chan struct{}) {
 	p.stopping.Set(true)
 	p.health.Report(Serving, "stopping")
 	p.table.GoAway(p.DrainTime)
+	// GoAway advances the revision. Only a report that applied it counts: an older one may list VIPs
+	// as withdrawn that were advertised afterwards.
 	away := p.table.State()
 	p.Log.Info("going away: waiting for the frontend to withdraw", "drain_for", p.DrainTime,
 		"at_most", p.DrainTime+stopMargin)

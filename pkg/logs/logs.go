@@ -79,6 +79,7 @@ func textValues(_ []string, a slog.Attr) slog.Attr {
 		return a
 	}
 	switch v := a.Value.Any().(type) {
+	// slog already writes these as text.
 	case error, encoding.TextMarshaler, json.Marshaler:
 	case fmt.Stringer:
 		return slog.String(a.Key, v.String())
@@ -134,6 +135,7 @@ func (s *Signals) Run(ctx context.Context) error {
 		case sig := <-s.signals:
 			before := s.level.String()
 			s.handlers[sig]()
+			// At level warn, the line must appear, too.
 			s.log.Warn("log level changed", "from", before, "to", s.level.String(), "signal", sig.String())
 		}
 	}
@@ -178,6 +180,7 @@ func (t *Throttle) take(key string, now time.Time) (suppressed int, ok bool) {
 	if t.keys == nil {
 		t.keys = make(map[string]bucket)
 	}
+	// A full bucket limits nothing, so it can be removed.
 	if _, known := t.keys[key]; !known && len(t.keys) >= throttleKeys {
 		maps.DeleteFunc(t.keys, func(_ string, b bucket) bool { return !b.full.After(now) })
 		if len(t.keys) >= throttleKeys {

@@ -75,6 +75,7 @@ func (w *Writer) Write(line []byte) (int, error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	// slog reuses the buffer of the line after Write.
 	w.lines, w.bytes = append(w.lines, bytes.Clone(line)), w.bytes+len(line)
 	for len(w.lines) > maxLines || w.bytes > maxBytes {
 		w.take()

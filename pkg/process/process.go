@@ -113,6 +113,7 @@ func (p *Process) Serve(server *endpoint.Endpoint, err error) error {
 	if err != nil {
 		return err
 	}
+	// Until Run, Close must close it; from then on its task does.
 	p.unused, p.tasks = append(p.unused, server), append(p.tasks, server)
 	return nil
 }

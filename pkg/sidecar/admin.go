@@ -23,6 +23,7 @@ func newAdmin(p *process) *admin {
 
 // status returns this process's content of `target status`.
 func (p *process) status(ctx context.Context) *targetadminv1.Status {
+	// Without the flows, the rest of the status is still valid.
 	flows, err := p.flows(ctx)
 	s := Describe(p.Options, p.path.Status(), flows)
 	s.FlowsError = logs.Text(err)

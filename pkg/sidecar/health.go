@@ -31,6 +31,7 @@ func (h addressHealth) Check(ctx context.Context, r *healthv1.HealthCheckRequest
 		return h.Server.Check(ctx, r)
 	case !h.process.inPool(address):
 		return nil, status.Errorf(codes.NotFound, "%s is not in the pool of this target", address)
+	// The state covers the whole pool, so every address in it has the same answer.
 	case h.process.path.Status().Complete:
 		return &healthv1.HealthCheckResponse{Status: healthv1.HealthCheckResponse_SERVING}, nil
 	}

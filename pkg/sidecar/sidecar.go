@@ -56,6 +56,7 @@ func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 	p.shell = shell.New(o.Settings, p.metrics)
 	p.health = p.shell.Health
 	p.health.Define(Readiness, ReplyPath)
+	// Set each condition before the listeners open: Check returns NotFound for an unset condition.
 	p.health.Report(Liveness, "")
 	p.health.Report(ReplyPath, "the kernel state was not read yet")
 	p.health.Report(shell.AdminSocket, "")
@@ -99,6 +100,7 @@ func Cleanup(ctx context.Context) ([]string, error) {
 // inPool reports whether VIPs may have the address.
 func (p *process) inPool(a netip.Addr) bool {
 	for _, prefix := range p.Pool {
+		// A dual-stack listener reports IPv4 as a mapped IPv6 address, which no prefix contains.
 		if prefix.Contains(a.Unmap().WithZone("")) {
 			return true
 		}
@@ -127,12 +129,14 @@ func (o observer) Run(ctx context.Context) error {
 	refresh := time.NewTicker(refreshInterval)
 	defer refresh.Stop()
 	for {
+		// Until the first read of the kernel, the reason of the start holds.
 		if s := o.path.Status(); !s.Since.IsZero() {
 			o.health.Report(ReplyPath, logs.Text(Incomplete(s)))
 		}
 		o.changed.Set(struct{}{})
 		select {
 		case <-o.path.Changed():
+		// New flows notify nothing: only a read of the connection tracking table counts them.
 		case <-refresh.C:
 		case <-ctx.Done():
 			return ctx.Err()
@@ -146,6 +150,7 @@ func Incomplete(s replypath.Status) error {
 	if s.Complete {
 		return nil
 	}
+	// Before the first read of the kernel there are no problems to name.
 	if len(s.Problems) == 0 {
 		return errors.New("the kernel state is not complete")
 	}

@@ -35,6 +35,7 @@ func writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.
 	head.row("confirmed", confirmed)
 	out.WriteByte('\n')
 	head.align(out, "")
+	// An error concerns the whole data plane, so it comes before single problems.
 	if failure := plane.GetError(); failure != "" {
 		fmt.Fprintf(out, "NOTHING CAN BE CHANGED (%s): %s\nThe kernel state is kept.\n",
 			plural(int(plane.GetFailures()), "attempt"), cut(failure, maxLine))
@@ -46,6 +47,7 @@ func writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.
 		drift = append(drift, []string{Drift(object) + ", " + ago(object.GetSince(), now)})
 	}
 	writeList(out, "Drift, not repaired yet or held:", drift)
+	// Without this line, the tables below would look like an empty kernel.
 	if failure := plane.GetUnread(); failure != "" {
 		fmt.Fprintf(out, "\nFailed to read the targets in the kernel: %s\n", cut(failure, maxLine))
 	}

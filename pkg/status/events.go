@@ -74,6 +74,7 @@ func (log *EventLog) Render(events []*adminv1.Event) string {
 	}
 	rows := &table{width: log.width}
 	if !log.begun {
+		// A followed log has one header, whatever the number of calls.
 		log.begun = true
 		rows.rows = append(rows.rows, log.header)
 	}
@@ -82,6 +83,7 @@ func (log *EventLog) Render(events []*adminv1.Event) string {
 	}
 	var out strings.Builder
 	rows.align(&out, "")
+	// Later rows start with these widths, so that the columns stay aligned.
 	log.width = rows.width
 	return out.String()
 }

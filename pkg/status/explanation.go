@@ -30,6 +30,7 @@ var explanationText string
 var explanations = sync.OnceValue(func() map[string]Explanation {
 	all := map[string]Explanation{}
 	for block := range strings.SplitSeq(strings.TrimSpace(explanationText), "\n\n") {
+		// A value without a problem has no line for the next check.
 		lines := append(strings.Split(block, "\n"), "", "", "")
 		all[lines[0]] = Explanation{lines[1], lines[2], lines[3]}
 	}

@@ -64,7 +64,9 @@ func Frontend(status *frontendv1.Status, now time.Time) (text string, complete b
 			fmt.Fprintf(&out, "%s VIPs attract traffic, and no route leads back to clients\n", family)
 		}
 	}
+	// Gateways explain VIPs that are not advertised, so their problems come first.
 	writeGateways(&out, status)
+	// The exit status of `frontend status` depends on this.
 	complete = count == len(status.GetVips())
 	fmt.Fprintf(&out, "\n%d of %s advertised\n", count, plural(len(status.GetVips()), "VIP"))
 	counts.write(&out)
@@ -180,6 +182,7 @@ func writeGateways(out *strings.Builder, status *frontendv1.Status) {
 
 func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 	rows := newTable("GATEWAY", "ADDRESS", "SESSION", "SINCE", "IMPORTED", "EXPORTED", "BFD", "STATE")
+	// A session that is held down on purpose sorts with the sessions that are up.
 	rank := func(gateway *frontendv1.GatewayStatus) int {
 		if gateway.GetUp() || gateway.GetHeld() {
 			return 1
@@ -188,12 +191,14 @@ func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 	}
 	for _, gateway := range problemsFirst(all, rank) {
 		state := gateway.GetState()
+		// The state of a session that is down may already contain the error.
 		if gateway.GetLastError() != "" && !strings.Contains(state, gateway.GetLastError()) {
 			state += ", last error: " + gateway.GetLastError()
 		}
 		if gateway.GetLastErrorAt() != nil {
 			state += ", " + ago(gateway.GetLastErrorAt(), now) + " ago"
 		}
+		// The socket option exists only while the session has a socket.
 		if gateway.GetUp() && gateway.GetNoDelayProblem() != "" {
 			state += ", without TCP_NODELAY: " + gateway.GetNoDelayProblem()
 		}
@@ -227,6 +232,7 @@ func frontendVIPs(all []*frontendv1.VipStatus, now time.Time) *table {
 // balancer caused it.
 func reason(vip *frontendv1.VipStatus) string {
 	switch report := vip.GetReadiness(); vip.GetReason() {
+	// The reason of the load balancer is more specific.
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY,
 		readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING:
 		if report != nil && report.GetState() != readinessv1.VipState_VIP_STATE_READY {

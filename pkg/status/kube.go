@@ -19,6 +19,7 @@ func Kube(status *kubev1.Status, now time.Time) (text string, good bool) {
 	// The exit status is 1 unless all of the checks below hold.
 	good = status.GetVerdict().GetAccepted() && status.GetStaleSince() == nil && status.GetFile().GetError() == ""
 	switch {
+	// Stale first: it names the failure of a kube that never synced, too.
 	case status.GetStaleSince() != nil:
 		fmt.Fprintf(&out, "STALE for %s: %s\n", ago(status.GetStaleSince(), now), cut(status.GetStaleCause(), maxLine))
 	case status.GetSyncedSince() == nil:
@@ -44,6 +45,7 @@ func Kube(status *kubev1.Status, now time.Time) (text string, good bool) {
 		good = false
 	}
 	head.row("leader", leader)
+	// Only a Trench has the condition Published.
 	if publication := status.GetPublication(); publication != nil {
 		text := cut(publication.GetMessage(), maxLine)
 		if !publication.GetComplete() {

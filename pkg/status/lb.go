@@ -23,6 +23,7 @@ func LB(status *lbv1.Status, now time.Time) string {
 	if !status.GetSynced() {
 		out.WriteString("NOT SYNCED: not every target was checked yet; no VIP is reported\n")
 	}
+	// A forgotten hold must not be missed, so it is at the top.
 	holds(&out, status.GetDataPlane(), now)
 
 	// Without any report, "advertises 0" would look like a fault of the frontend.
@@ -39,6 +40,7 @@ func LB(status *lbv1.Status, now time.Time) string {
 		if isAdvertised(reportedAdvertisement(vip.GetReported())) {
 			advertised++
 		}
+		// Count by reason: with thousands of VIPs the table below is too long to read.
 		counts[group{vipStates[report.GetState()].rank, vipState(report.GetState()), Explain(report.GetReason())}]++
 	}
 	fmt.Fprintf(&out, "\n%d of %s ready; ", ready, plural(len(status.GetVips()), "VIP"))
@@ -48,6 +50,7 @@ func LB(status *lbv1.Status, now time.Time) string {
 		fmt.Fprintf(&out, "the frontend advertises %d\n", advertised)
 	}
 	counts.write(&out)
+	// Causes come before the tables, which may have thousands of rows.
 	writeConditions(&out, status.GetConditions())
 	writeConfigurationError(&out, status.GetConfigurationError(), status.GetTrench(), "")
 
@@ -147,6 +150,7 @@ func stateDetail(target *lbv1.TargetStatus, now time.Time) string {
 
 func targets(all []*lbv1.StreamStatus, now time.Time) *table {
 	rows := newTable("STREAM", "TARGET", "ADDRESS", "STATE", "SINCE", "SOURCE", "LAST CHECK", "LAST ERROR")
+	// Targets that are not ready come first: they are the reason to look.
 	for _, ready := range []bool{false, true} {
 		for _, stream := range all {
 			for _, target := range stream.GetTargets() {

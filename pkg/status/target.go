@@ -24,6 +24,7 @@ func Target(status *targetadminv1.Status, now time.Time) (text string, good bool
 	// A host that only registers targets has no pool, and no kernel state to show.
 	registrations := newTable("STREAM", "TARGET", "ADDRESSES", "REGISTRY", "LB", "STATE", "SINCE", "ERROR")
 	for _, registration := range status.GetRegistrations() {
+		// Without a state, no registry has accepted the target.
 		good = good && registration.GetState() != ""
 		registrations.add(registration.GetStream(), registration.GetName(), names(registration.GetAddresses()),
 			registration.GetRegistry(), registration.GetLb(),
@@ -54,6 +55,7 @@ func writeReplyPath(out *strings.Builder, status *targetadminv1.Status, now time
 	out.WriteByte('\n')
 	head.align(out, "")
 	writeList(out, "Packets to the pool are not accepted, or not answered, since:", problems)
+	// Clone first: DeleteFunc would change the message of the caller.
 	conditions := slices.DeleteFunc(slices.Clone(status.GetConditions()), func(condition *adminv1.Condition) bool {
 		replyPath := condition.GetName() == "ReplyPath" || condition.GetName() == readiness
 		return replyPath && len(problems) > 0 // the problems have more detail
@@ -69,6 +71,7 @@ func writeReplyPath(out *strings.Builder, status *targetadminv1.Status, now time
 		if peer.GetSeen() {
 			seen = "received"
 		}
+		// A count that cannot be read must not look like a peer without flows.
 		if status.GetFlowsError() != "" {
 			flows = "?"
 		}

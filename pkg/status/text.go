@@ -42,6 +42,7 @@ func (rows *table) add(cells ...any) {
 		row[i] = cut(fmt.Sprint(cell), maxCell)
 	}
 	last := len(cells) - 1
+	// The last cell is free text and moves no other column.
 	row[last] = cut(fmt.Sprint(cells[last]), maxLine)
 	rows.rows = append(rows.rows, row)
 }
@@ -92,6 +93,7 @@ func writeList(out *strings.Builder, title string, items [][]string) {
 		return
 	}
 	out.WriteString("\n" + title + "\n")
+	// A longer list would move the tables out of the terminal.
 	for _, lines := range items[:min(len(items), maxItems)] {
 		indent := "  "
 		for _, line := range lines {
@@ -243,6 +245,7 @@ func writeConditions(out *strings.Builder, all []*adminv1.Condition) {
 	}
 	at := slices.IndexFunc(all, func(condition *adminv1.Condition) bool { return condition.GetName() == readiness })
 	ready := at >= 0 && all[at].GetServing()
+	// The list has no entry for a part that was never set; only the conjunction names it.
 	if at >= 0 && !ready && len(rows.rows) == 0 {
 		rows.row(readiness, cut(all[at].GetDetail(), maxError))
 	}

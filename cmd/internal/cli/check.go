@@ -99,6 +99,7 @@ func LBNumbers(table, mask uint32, priority int) Numbers {
 // OverlapFrontend adds an error for each number that the frontend in the same pod also uses. Its
 // numbers are read from its environment variables, with its defaults for unset variables.
 func (r *Refusals) OverlapFrontend(n Numbers) {
+	// The containers of a pod share a block of variables, so lb can read the frontend's settings.
 	mask := kernel.DefaultMask
 	if _, m, ok := strings.Cut(os.Getenv("VIPGATE_MARK"), "/"); ok {
 		if n, err := strconv.ParseUint(m, 0, 32); err == nil {
@@ -111,6 +112,7 @@ func (r *Refusals) OverlapFrontend(n Numbers) {
 
 // OverlapLB does the same for the lb in the same pod, unless its data plane is disabled.
 func (r *Refusals) OverlapLB(n Numbers) {
+	// An unset variable does not prove that lb runs without a data plane.
 	if os.Getenv("VIPGATE_DATAPLANE") != "none" {
 		table, mask := number("FIRST_TABLE", dataplane.DefaultFirst), number("MARK_MASK", dataplane.DefaultMask)
 		r.overlap(n, LBNumbers(uint32(table), uint32(mask), number("DATAPLANE_PRIORITY", dataplane.DefaultPriority)))

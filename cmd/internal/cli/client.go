@@ -42,6 +42,7 @@ func DialAdmin(program, socket string, wait bool) (*grpc.ClientConn, error) {
 		return nil, Usage("--admin-socket: %w", err)
 	}
 	switch _, err := os.Stat(path); {
+	// With wait, gRPC retries until the socket exists.
 	case wait:
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("%s does not exist: is `%s run` running here, with this --admin-socket?", path, program)
@@ -65,6 +66,7 @@ func Call[C, Q, R any](ctx context.Context, program string, f AdminFlags, client
 		return r, err
 	}
 	defer conn.Close()
+	// Calls that repair the data plane have a longer deadline of their own.
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, CallTimeout)
@@ -76,6 +78,7 @@ func Call[C, Q, R any](ctx context.Context, program string, f AdminFlags, client
 // Explain returns the error of a call on the admin socket without gRPC's prefixes. It returns
 // other errors unchanged, including errors that wrap an error of a call.
 func Explain(err error) error {
+	// Not errors.As: a wrapped error already has a text for the user.
 	call, ok := err.(interface{ GRPCStatus() *grpcstatus.Status })
 	if !ok {
 		return err
@@ -167,9 +170,11 @@ func ShowStatus[S proto.Message](ctx context.Context, out *Output, flags StatusF
 		text, good := render(s)
 		switch {
 		case flags.Output == "json":
+			// With --watch, each line is one object, for programs that read a stream.
 			if text, err = status.JSON(s, !flags.Watch); err != nil {
 				return err
 			}
+		// Leave the alternate screen at the end, or the terminal keeps the last status.
 		case flags.Watch && first && out.isTerminal():
 			separator = clearScreen
 			out.Printf(alternateScreen)

@@ -59,6 +59,7 @@ func unknownVariables(own []string) (problems []error) {
 		}
 		problems = append(problems, fmt.Errorf("unknown variable %s; %s", name, remedy))
 	}
+	// The order of the environment is arbitrary.
 	slices.SortFunc(problems, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return problems
 }
@@ -69,6 +70,7 @@ func nearest(name string, known []string) (near string) {
 	least := max(2, len(name[len(prefix):])/3) + 1
 	for _, k := range known {
 		d := distance(name, k)
+		// A missing last word is a likely mistake, however long the word is.
 		if strings.HasPrefix(k, name+"_") {
 			d = min(d, 2)
 		}

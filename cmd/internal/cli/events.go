@@ -128,9 +128,11 @@ func (f *EventFollower) Run(ctx context.Context) error {
 			return nil
 		case broken != nil:
 			return broken
+		// A retry cannot correct the request, and a process that was never reached may not exist.
 		case code == codes.InvalidArgument, code == codes.PermissionDenied, !reached:
 			return Explain(err)
 		}
+		// One note for each outage, not for each attempt.
 		if !away {
 			f.note("the %s is gone, waiting for it: %v", f.Program, Explain(err))
 			away = true
@@ -147,6 +149,7 @@ func (f *EventFollower) take(page *adminv1.WatchEventsResponse) error {
 		f.note("the %s was restarted; events count from 1 again, and those not received from the previous process are lost",
 			f.Program)
 	}
+	// The next connection continues after the last event. Limit applies to the first one only.
 	f.Request = &adminv1.WatchEventsRequest{
 		Vip: f.Request.GetVip(), InstanceId: page.GetInstanceId(), After: page.GetUpTo(),
 	}

@@ -48,6 +48,7 @@ func (f Identity) Source(defaultID string, log *slog.Logger) (*identity.Source, 
 
 func (f Identity) source(defaultID, cache string, log *slog.Logger) (*identity.Source, error) {
 	kind := f.Identity
+	// The standard's variable selects the Workload API, as in other SPIFFE programs.
 	if kind == "" && os.Getenv(endpointSocket) != "" {
 		kind = "spiffe"
 	}
@@ -76,6 +77,7 @@ func (f Identity) source(defaultID, cache string, log *slog.Logger) (*identity.S
 // missing SVID directory, for which a daemon waits. It logs nothing.
 func (f Identity) Check(defaultID string, lenient bool) error {
 	_, err := f.Source(defaultID, slog.New(slog.DiscardHandler))
+	// "/." also refuses a file: only a directory has this entry.
 	if err == nil && !lenient && f.Identity == "files" {
 		if _, err := os.Stat(f.SvidDir + "/."); err != nil {
 			return fmt.Errorf("--svid-dir=%s: %w; name the directory with tls.crt, tls.key and ca.crt", f.SvidDir, err)

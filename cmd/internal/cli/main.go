@@ -142,6 +142,7 @@ func run(ctx context.Context, p Program, commands any, args []string) int {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
+	// Kubernetes sets variables for Services, which unknownVariables would refuse.
 	dropServices()
 	p.adopted = Adopt(p.Aliases)
 	parser, err := New(p, commands)
@@ -151,10 +152,12 @@ func run(ctx context.Context, p Program, commands any, args []string) int {
 	}
 	unknown := unknownVariables(Variables(p, parser))
 	parsed, err := parse(parser, args)
+	// The version must be available in any environment.
 	if err == nil && parsed.Command() == "version" {
 		unknown = nil
 	}
 	if err = errors.Join(append(unknown, err)...); err != nil {
+		// kong names the variable of the program, and the user may have set its alias.
 		message := fromVariable.ReplaceAllStringFunc(err.Error(), func(s string) string {
 			return "(from " + p.given(fromVariable.FindStringSubmatch(s)[1]) + "="
 		})
@@ -168,6 +171,7 @@ func run(ctx context.Context, p Program, commands any, args []string) int {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok && len(joined.Unwrap()) == 1 {
 		err = joined.Unwrap()[0]
 	}
+	// Errors of calls contain prefixes of gRPC, which mean nothing to a user.
 	err = Explain(err)
 	var exit ExitError
 	var user *UsageError
@@ -281,6 +285,7 @@ func runUntil(signals <-chan os.Signal, limit time.Duration, run func(stops <-ch
 		case err := <-ended:
 			return err
 		case <-signals:
+			// A second signal must not extend the time.
 			if expired == nil {
 				expired = time.After(limit)
 			}

@@ -32,6 +32,7 @@ func Adopt(aliases []Alias) map[string]string {
 	for _, a := range aliases {
 		for _, name := range a.Names {
 			value, given := os.LookupEnv(name)
+			// The own variable of the program takes precedence over its aliases.
 			if _, set := os.LookupEnv(a.Variable); set || !given || a.EmptyIsUnset && value == "" {
 				continue
 			}
@@ -93,6 +94,7 @@ func parse(parser *kong.Kong, args []string) (*kong.Context, error) {
 			return nil, errors.Join(problems...)
 		}
 		err = nameEnumVariable(parser, args, err)
+		// Parse again without the invalid flag, to find the next invalid one.
 		rest, restore := without(parser, args, err)
 		defer restore()
 		if rest == nil {
@@ -118,6 +120,7 @@ func nameEnumVariable(parser *kong.Kong, args []string, err error) error {
 	}
 	flag := "--" + m[1]
 	given := func(arg string) bool { return arg == flag || strings.HasPrefix(arg, flag+"=") }
+	// The command line takes precedence over the variable, so the value is not from it.
 	if slices.ContainsFunc(args, given) {
 		return err
 	}
@@ -147,6 +150,7 @@ func without(parser *kong.Kong, args []string, err error) (rest []string, restor
 			continue
 		}
 		rest := slices.Delete(slices.Clone(args), i, i+1)
+		// Without the flag of the error, the parser returns another error or none.
 		if _, other := parser.Parse(rest); other == nil || other.Error() != err.Error() {
 			return rest, func() {}
 		}
@@ -161,6 +165,7 @@ func suggest(parser *kong.Kong, args []string, err error) error {
 		return err
 	}
 	command := parser.Model.DefaultCmd
+	// Without a default command, kong suggests a similar one.
 	parser.Model.DefaultCmd = nil
 	defer func() { parser.Model.DefaultCmd = command }()
 	if _, other := parser.Parse(args); other != nil && strings.Contains(other.Error(), "did you mean") {
@@ -201,6 +206,7 @@ func givenBy(parsed *kong.Context) map[string]string {
 			}
 		}
 	}
+	// The command line takes precedence over variables.
 	for _, p := range parsed.Path {
 		if p.Flag != nil {
 			set[p.Flag.Name] = ""

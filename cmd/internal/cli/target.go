@@ -49,6 +49,7 @@ func (f TargetFlags) Request() (*targetv1.RegisterRequest, error) {
 func RunUntilDrained(ctx context.Context, out *Output, stops <-chan struct{},
 	run func(ctx context.Context, leave <-chan struct{}) error,
 ) error {
+	// run has its own context: the first stop must not cancel the calls of the drain.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	leave, ended := make(chan struct{}), make(chan error, 1)

@@ -67,6 +67,7 @@ func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
 		out.Printf("draining until %s, then withdrawn: %s\n", r.GetUntil().AsTime().Format(time.RFC3339),
 			strings.Join(draining, " "))
 	}
+	// VIPs whose drain is over are withdrawn already.
 	over := slices.DeleteFunc(r.GetDrained(), func(v string) bool { return slices.Contains(r.GetDraining(), v) })
 	if len(over) > 0 {
 		out.Printf("drained: %s\n", strings.Join(over, " "))
@@ -101,11 +102,13 @@ func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	if err := o.Validate(); err != nil {
 		return cli.Usage("%w", err)
 	}
+	// A running frontend would restore the removed objects.
 	release, err := identity.OwnNetNS(ctx, "frontend", "frontend cleanup")
 	if err != nil {
 		return err
 	}
 	defer release()
+	// Both tables are removed, even if one of them fails.
 	if err := errors.Join(kernel.Cleanup(ctx, o), bfdlease.Cleanup(ctx)); err != nil {
 		return err
 	}

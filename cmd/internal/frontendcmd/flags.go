@@ -126,6 +126,7 @@ func (f *Flags) Check(r *cli.Refusals) {
 	f.Process.Check(r, cli.Port{Flag: "--lb-bgp-port", Port: f.LBBGPPort})
 	r.Socket("--bird-socket", f.BirdSocket)
 	r.If(f.LBBGPPort == 0, "--lb-bgp-port=0: a port lies between 1 and 65535, such as 1790")
+	// Without this check, the frontend would start and try BIRD again and again.
 	executable := bird.Executable(f.BirdExecutable)
 	_, err := exec.LookPath(executable)
 	r.If(err != nil, "--bird-executable=%s: %w: install BIRD, or name its path", executable, err)
@@ -141,6 +142,7 @@ func (f *Flags) Check(r *cli.Refusals) {
 		"--table-id and --rule-priority must not be 0: leave them out for 4096 and 100")
 	err = f.KernelFlags.options().Validate()
 	r.If(err != nil, "--table-id, --rule-priority, --mark: %w", err)
+	// lb and frontend share the network namespace of the pod.
 	r.OverlapLB(cli.FrontendNumbers(f.TableID, f.RulePriority, f.Mark.Mark, f.Mark.Mask))
 }
 

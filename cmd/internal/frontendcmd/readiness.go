@@ -35,6 +35,7 @@ func (f *Flags) checkDirectory(r *cli.Refusals) {
 	switch dir := *f.ReadinessDir; {
 	case dir == "":
 		r.Add(fmt.Errorf("--readiness-dir: %w", frontend.ErrNoDirectory))
+	// The default of --lb-socket is always set, so only an explicit one conflicts.
 	case f.socketGiven:
 		r.Add(fmt.Errorf("--readiness-dir=%s and --lb-socket=%s exclude each other: name one source of readiness",
 			dir, f.LBSocket))
