@@ -184,31 +184,38 @@ type followed struct {
 // limit is [HungDecision] for the loop that decides about VIPs, if there is one, and [HungTask] for
 // the other loops.
 func (s *Server) Alive(decision task.Loop, tasks ...task.Task) {
-	s.loops = nil
+	var loops []followed
 	for _, t := range tasks {
 		loop, is := t.(task.Loop)
 		switch {
 		case is && loop == decision:
-			s.loops = append(s.loops, followed{loop, HungDecision})
+			loops = append(loops, followed{loop, HungDecision})
 		case is:
-			s.loops = append(s.loops, followed{loop, HungTask})
+			loops = append(loops, followed{loop, HungTask})
 		}
 	}
+	// A status may be read before the tasks start.
+	s.mu.Lock()
+	s.loops = loops
+	s.mu.Unlock()
 	s.CheckLoops()
 }
 
 // CheckLoops updates [Liveness]. Each Check calls it, so that a probe does not depend on another
 // goroutine. Additional calls update watches and metrics.
 func (s *Server) CheckLoops() {
+	s.mu.Lock()
+	loops := s.loops
+	s.mu.Unlock()
 	var hung []string
-	for _, f := range s.loops {
+	for _, f := range loops {
 		// A loop that waits for input is not overdue; see task.Pulse.
 		if overdue := f.loop.Overdue(); overdue >= f.limit {
 			hung = append(hung, fmt.Sprintf("task %s hangs for %v", f.loop, overdue.Round(time.Second)))
 		}
 	}
 	// A program without loops sets Liveness itself.
-	if len(s.loops) > 0 {
+	if len(loops) > 0 {
 		s.Report(Liveness, strings.Join(hung, "; "))
 	}
 }
