@@ -63,10 +63,10 @@ type Server struct {
 	changed latest.Value[struct{}] // set after every change, to wake the watches
 	watches atomic.Int64           // number of open watches
 
-	vip   func(vip.VIP) (serving, known bool)
-	loops []followed
+	vip func(vip.VIP) (serving, known bool)
 
 	mu          sync.Mutex
+	loops       []followed
 	conditions  map[string]Condition
 	order       []string // of conditions, by their first Set
 	definitions []definition
