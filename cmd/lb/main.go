@@ -9,6 +9,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/readiness"
 )
 
 type commandLine struct {
@@ -43,6 +44,7 @@ func program() cli.Program {
 			cli.Renamed("VIPGATE_ON_REGISTRATION_EXPIRY", "VIPGATE_ON_REGISTRY_GONE"),
 		},
 		Options: []kong.Option{
+			kong.Vars{"lease": readiness.DefaultLease.String()},
 			cli.Mapper("a subnet such as 172.16.0.0/16", parseSubnet),
 			cli.Mapper("a mode of the socket: 0600, or 0660 for a group that both containers share", parseMode),
 		},

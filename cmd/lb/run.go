@@ -37,7 +37,7 @@ type runFlags struct {
 	targetFlags
 	dataPlaneFlags
 
-	Lease      time.Duration  `help:"How long each message stays valid." default:"1s"`
+	Lease      time.Duration  `help:"How long each message stays valid." default:"${lease}"`
 	StaleGrace *time.Duration `help:"How long the data plane continues to forward without this process; when absent 5s with --dataplane=nftables, else 0s." placeholder:"DURATION"`
 	DrainTime  time.Duration  `help:"How long traffic is forwarded after SIGTERM." default:"1s"`
 
