@@ -1,6 +1,3 @@
-// Package nft reads and writes nftables objects by netlink messages: transactions, listings in a
-// normal form that is comparable with the written objects, and small tables that are described as
-// a whole. Rules consist of the expressions of github.com/google/nftables/expr.
 package nft
 
 import (

@@ -1,4 +1,3 @@
-// Package frontendstatus follows the status of the frontend in the same pod.
 package frontendstatus
 
 import (

@@ -1,4 +1,3 @@
-// Package debug writes the document of Meridio's `frontend --debug`.
 package debug
 
 import (

@@ -1,0 +1,2 @@
+// Package debug writes the document of Meridio's `frontend --debug`.
+package debug
