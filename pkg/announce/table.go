@@ -88,6 +88,7 @@ func (table *table) post(batch Batch, queue bool) {
 				table.withdrawn--
 			}
 		}
+		// An advert is queued once: the session writes the newest value when it takes it.
 		held.to = to
 		if queue && !held.queued {
 			held.queued = true
@@ -101,6 +102,8 @@ func (table *table) post(batch Batch, queue bool) {
 			table.cause = batch.Cause
 		}
 	}
+	// Withdrawn adverts stay for a while, so that flapping VIPs allocate nothing; the limit bounds
+	// them.
 	table.limit = max(table.limit, 2*(len(table.adverts)-table.withdrawn))
 	if table.withdrawn > table.limit {
 		table.removeWithdrawn(queue)

@@ -163,6 +163,8 @@ func (gate *Gate) UpdateLB(now time.Time, update LBUpdate) {
 	if update.Instance == "" {
 		return
 	}
+	// Only a change that a live load balancer reports itself is a flap: a restart or a lost lease is
+	// not.
 	countFlap := update.Instance == gate.instance && gate.Freshness(now) == Live && !update.Shared
 	gate.instance, gate.revision, gate.synced, gate.grace = update.Instance, update.Revision, true, update.Grace
 	gate.lbDrainEnd = time.Time{}
@@ -175,6 +177,7 @@ func (gate *Gate) UpdateLB(now time.Time, update LBUpdate) {
 	} else {
 		gate.graceStart = earlier(update.LeaseEnd, update.EndedAt)
 	}
+	// VIPs that a complete update does not list are not ready.
 	if update.Complete {
 		gate.complete++
 	}

@@ -35,6 +35,7 @@ func (connection *watchConn) explain(err, cause error) error {
 	switch {
 	case cause == errMoved, cause == errStopped:
 		return cause
+	// gRPC wraps these two in Unavailable and loses their types, so the connection recorded them.
 	case dial != nil:
 		return explainDial(socket, dial)
 	case handshake != nil:
@@ -65,6 +66,7 @@ func (connection *watchConn) explain(err, cause error) error {
 		if strings.Contains(status.Message(), stoppingText) {
 			return fmt.Errorf("the load balancer on %s is stopping: %w", socket, err)
 		}
+		// In TLS 1.3 the client finishes the handshake before the server rejects its certificate.
 		if shaken && !isClosed(connection.received) {
 			return explainDenial(socket, status.Message(), err)
 		}

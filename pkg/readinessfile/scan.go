@@ -144,6 +144,7 @@ func (scanner *scanner) read(found *scanResult) (replaced bool, err error) {
 	}
 	defer dir.Close()
 	info, err := dir.Stat()
+	// A replaced directory must not be read with the watch of the old one.
 	if err != nil || (scanner.inode != nil && !os.SameFile(info, scanner.inode)) {
 		return err == nil, err
 	}
@@ -168,6 +169,7 @@ func (scanner *scanner) read(found *scanResult) (replaced bool, err error) {
 			switch problem {
 			case "":
 				found.files[entry.Name()] = seen
+			// A file that was removed during the read is a normal change.
 			case vanished:
 			default:
 				found.problems = append(found.problems, fmt.Sprintf("%q: %s", entry.Name(), problem))

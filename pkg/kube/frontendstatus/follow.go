@@ -54,6 +54,7 @@ func watch(ctx context.Context, socket string, probe time.Duration, received fun
 	}
 	defer conn.Close()
 	client := frontendv1.NewFrontendServiceClient(conn)
+	// The first goroutine that fails ends the other one: ctx cancels the stream and the probe.
 	g, ctx := errgroup.WithContext(ctx)
 	stream, err := client.WatchStatus(ctx, &adminv1.WatchStatusRequest{})
 	if err != nil {
@@ -74,6 +75,7 @@ func watch(ctx context.Context, socket string, probe time.Duration, received fun
 				return err
 			}
 			call, cancel := context.WithTimeout(ctx, probe/2)
+			// A frontend that hangs keeps the stream open, and only a call with a deadline shows it.
 			_, err := client.GetStatus(call, &adminv1.GetStatusRequest{})
 			cancel()
 			if err != nil {
