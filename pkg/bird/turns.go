@@ -49,7 +49,8 @@ func (resolver *resolver) takeTurns(w desired, state State, now *resolution, seq
 	}
 	for _, gateway := range state.Gateways {
 		if state.Alive {
-			input.State[gateway.Name] = turns.State{Up: gateway.Up, Complete: gateway.Exported >= gateway.Announced}
+			complete := gateway.Protocol == trench.Static || gateway.Exported >= gateway.Announced
+			input.State[gateway.Name] = turns.State{Up: gateway.Up, Complete: complete}
 		}
 	}
 	entries, wake := resolver.plan.Step(input)

@@ -273,7 +273,9 @@ func (plan *Plan) update(entry *Entry, desired Session) (replaced bool) {
 
 // idle reports whether no traffic depends on a session, so that a change needs no drain.
 func (plan *Plan) idle(entry *Entry) bool {
-	return !plan.in.State[entry.Name].Up || plan.in.Drained(entry.Name) || plan.in.Immediate
+	// BFD of a static gateway is down while it drains, and its last replies still need a route.
+	down := !plan.in.State[entry.Name].Up && entry.Protocol == trench.BGP
+	return down || plan.in.Drained(entry.Name) || plan.in.Immediate
 }
 
 // conflicts reports whether BIRD cannot have both sessions.
