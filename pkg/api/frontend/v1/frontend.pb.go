@@ -84,13 +84,20 @@ func (Freshness) EnumDescriptor() ([]byte, []int) {
 	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
 }
 
-// DrainRequest selects the VIPs to drain.
+// DrainRequest selects the VIPs or the gateways to drain: exactly one of vips, all and gateways.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The VIPs, as prefixes; none only with all.
+	// The VIPs, as prefixes; none only with all or gateways.
 	Vips []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
-	// Drains every VIP.
-	All           bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
+	// Drains every VIP, also those that are configured later.
+	All bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
+	// The names of BGP gateways. FAILED_PRECONDITION for the last gateway of a family that is up and
+	// receives VIPs, unless force is set.
+	Gateways []string `protobuf:"bytes,3,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	// The time after which the drain ends by itself; absent for never.
+	EndsAfter *durationpb.Duration `protobuf:"bytes,4,opt,name=ends_after,json=endsAfter,proto3" json:"ends_after,omitempty"`
+	// Drains also the last gateway of a family.
+	Force         bool `protobuf:"varint,5,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -139,7 +146,28 @@ func (x *DrainRequest) GetAll() bool {
 	return false
 }
 
-// Drains lists the VIPs that an operator drains.
+func (x *DrainRequest) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+func (x *DrainRequest) GetEndsAfter() *durationpb.Duration {
+	if x != nil {
+		return x.EndsAfter
+	}
+	return nil
+}
+
+func (x *DrainRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+// Drains lists the VIPs and gateways that an operator drains.
 type Drains struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// All drained VIPs.
@@ -147,7 +175,11 @@ type Drains struct {
 	// The de-preferred VIPs, whose drain time has not ended.
 	Draining []string `protobuf:"bytes,2,rep,name=draining,proto3" json:"draining,omitempty"`
 	// The end of the last drain time; absent if every drain time has ended.
-	Until         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
+	Until *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
+	// All drained gateways.
+	Gateways []string `protobuf:"bytes,4,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	// What the frontend cannot check, such as whether another pod advertises the VIPs; empty without.
+	Warning       string `protobuf:"bytes,5,opt,name=warning,proto3" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -203,11 +235,27 @@ func (x *Drains) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
-// UndrainRequest selects the VIPs to undrain.
+func (x *Drains) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+func (x *Drains) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
+}
+
+// UndrainRequest selects the drains to end; empty for all drains of VIPs.
 type UndrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The VIPs, as prefixes; none for all.
-	Vips          []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
+	// The VIPs, as prefixes.
+	Vips []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
+	// The names of gateways.
+	Gateways      []string `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -245,6 +293,13 @@ func (*UndrainRequest) Descriptor() ([]byte, []int) {
 func (x *UndrainRequest) GetVips() []string {
 	if x != nil {
 		return x.Vips
+	}
+	return nil
+}
+
+func (x *UndrainRequest) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
 	}
 	return nil
 }
@@ -564,7 +619,13 @@ type GatewayStatus struct {
 	LastErrorAt *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=last_error_at,json=lastErrorAt,proto3" json:"last_error_at,omitempty"`
 	// True while up, and for a static gateway also while it is held down or just released, unless its
 	// BFD session did not come up after the last release. The frontend needs one usable gateway.
-	Usable        bool `protobuf:"varint,17,opt,name=usable,proto3" json:"usable,omitempty"`
+	Usable bool `protobuf:"varint,17,opt,name=usable,proto3" json:"usable,omitempty"`
+	// What BIRD exports to the gateway: "full", "depreferred" or "none".
+	Export string `protobuf:"bytes,18,opt,name=export,proto3" json:"export,omitempty"`
+	// True while an operator drains the gateway.
+	Drained bool `protobuf:"varint,19,opt,name=drained,proto3" json:"drained,omitempty"`
+	// The time at which that drain ends by itself; absent for never.
+	DrainEnds     *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=drain_ends,json=drainEnds,proto3" json:"drain_ends,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -718,6 +779,27 @@ func (x *GatewayStatus) GetUsable() bool {
 	return false
 }
 
+func (x *GatewayStatus) GetExport() string {
+	if x != nil {
+		return x.Export
+	}
+	return ""
+}
+
+func (x *GatewayStatus) GetDrained() bool {
+	if x != nil {
+		return x.Drained
+	}
+	return false
+}
+
+func (x *GatewayStatus) GetDrainEnds() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DrainEnds
+	}
+	return nil
+}
+
 // BirdStatus is the BIRD process.
 type BirdStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -819,8 +901,10 @@ type VipStatus struct {
 	// The names of the static gateways that send traffic although the VIP is not announced: the VIPs of
 	// a family share their BFD sessions.
 	StaticGateways []string `protobuf:"bytes,7,rep,name=static_gateways,json=staticGateways,proto3" json:"static_gateways,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The time at which an operator's drain ends by itself; absent for never, or without a drain.
+	DrainEnds     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=drain_ends,json=drainEnds,proto3" json:"drain_ends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VipStatus) Reset() {
@@ -902,20 +986,34 @@ func (x *VipStatus) GetStaticGateways() []string {
 	return nil
 }
 
+func (x *VipStatus) GetDrainEnds() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DrainEnds
+	}
+	return nil
+}
+
 var File_vipgate_frontend_v1_frontend_proto protoreflect.FileDescriptor
 
 const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\n" +
-	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"4\n" +
+	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"\xa0\x01\n" +
 	"\fDrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x10\n" +
-	"\x03all\x18\x02 \x01(\bR\x03all\"p\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\x12\x1a\n" +
+	"\bgateways\x18\x03 \x03(\tR\bgateways\x128\n" +
+	"\n" +
+	"ends_after\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tendsAfter\x12\x14\n" +
+	"\x05force\x18\x05 \x01(\bR\x05force\"\xa6\x01\n" +
 	"\x06Drains\x12\x18\n" +
 	"\adrained\x18\x01 \x03(\tR\adrained\x12\x1a\n" +
 	"\bdraining\x18\x02 \x03(\tR\bdraining\x120\n" +
-	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"$\n" +
+	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1a\n" +
+	"\bgateways\x18\x04 \x03(\tR\bgateways\x12\x18\n" +
+	"\awarning\x18\x05 \x01(\tR\awarning\"@\n" +
 	"\x0eUndrainRequest\x12\x12\n" +
-	"\x04vips\x18\x01 \x03(\tR\x04vips\"\x88\x05\n" +
+	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
+	"\bgateways\x18\x02 \x03(\tR\bgateways\"\x88\x05\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12\x1c\n" +
@@ -944,7 +1042,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
 	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\x12\x18\n" +
-	"\aservice\x18\b \x01(\tR\aservice\"\x81\x04\n" +
+	"\aservice\x18\b \x01(\tR\aservice\"\xee\x04\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -964,14 +1062,18 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x10no_delay_problem\x18\x0e \x01(\tR\x0enoDelayProblem\x12\x1a\n" +
 	"\bexpected\x18\x0f \x01(\rR\bexpected\x12>\n" +
 	"\rlast_error_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\vlastErrorAt\x12\x16\n" +
-	"\x06usable\x18\x11 \x01(\bR\x06usable\"\x9c\x01\n" +
+	"\x06usable\x18\x11 \x01(\bR\x06usable\x12\x16\n" +
+	"\x06export\x18\x12 \x01(\tR\x06export\x12\x18\n" +
+	"\adrained\x18\x13 \x01(\bR\adrained\x129\n" +
+	"\n" +
+	"drain_ends\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\tdrainEnds\"\x9c\x01\n" +
 	"\n" +
 	"BirdStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x1a\n" +
 	"\brestarts\x18\x03 \x01(\rR\brestarts\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"\xe4\x02\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\x9f\x03\n" +
 	"\tVipStatus\x12\x10\n" +
 	"\x03vip\x18\x01 \x01(\tR\x03vip\x12I\n" +
 	"\radvertisement\x18\x02 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\radvertisement\x12A\n" +
@@ -979,7 +1081,9 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12@\n" +
 	"\treadiness\x18\x05 \x01(\v2\".vipgate.readiness.v1.VipReadinessR\treadiness\x12\x1a\n" +
 	"\bgateways\x18\x06 \x03(\tR\bgateways\x12'\n" +
-	"\x0fstatic_gateways\x18\a \x03(\tR\x0estaticGateways*c\n" +
+	"\x0fstatic_gateways\x18\a \x03(\tR\x0estaticGateways\x129\n" +
+	"\n" +
+	"drain_ends\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tdrainEnds*c\n" +
 	"\tFreshness\x12\x19\n" +
 	"\x15FRESHNESS_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFRESHNESS_LIVE\x10\x01\x12\x13\n" +
@@ -1015,10 +1119,10 @@ var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(*GatewayStatus)(nil),         // 6: vipgate.frontend.v1.GatewayStatus
 	(*BirdStatus)(nil),            // 7: vipgate.frontend.v1.BirdStatus
 	(*VipStatus)(nil),             // 8: vipgate.frontend.v1.VipStatus
-	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
-	(*v1.Condition)(nil),          // 10: vipgate.admin.v1.Condition
-	(*v11.Position)(nil),          // 11: vipgate.readiness.v1.Position
-	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
+	(*durationpb.Duration)(nil),   // 9: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
+	(*v1.Condition)(nil),          // 11: vipgate.admin.v1.Condition
+	(*v11.Position)(nil),          // 12: vipgate.readiness.v1.Position
 	(v11.Advertisement)(0),        // 13: vipgate.readiness.v1.Advertisement
 	(v11.AdvertisementReason)(0),  // 14: vipgate.readiness.v1.AdvertisementReason
 	(*v11.VipReadiness)(nil),      // 15: vipgate.readiness.v1.VipReadiness
@@ -1026,36 +1130,39 @@ var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(*v1.WatchStatusRequest)(nil), // 17: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
-	9,  // 0: vipgate.frontend.v1.Drains.until:type_name -> google.protobuf.Timestamp
-	9,  // 1: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	10, // 2: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
-	5,  // 3: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
-	6,  // 4: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
-	8,  // 5: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
-	7,  // 6: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
-	0,  // 7: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
-	11, // 8: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
-	12, // 9: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
-	9,  // 10: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	9,  // 11: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
-	9,  // 12: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	13, // 13: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	14, // 14: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	9,  // 15: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	15, // 16: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	16, // 17: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	17, // 18: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
-	1,  // 19: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	3,  // 20: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	4,  // 21: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
-	4,  // 22: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
-	2,  // 23: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
-	2,  // 24: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
-	21, // [21:25] is the sub-list for method output_type
-	17, // [17:21] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	9,  // 0: vipgate.frontend.v1.DrainRequest.ends_after:type_name -> google.protobuf.Duration
+	10, // 1: vipgate.frontend.v1.Drains.until:type_name -> google.protobuf.Timestamp
+	10, // 2: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	11, // 3: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	5,  // 4: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
+	6,  // 5: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
+	8,  // 6: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
+	7,  // 7: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
+	0,  // 8: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
+	12, // 9: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
+	9,  // 10: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
+	10, // 11: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
+	10, // 12: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
+	10, // 13: vipgate.frontend.v1.GatewayStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	10, // 14: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	13, // 15: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	14, // 16: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	10, // 17: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	15, // 18: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	10, // 19: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	16, // 20: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	17, // 21: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	1,  // 22: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
+	3,  // 23: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	4,  // 24: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
+	4,  // 25: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
+	2,  // 26: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
+	2,  // 27: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
+	24, // [24:28] is the sub-list for method output_type
+	20, // [20:24] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_frontend_v1_frontend_proto_init() }
