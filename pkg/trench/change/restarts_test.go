@@ -22,7 +22,9 @@ func TestRestarts(t *testing.T) {
 		return g
 	}
 	slower := func(g *trench.Gateway) { g.HoldTime = 6 * time.Second }
-	static := func(g *trench.Gateway) { *g = trench.Gateway{Name: g.Name, Address: g.Address, Protocol: trench.Static} }
+	static := func(g *trench.Gateway) {
+		*g = trench.Gateway{Name: g.Name, Address: g.Address, Protocol: trench.Static}
+	}
 	fast := func(g *trench.Gateway) { g.BFD = &trench.BFD{Multiplier: 3} }
 	a, b, c := "192.0.2.1", "192.0.2.2", "2001:db8::1"
 	both := []trench.Gateway{gateway("a", a), gateway("b", b), gateway("c", c)}
