@@ -48,13 +48,14 @@ func replay(ctx context.Context, o options, s *scenario, reference bool) result 
 
 // attempt runs an incident once.
 func attempt(ctx context.Context, o options, s *scenario, reference bool) (r result, err error) {
+	evidence := ""
 	fx, err := open(ctx, s, o.binaries, reference)
 	if fx == nil {
 		return r, err
 	}
 	defer func() {
 		if err != nil || o.keep != "" {
-			err = errors.Join(err, o.keepLogs(fx, s))
+			err = errors.Join(err, o.keepLogs(s, evidence+fx.logs()))
 		}
 		err = errors.Join(err, fx.close())
 	}()
@@ -84,6 +85,7 @@ func attempt(ctx context.Context, o options, s *scenario, reference bool) (r res
 	if err := errors.Join(errInject, err, context.Cause(ctx)); err != nil {
 		return r, err
 	}
+	evidence = record.evidence()
 	r = result{ByVIP: map[string]numbers{}, Late: sampling.late}
 	for _, vip := range vips {
 		n := record.measure(vip, gateways)
@@ -93,11 +95,11 @@ func attempt(ctx context.Context, o options, s *scenario, reference bool) (r res
 	return r, nil
 }
 
-// keepLogs writes the ends of all logs to a file.
-func (o options) keepLogs(fx *fixture, s *scenario) error {
+// keepLogs writes the updates, the failed requests and the ends of all logs to a file.
+func (o options) keepLogs(s *scenario, text string) error {
 	dir := o.keep
 	if dir == "" {
 		dir = os.TempDir()
 	}
-	return os.WriteFile(filepath.Join(dir, "replay-"+s.id+".log"), []byte(fx.logs()), 0o600)
+	return os.WriteFile(filepath.Join(dir, "replay-"+s.id+".log"), []byte(text), 0o600)
 }
