@@ -136,6 +136,10 @@ func (resolver *resolver) resolve(ctx context.Context, w desired, before resolut
 	now = resolution{generation: w.generation, gateways: a.Gateways}
 	now.input = renderInput{Options: resolver.options, Interface: a.Interface, VIPs: a.VIPs}
 	now.input.Sessions, now.problems = resolver.resolveSessions(ctx, a, before.input.Sessions)
+	for i := range now.input.Sessions {
+		session := &now.input.Sessions[i]
+		session.Export = w.exports[session.Name]
+	}
 	if before.generation == w.generation && slices.Equal(before.input.Sessions, now.input.Sessions) {
 		now.content, now.protocols, now.err = before.content, before.protocols, before.err
 		return now, !maps.Equal(before.problems, now.problems)

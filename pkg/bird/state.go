@@ -73,6 +73,7 @@ type GatewayState struct {
 	Since    time.Time // when Up last changed
 	Imported int
 	Exported int
+	Export   Export // in BIRD's configuration
 	// LastError is the reason why the session was lost or does not come up under the current
 	// configuration. The next attempt does not clear it.
 	LastError   string
@@ -85,7 +86,8 @@ type GatewayState struct {
 	// NoDelay reports whether the session's TCP connection has TCP_NODELAY.
 	NoDelay        bool
 	NoDelayProblem string // why TCP_NODELAY is not set although the session is up
-	// Announced counts the VIPs of the gateway's family that the announcer has sent to BIRD.
+	// Announced counts the VIPs of the gateway's family that the announcer has sent to BIRD; 0 with
+	// ExportNone.
 	Announced int
 	// Short reports whether BIRD has exported fewer VIPs than Announced for longer than an export
 	// takes.
@@ -160,11 +162,19 @@ func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
 		switch {
 		case !gateway.Up:
 		case gateway.Protocol == trench.Static && gateway.Held, gateway.Protocol == trench.BGP &&
-			gateway.Exported != want[gateway.Family]:
+			gateway.Exported != gateway.expected(want):
 			return false
 		}
 	}
 	return true
+}
+
+// expected returns how many of the announced VIPs BIRD exports to the gateway once it has converged.
+func (g *GatewayState) expected(announced [len(vip.Families)]int) int {
+	if g.Export == ExportNone {
+		return 0
+	}
+	return announced[g.Family]
 }
 
 // states returns the state of each desired gateway; protocols is nil while BIRD does not run.

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -53,7 +54,8 @@ type Options struct {
 
 type desired struct {
 	attractor  trench.Attractor
-	generation uint64 // 0 before the first
+	exports    map[string]Export // by gateway; absent: ExportFull
+	generation uint64            // 0 before the first
 }
 
 // Supervisor runs BIRD. It implements task.Task.
@@ -138,7 +140,20 @@ func (supervisor *Supervisor) State() *latest.Value[State] { return supervisor.s
 // Configure replaces gateways and VIPs. It does not block.
 func (supervisor *Supervisor) Configure(a trench.Attractor) {
 	supervisor.desired.Update(func(w desired) desired {
-		return desired{a, w.generation + 1}
+		return desired{a, w.exports, w.generation + 1}
+	})
+}
+
+// Export replaces the exports that are not ExportFull, by gateway. Gateways that are not configured
+// yet are kept for later. It does not block, and before Configure it starts nothing. The map must
+// not be modified afterwards.
+func (supervisor *Supervisor) Export(exports map[string]Export) {
+	supervisor.desired.Update(func(w desired) desired {
+		if w.generation > 0 && !maps.Equal(w.exports, exports) {
+			w.generation++
+		}
+		w.exports = exports
+		return w
 	})
 }
 
@@ -278,7 +293,7 @@ func (supervisor *Supervisor) runOnce(ctx context.Context, starts int) error {
 // each gateway without a session to its problem.
 func (options Options) Preview(a trench.Attractor) ([]byte, map[string]string, error) {
 	r := newResolver(options.withDefaults(), nil)
-	v, _ := r.resolve(context.Background(), desired{a, 1}, resolution{})
+	v, _ := r.resolve(context.Background(), desired{attractor: a, generation: 1}, resolution{})
 	content, err := render(v.input.Masked())
 	return content, v.problems, err
 }

@@ -81,6 +81,7 @@ func (t *Topology) startSidecar(n int) (err error) {
 		program, "run", "--interface=net0", "--admin-socket=unix://" + a.Admin(), "--log-format=text",
 	}
 	for _, vip := range t.VIPs {
+		// VIPs may share a pool, and pools must not overlap.
 		if arg := "--pool=" + pool(vip).String(); !slices.Contains(args, arg) {
 			args = append(args, arg)
 		}
