@@ -10,9 +10,6 @@ import (
 )
 
 const (
-	// observed is how long requests continue after an incident: a state that lasts until then needs a
-	// person, or is the wanted one.
-	observed = 6 * time.Second
 	// excuse is the lateness of timers from which a missed budget is measured again.
 	excuse   = 100 * time.Millisecond
 	attempts = 3
@@ -79,7 +76,7 @@ func attempt(ctx context.Context, o options, s *scenario, reference bool) (r res
 	}
 	errInject := inject(ctx, fx)
 	if errInject == nil {
-		sleep(ctx, observed)
+		sleep(ctx, o.observed)
 	}
 	record, err := sampling.stop(begin)
 	if err := errors.Join(errInject, err, context.Cause(ctx)); err != nil {
