@@ -244,6 +244,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		Admin: func(r grpc.ServiceRegistrar) {
 			frontendv1.RegisterFrontendServiceServer(r, newAdmin(p))
 			adminv1.RegisterEventServiceServer(r, p.observer.journal)
+			adminv1.RegisterConfigurationServiceServer(r, endpoint.ConfigurationService{InForce: p.Source.Value()})
 		},
 		MetricsRefused: p.isExternal, Signals: p.Signals,
 	})
