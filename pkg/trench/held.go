@@ -14,9 +14,8 @@ import (
 type Held struct {
 	// ID identifies the removals by their names; "" if nothing is held. It is the same in every pod.
 	ID string
-	// VIPs are sorted. Total counts the VIPs in force before the hold; 0 without VIPs.
-	VIPs  []vip.VIP
-	Total int
+	// VIPs are sorted. Base are the VIPs in force before the hold; nil without VIPs.
+	VIPs, Base []vip.VIP
 	// Gateways are the last ones of a family.
 	Gateways []string
 	// Streams would lose all targets that pass their checks.
@@ -33,7 +32,7 @@ func (held Held) Count() int { return len(held.VIPs) + len(held.Gateways) + len(
 func (held Held) String() string {
 	var parts []string
 	if len(held.VIPs) > 0 {
-		parts = append(parts, fmt.Sprintf("%d of %d VIPs (%s)", len(held.VIPs), held.Total, first(held.VIPs)))
+		parts = append(parts, fmt.Sprintf("%d of %d VIPs (%s)", len(held.VIPs), len(held.Base), first(held.VIPs)))
 	}
 	if len(held.Gateways) > 0 {
 		parts = append(parts, "the last gateways of a family ("+first(held.Gateways)+")")

@@ -37,7 +37,7 @@ func Hold(inForce, next *trench.Config, before trench.Held, confirmed string, al
 	}
 	confirmed += "," + next.Confirm
 	var held trench.Held
-	held.VIPs, held.Total = removedVIPs(inForce, next, percent, before.Total)
+	held.VIPs, held.Base = removedVIPs(inForce, next, percent, before.Base)
 	held.Gateways = lastGateways(inForce, next, held.VIPs)
 	// Both depend on the configurations alone, so that every pod computes the same identifier.
 	held.ID = identify("v", held.VIPs, held.Gateways)
@@ -79,18 +79,21 @@ func identify(prefix string, vips []vip.VIP, names []string) string {
 	return prefix + hex.EncodeToString(hash.Sum(nil)[:4])
 }
 
-// removedVIPs returns the removed VIPs, sorted, and the number that they are compared with; nil within
-// the limit.
-func removedVIPs(inForce, next *trench.Config, percent, total int) ([]vip.VIP, int) {
+// removedVIPs returns the removed VIPs, sorted, and the VIPs that they are a part of; nil within the
+// limit.
+func removedVIPs(inForce, next *trench.Config, percent int, base []vip.VIP) (removed, of []vip.VIP) {
+	// VIPs that were added during a hold do not count: they would hide the removal, and make the edit
+	// that reverts it a removal of its own.
+	if base == nil {
+		base = inForce.Attractor.VIPs
+	}
 	wanted := vip.NewSet(next.Attractor.VIPs...)
-	removed := slices.DeleteFunc(slices.Clone(inForce.Attractor.VIPs), wanted.Has)
-	// During a hold, VIPs that were added count only in the configuration in force.
-	total = cmp.Or(total, len(inForce.Attractor.VIPs))
-	if len(removed) < minVIPs || len(removed)*100 <= percent*total {
-		return nil, 0
+	removed = slices.DeleteFunc(slices.Clone(base), wanted.Has)
+	if len(removed) < minVIPs || len(removed)*100 <= percent*len(base) {
+		return nil, nil
 	}
 	slices.SortFunc(removed, vip.Compare)
-	return removed, total
+	return removed, base
 }
 
 // lastGateways returns the names of the gateways of each family that has VIPs and loses its last
