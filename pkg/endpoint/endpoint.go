@@ -28,7 +28,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
-	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 // stopTimeout bounds running calls after the endpoint's context ended. Streams that wait for the
@@ -243,24 +242,6 @@ func (s StatusServer[S, C]) GetStatus(ctx context.Context, _ *adminv1.GetStatusR
 // WatchStatus sends the status now and after every change.
 func (s StatusServer[S, C]) WatchStatus(_ *adminv1.WatchStatusRequest, stream grpc.ServerStreamingServer[S]) error {
 	return WatchStatus(stream.Context(), s.Changes, func() error { return stream.Send(s.Read(stream.Context())) })
-}
-
-// ConfigurationService implements the ConfigurationService.
-type ConfigurationService struct {
-	adminv1.UnimplementedConfigurationServiceServer
-	Confirm func(identifier string) (trench.Held, error)
-	Log     *slog.Logger
-}
-
-// ConfirmRemovals implements the ConfigurationService.
-func (service ConfigurationService) ConfirmRemovals(_ context.Context, request *adminv1.ConfirmRemovalsRequest,
-) (*adminv1.ConfirmRemovalsResponse, error) {
-	held, err := service.Confirm(request.GetId())
-	if err != nil {
-		return nil, status.Error(codes.FailedPrecondition, err.Error())
-	}
-	service.Log.Warn("held removals confirmed by an operator", "id", held.ID, "removals", held.String())
-	return &adminv1.ConfirmRemovalsResponse{Id: held.ID, Removals: held.String()}, nil
 }
 
 // LogService implements the LogService.

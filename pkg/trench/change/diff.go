@@ -13,11 +13,10 @@ import (
 type Change struct {
 	VIPs     Names `json:"vips"`
 	Gateways Names `json:"gateways"`
-	// Sessions are the gateways of both configurations whose session restarts.
-	Sessions []Fields `json:"sessions,omitempty"`
-	Streams  Names    `json:"streams"`
-	// Changed are the streams of both configurations that differ.
-	Changed []Stream `json:"changed,omitempty"`
+	Streams  Names `json:"streams"`
+	// ChangedGateways and ChangedStreams differ, and are in both configurations.
+	ChangedGateways []Gateway `json:"changedGateways,omitempty"`
+	ChangedStreams  []Stream  `json:"changedStreams,omitempty"`
 	// Others are the changed fields outside of gateways and streams.
 	Others []string `json:"others,omitempty"`
 }
@@ -32,6 +31,14 @@ type Names struct {
 type Fields struct {
 	Name   string   `json:"name"`
 	Fields []string `json:"fields"`
+}
+
+// Gateway is a gateway of both configurations that differs; see [Successor]. Its name is the old
+// one.
+type Gateway struct {
+	Fields
+	// Restarts reports whether BIRD restarts the session.
+	Restarts bool `json:"restarts"`
 }
 
 // Stream is a stream of both configurations that differs. Targets are identified by their
@@ -50,20 +57,7 @@ func Between(old, next *trench.Config) Change {
 	added, removed := compare(old.Attractor.VIPs, next.Attractor.VIPs, sameVIP, nil)
 	change.VIPs = Names{names(added, (*vip.VIP).String), names(removed, (*vip.VIP).String)}
 
-	// Every session has the address of this interface.
-	moved := old.Attractor.Interface != next.Attractor.Interface
-	session := func(was, is *trench.Gateway) {
-		fields := changed(was, is)
-		if moved {
-			fields = append(fields, "attractor.interface")
-		}
-		if len(fields) > 0 {
-			change.Sessions = append(change.Sessions, Fields{is.Name, fields})
-		}
-	}
-	gateways, gone := compare(old.Attractor.Gateways, next.Attractor.Gateways, gatewayName, session)
-	change.Gateways = Names{names(gateways, gatewayName), names(gone, gatewayName)}
-
+	change.compareGateways(&old.Attractor, &next.Attractor)
 	streams, ended := compare(old.Streams, next.Streams, streamName, change.compareStreams)
 	change.Streams = Names{names(streams, streamName), names(ended, streamName)}
 
@@ -72,6 +66,36 @@ func Between(old, next *trench.Config) Change {
 		change.Others = append(change.Others, "attractor."+field)
 	}
 	return change
+}
+
+// compareGateways records the differences of the gateways. A renamed gateway with the same address
+// is a changed one.
+func (change *Change) compareGateways(old, next *trench.Attractor) {
+	// Every session has the address of this interface.
+	moved := old.Interface != next.Interface
+	kept := map[string]bool{}
+	for i := range old.Gateways {
+		was := &old.Gateways[i]
+		is, found := Successor(*was, old.Gateways, next.Gateways)
+		if !found {
+			change.Gateways.Removed = append(change.Gateways.Removed, was.Name)
+			continue
+		}
+		kept[is.Name] = true
+		fields := changed(was, &is)
+		if moved {
+			fields = append(fields, "attractor.interface")
+		}
+		if len(fields) > 0 {
+			restarts := len(Reset(*was, is)) > 0 || moved && is.Protocol == trench.BGP
+			change.ChangedGateways = append(change.ChangedGateways, Gateway{Fields{was.Name, fields}, restarts})
+		}
+	}
+	for _, gateway := range next.Gateways {
+		if !kept[gateway.Name] {
+			change.Gateways.Added = append(change.Gateways.Added, gateway.Name)
+		}
+	}
 }
 
 // compareStreams records a stream that differs.
@@ -91,7 +115,7 @@ func (change *Change) compareStreams(was, is *trench.Stream) {
 	if len(fields) == 0 {
 		return
 	}
-	change.Changed = append(change.Changed, Stream{
+	change.ChangedStreams = append(change.ChangedStreams, Stream{
 		Fields: Fields{is.Name, fields}, TargetsAdded: len(added), TargetsRemoved: len(removed),
 		Table: slices.ContainsFunc(fields, func(field string) bool {
 			return slices.Contains([]string{"vips", "maglev", "match", "targets"}, field)
@@ -101,8 +125,6 @@ func (change *Change) compareStreams(was, is *trench.Stream) {
 
 // Empty reports whether both configurations have the same effect.
 func (change *Change) Empty() bool { return reflect.ValueOf(*change).IsZero() }
-
-func gatewayName(gateway *trench.Gateway) string { return gateway.Name }
 
 func streamName(stream *trench.Stream) string { return stream.Name }
 

@@ -54,13 +54,17 @@ func TestBetween(t *testing.T) {
 		},
 		{
 			"a gateway renamed", []string{"name: two", "name: three"},
+			"~ gateway two: session restarts (name)\nsessions restart one after another, each in about 3s: 3s in all\n",
+		},
+		{
+			"another gateway", []string{"name: two, address: 172.16.0.253", "name: three, address: 172.16.0.3"},
 			"+ gateway three\n- gateway two\n",
 		},
 		{
 			"sessions",
 			[]string{"172.16.0.254", "172.16.0.252, holdTime: 9s", "bfd: {}", "bfd: {multiplier: 5}"},
-			"~ gateway one: session restarts (address, holdTime)\n~ gateway two: session restarts (bfd)\n" +
-				"sessions restart one after another, each in about 3s: 6s in all\n",
+			"~ gateway one: session restarts (address, holdTime)\n~ gateway two: changes (bfd)\n" +
+				"sessions restart one after another, each in about 3s: 3s in all\n",
 		},
 		{
 			"the interface", []string{"name: a\n", "name: a\n  interface: eth1\n"},
@@ -100,7 +104,7 @@ func TestBetween(t *testing.T) {
 			// An added object is a removed one in the other direction.
 			back := Between(parse(t, next), parse(t, inForce))
 			if len(back.VIPs.Added) != len(change.VIPs.Removed) || len(back.Streams.Removed) != len(change.Streams.Added) ||
-				len(back.Sessions) != len(change.Sessions) || back.Empty() != change.Empty() {
+				len(back.ChangedGateways) != len(change.ChangedGateways) || back.Empty() != change.Empty() {
 				t.Errorf("back: %+v", back)
 			}
 		})
@@ -114,8 +118,8 @@ func TestJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"vips":{},"gateways":{},"sessions":[{"name":"two","fields":["holdTime","bfd"]}],` +
-		`"streams":{"removed":["idle"]},"changed":[{"name":"web","fields":["targets"],"table":true,` +
+	want := `{"vips":{},"gateways":{},"streams":{"removed":["idle"]},` +
+		`"changedGateways":[{"name":"two","fields":["holdTime","bfd"],"restarts":true}],"changedStreams":[{"name":"web","fields":["targets"],"table":true,` +
 		`"targetsAdded":1,"targetsRemoved":1}]}`
 	if string(text) != want {
 		t.Errorf("got\n%s\nwant\n%s", text, want)

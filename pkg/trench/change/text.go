@@ -14,7 +14,13 @@ const Reconnect = time.Second
 // RestartTime returns about how long the restart of all sessions takes, one after another. Each
 // session is de-preferred for the drain time before it is reset.
 func (change *Change) RestartTime(drain time.Duration) time.Duration {
-	return time.Duration(len(change.Sessions)) * (drain + Reconnect)
+	var total time.Duration
+	for _, gateway := range change.ChangedGateways {
+		if gateway.Restarts {
+			total += drain + Reconnect
+		}
+	}
+	return total
 }
 
 // Text returns the changes for an operator: a line for each object, with the sign + if it is
@@ -26,11 +32,15 @@ func (change *Change) Text(drain time.Duration) string {
 	var text strings.Builder
 	change.VIPs.write(&text, "VIP")
 	change.Gateways.write(&text, "gateway")
-	for _, session := range change.Sessions {
-		fmt.Fprintf(&text, "~ gateway %s: session restarts (%s)\n", session.Name, strings.Join(session.Fields, ", "))
+	for _, gateway := range change.ChangedGateways {
+		what := "changes"
+		if gateway.Restarts {
+			what = "session restarts"
+		}
+		fmt.Fprintf(&text, "~ gateway %s: %s (%s)\n", gateway.Name, what, strings.Join(gateway.Fields.Fields, ", "))
 	}
 	change.Streams.write(&text, "stream")
-	for _, stream := range change.Changed {
+	for _, stream := range change.ChangedStreams {
 		text.WriteString(stream.line())
 	}
 	for _, field := range change.Others {

@@ -292,6 +292,89 @@ func (*WatchStatusRequest) Descriptor() ([]byte, []int) {
 	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
+// GetConfigurationRequest asks for the configuration in force.
+type GetConfigurationRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetConfigurationRequest) Reset() {
+	*x = GetConfigurationRequest{}
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetConfigurationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetConfigurationRequest) ProtoMessage() {}
+
+func (x *GetConfigurationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetConfigurationRequest.ProtoReflect.Descriptor instead.
+func (*GetConfigurationRequest) Descriptor() ([]byte, []int) {
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{6}
+}
+
+// GetConfigurationResponse holds the configuration in force.
+type GetConfigurationResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A trench file with the same effect. Defaults are filled in; comments are not kept.
+	TrenchFile    string `protobuf:"bytes,1,opt,name=trench_file,json=trenchFile,proto3" json:"trench_file,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetConfigurationResponse) Reset() {
+	*x = GetConfigurationResponse{}
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetConfigurationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetConfigurationResponse) ProtoMessage() {}
+
+func (x *GetConfigurationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetConfigurationResponse.ProtoReflect.Descriptor instead.
+func (*GetConfigurationResponse) Descriptor() ([]byte, []int) {
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *GetConfigurationResponse) GetTrenchFile() string {
+	if x != nil {
+		return x.TrenchFile
+	}
+	return ""
+}
+
 // Condition is a health service: a condition that must hold for the program to serve.
 type Condition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -307,7 +390,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -319,7 +402,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -332,7 +415,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Condition) GetName() string {
@@ -373,7 +456,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -385,7 +468,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -398,7 +481,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Problem) GetObject() string {
@@ -446,7 +529,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -458,7 +541,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -471,7 +554,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListEventsRequest) GetVip() string {
@@ -508,7 +591,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -520,7 +603,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -533,7 +616,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -567,7 +650,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -579,7 +662,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -592,7 +675,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WatchEventsRequest) GetVip() string {
@@ -640,7 +723,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -652,7 +735,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -665,7 +748,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WatchEventsResponse) GetInstanceId() string {
@@ -735,7 +818,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -747,7 +830,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -760,7 +843,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -875,7 +958,7 @@ type VipTransitions struct {
 
 func (x *VipTransitions) Reset() {
 	*x = VipTransitions{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -887,7 +970,7 @@ func (x *VipTransitions) String() string {
 func (*VipTransitions) ProtoMessage() {}
 
 func (x *VipTransitions) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -900,7 +983,7 @@ func (x *VipTransitions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipTransitions.ProtoReflect.Descriptor instead.
 func (*VipTransitions) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *VipTransitions) GetCount() uint32 {
@@ -960,7 +1043,11 @@ const file_vipgate_admin_v1_admin_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bremovals\x18\x02 \x01(\tR\bremovals\"\x12\n" +
 	"\x10GetStatusRequest\"\x14\n" +
-	"\x12WatchStatusRequest\"Q\n" +
+	"\x12WatchStatusRequest\"\x19\n" +
+	"\x17GetConfigurationRequest\";\n" +
+	"\x18GetConfigurationResponse\x12\x1f\n" +
+	"\vtrench_file\x18\x01 \x01(\tR\n" +
+	"trenchFile\"Q\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aserving\x18\x02 \x01(\bR\aserving\x12\x16\n" +
@@ -1019,9 +1106,10 @@ const file_vipgate_admin_v1_admin_proto_rawDesc = "" +
 	"\fEventService\x12W\n" +
 	"\n" +
 	"ListEvents\x12#.vipgate.admin.v1.ListEventsRequest\x1a$.vipgate.admin.v1.ListEventsResponse\x12\\\n" +
-	"\vWatchEvents\x12$.vipgate.admin.v1.WatchEventsRequest\x1a%.vipgate.admin.v1.WatchEventsResponse0\x012~\n" +
+	"\vWatchEvents\x12$.vipgate.admin.v1.WatchEventsRequest\x1a%.vipgate.admin.v1.WatchEventsResponse0\x012\xe9\x01\n" +
 	"\x14ConfigurationService\x12f\n" +
-	"\x0fConfirmRemovals\x12(.vipgate.admin.v1.ConfirmRemovalsRequest\x1a).vipgate.admin.v1.ConfirmRemovalsResponseB5Z3github.com/vipgate/vipgate/pkg/api/admin/v1;adminv1b\x06proto3"
+	"\x0fConfirmRemovals\x12(.vipgate.admin.v1.ConfirmRemovalsRequest\x1a).vipgate.admin.v1.ConfirmRemovalsResponse\x12i\n" +
+	"\x10GetConfiguration\x12).vipgate.admin.v1.GetConfigurationRequest\x1a*.vipgate.admin.v1.GetConfigurationResponseB5Z3github.com/vipgate/vipgate/pkg/api/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_vipgate_admin_v1_admin_proto_rawDescOnce sync.Once
@@ -1035,41 +1123,45 @@ func file_vipgate_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_vipgate_admin_v1_admin_proto_rawDescData
 }
 
-var file_vipgate_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_vipgate_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_vipgate_admin_v1_admin_proto_goTypes = []any{
-	(*SetLogLevelRequest)(nil),      // 0: vipgate.admin.v1.SetLogLevelRequest
-	(*SetLogLevelResponse)(nil),     // 1: vipgate.admin.v1.SetLogLevelResponse
-	(*ConfirmRemovalsRequest)(nil),  // 2: vipgate.admin.v1.ConfirmRemovalsRequest
-	(*ConfirmRemovalsResponse)(nil), // 3: vipgate.admin.v1.ConfirmRemovalsResponse
-	(*GetStatusRequest)(nil),        // 4: vipgate.admin.v1.GetStatusRequest
-	(*WatchStatusRequest)(nil),      // 5: vipgate.admin.v1.WatchStatusRequest
-	(*Condition)(nil),               // 6: vipgate.admin.v1.Condition
-	(*Problem)(nil),                 // 7: vipgate.admin.v1.Problem
-	(*ListEventsRequest)(nil),       // 8: vipgate.admin.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),      // 9: vipgate.admin.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),      // 10: vipgate.admin.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),     // 11: vipgate.admin.v1.WatchEventsResponse
-	(*Event)(nil),                   // 12: vipgate.admin.v1.Event
-	(*VipTransitions)(nil),          // 13: vipgate.admin.v1.VipTransitions
-	(*timestamppb.Timestamp)(nil),   // 14: google.protobuf.Timestamp
-	(*v1.Position)(nil),             // 15: vipgate.readiness.v1.Position
+	(*SetLogLevelRequest)(nil),       // 0: vipgate.admin.v1.SetLogLevelRequest
+	(*SetLogLevelResponse)(nil),      // 1: vipgate.admin.v1.SetLogLevelResponse
+	(*ConfirmRemovalsRequest)(nil),   // 2: vipgate.admin.v1.ConfirmRemovalsRequest
+	(*ConfirmRemovalsResponse)(nil),  // 3: vipgate.admin.v1.ConfirmRemovalsResponse
+	(*GetStatusRequest)(nil),         // 4: vipgate.admin.v1.GetStatusRequest
+	(*WatchStatusRequest)(nil),       // 5: vipgate.admin.v1.WatchStatusRequest
+	(*GetConfigurationRequest)(nil),  // 6: vipgate.admin.v1.GetConfigurationRequest
+	(*GetConfigurationResponse)(nil), // 7: vipgate.admin.v1.GetConfigurationResponse
+	(*Condition)(nil),                // 8: vipgate.admin.v1.Condition
+	(*Problem)(nil),                  // 9: vipgate.admin.v1.Problem
+	(*ListEventsRequest)(nil),        // 10: vipgate.admin.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),       // 11: vipgate.admin.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),       // 12: vipgate.admin.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),      // 13: vipgate.admin.v1.WatchEventsResponse
+	(*Event)(nil),                    // 14: vipgate.admin.v1.Event
+	(*VipTransitions)(nil),           // 15: vipgate.admin.v1.VipTransitions
+	(*timestamppb.Timestamp)(nil),    // 16: google.protobuf.Timestamp
+	(*v1.Position)(nil),              // 17: vipgate.readiness.v1.Position
 }
 var file_vipgate_admin_v1_admin_proto_depIdxs = []int32{
-	12, // 0: vipgate.admin.v1.ListEventsResponse.events:type_name -> vipgate.admin.v1.Event
-	12, // 1: vipgate.admin.v1.WatchEventsResponse.events:type_name -> vipgate.admin.v1.Event
-	14, // 2: vipgate.admin.v1.Event.time:type_name -> google.protobuf.Timestamp
-	15, // 3: vipgate.admin.v1.Event.position:type_name -> vipgate.readiness.v1.Position
-	13, // 4: vipgate.admin.v1.Event.transitions:type_name -> vipgate.admin.v1.VipTransitions
+	14, // 0: vipgate.admin.v1.ListEventsResponse.events:type_name -> vipgate.admin.v1.Event
+	14, // 1: vipgate.admin.v1.WatchEventsResponse.events:type_name -> vipgate.admin.v1.Event
+	16, // 2: vipgate.admin.v1.Event.time:type_name -> google.protobuf.Timestamp
+	17, // 3: vipgate.admin.v1.Event.position:type_name -> vipgate.readiness.v1.Position
+	15, // 4: vipgate.admin.v1.Event.transitions:type_name -> vipgate.admin.v1.VipTransitions
 	0,  // 5: vipgate.admin.v1.LogService.SetLogLevel:input_type -> vipgate.admin.v1.SetLogLevelRequest
-	8,  // 6: vipgate.admin.v1.EventService.ListEvents:input_type -> vipgate.admin.v1.ListEventsRequest
-	10, // 7: vipgate.admin.v1.EventService.WatchEvents:input_type -> vipgate.admin.v1.WatchEventsRequest
+	10, // 6: vipgate.admin.v1.EventService.ListEvents:input_type -> vipgate.admin.v1.ListEventsRequest
+	12, // 7: vipgate.admin.v1.EventService.WatchEvents:input_type -> vipgate.admin.v1.WatchEventsRequest
 	2,  // 8: vipgate.admin.v1.ConfigurationService.ConfirmRemovals:input_type -> vipgate.admin.v1.ConfirmRemovalsRequest
-	1,  // 9: vipgate.admin.v1.LogService.SetLogLevel:output_type -> vipgate.admin.v1.SetLogLevelResponse
-	9,  // 10: vipgate.admin.v1.EventService.ListEvents:output_type -> vipgate.admin.v1.ListEventsResponse
-	11, // 11: vipgate.admin.v1.EventService.WatchEvents:output_type -> vipgate.admin.v1.WatchEventsResponse
-	3,  // 12: vipgate.admin.v1.ConfigurationService.ConfirmRemovals:output_type -> vipgate.admin.v1.ConfirmRemovalsResponse
-	9,  // [9:13] is the sub-list for method output_type
-	5,  // [5:9] is the sub-list for method input_type
+	6,  // 9: vipgate.admin.v1.ConfigurationService.GetConfiguration:input_type -> vipgate.admin.v1.GetConfigurationRequest
+	1,  // 10: vipgate.admin.v1.LogService.SetLogLevel:output_type -> vipgate.admin.v1.SetLogLevelResponse
+	11, // 11: vipgate.admin.v1.EventService.ListEvents:output_type -> vipgate.admin.v1.ListEventsResponse
+	13, // 12: vipgate.admin.v1.EventService.WatchEvents:output_type -> vipgate.admin.v1.WatchEventsResponse
+	3,  // 13: vipgate.admin.v1.ConfigurationService.ConfirmRemovals:output_type -> vipgate.admin.v1.ConfirmRemovalsResponse
+	7,  // 14: vipgate.admin.v1.ConfigurationService.GetConfiguration:output_type -> vipgate.admin.v1.GetConfigurationResponse
+	10, // [10:15] is the sub-list for method output_type
+	5,  // [5:10] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name
@@ -1086,7 +1178,7 @@ func file_vipgate_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_admin_v1_admin_proto_rawDesc), len(file_vipgate_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -283,7 +283,8 @@ var EventService_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	ConfigurationService_ConfirmRemovals_FullMethodName = "/vipgate.admin.v1.ConfigurationService/ConfirmRemovals"
+	ConfigurationService_ConfirmRemovals_FullMethodName  = "/vipgate.admin.v1.ConfigurationService/ConfirmRemovals"
+	ConfigurationService_GetConfiguration_FullMethodName = "/vipgate.admin.v1.ConfigurationService/GetConfiguration"
 )
 
 // ConfigurationServiceClient is the client API for ConfigurationService service.
@@ -296,6 +297,8 @@ type ConfigurationServiceClient interface {
 	// ConfirmRemovals puts the held removals in force. FAILED_PRECONDITION if others, or none, are
 	// held.
 	ConfirmRemovals(ctx context.Context, in *ConfirmRemovalsRequest, opts ...grpc.CallOption) (*ConfirmRemovalsResponse, error)
+	// GetConfiguration returns the configuration in force, without secrets.
+	GetConfiguration(ctx context.Context, in *GetConfigurationRequest, opts ...grpc.CallOption) (*GetConfigurationResponse, error)
 }
 
 type configurationServiceClient struct {
@@ -316,6 +319,16 @@ func (c *configurationServiceClient) ConfirmRemovals(ctx context.Context, in *Co
 	return out, nil
 }
 
+func (c *configurationServiceClient) GetConfiguration(ctx context.Context, in *GetConfigurationRequest, opts ...grpc.CallOption) (*GetConfigurationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetConfigurationResponse)
+	err := c.cc.Invoke(ctx, ConfigurationService_GetConfiguration_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ConfigurationServiceServer is the server API for ConfigurationService service.
 // All implementations must embed UnimplementedConfigurationServiceServer
 // for forward compatibility.
@@ -326,6 +339,8 @@ type ConfigurationServiceServer interface {
 	// ConfirmRemovals puts the held removals in force. FAILED_PRECONDITION if others, or none, are
 	// held.
 	ConfirmRemovals(context.Context, *ConfirmRemovalsRequest) (*ConfirmRemovalsResponse, error)
+	// GetConfiguration returns the configuration in force, without secrets.
+	GetConfiguration(context.Context, *GetConfigurationRequest) (*GetConfigurationResponse, error)
 	mustEmbedUnimplementedConfigurationServiceServer()
 }
 
@@ -338,6 +353,9 @@ type UnimplementedConfigurationServiceServer struct{}
 
 func (UnimplementedConfigurationServiceServer) ConfirmRemovals(context.Context, *ConfirmRemovalsRequest) (*ConfirmRemovalsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ConfirmRemovals not implemented")
+}
+func (UnimplementedConfigurationServiceServer) GetConfiguration(context.Context, *GetConfigurationRequest) (*GetConfigurationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetConfiguration not implemented")
 }
 func (UnimplementedConfigurationServiceServer) mustEmbedUnimplementedConfigurationServiceServer() {}
 func (UnimplementedConfigurationServiceServer) testEmbeddedByValue()                              {}
@@ -378,6 +396,24 @@ func _ConfigurationService_ConfirmRemovals_Handler(srv interface{}, ctx context.
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ConfigurationService_GetConfiguration_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetConfigurationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConfigurationServiceServer).GetConfiguration(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConfigurationService_GetConfiguration_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConfigurationServiceServer).GetConfiguration(ctx, req.(*GetConfigurationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ConfigurationService_ServiceDesc is the grpc.ServiceDesc for ConfigurationService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -388,6 +424,10 @@ var ConfigurationService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ConfirmRemovals",
 			Handler:    _ConfigurationService_ConfirmRemovals_Handler,
+		},
+		{
+			MethodName: "GetConfiguration",
+			Handler:    _ConfigurationService_GetConfiguration_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
