@@ -86,6 +86,10 @@ func (evaluator *Evaluator) readiness(group *group, in int) readiness.VIPReadine
 	switch {
 	case enough:
 		result.State, result.Reason, result.Detail = vip.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, failing
+		if next := group.successor; next != nil {
+			result.Detail = bounded(fmt.Sprintf("served by stream %s until its new stream is ready; %s", group.owner.Name,
+				next.describe(family)))
+		}
 	case !drainEnd.IsZero():
 		result.State, result.Reason = vip.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
 		result.DrainEnd = drainEnd

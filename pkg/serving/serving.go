@@ -109,6 +109,7 @@ func (evaluator *Evaluator) Configure(now time.Time, c *trench.Config, members f
 		}
 		evaluator.join(now, s, members(s.Name))
 	}
+	evaluator.roster.keep(evaluator.streams)
 }
 
 // Retarget replaces the targets of some streams.

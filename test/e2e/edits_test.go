@@ -43,7 +43,12 @@ func editedTrench(streams []editedStream) string {
 }
 
 // quoted returns a YAML list of strings.
-func quoted(list []string) string { return `"` + strings.Join(list, `", "`) + `"` }
+func quoted(list []string) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return `"` + strings.Join(list, `", "`) + `"`
+}
 
 // edit is a change of the trench file.
 type edit struct {
@@ -106,7 +111,7 @@ func (f *editFixture) apply(change edit) {
 		}
 		for _, stream := range change.streams {
 			for _, v := range stream.vips {
-				element := netip.MustParsePrefix(v).Addr().String() + " : jump stream/" + stream.name
+				element := netip.MustParsePrefix(v).Addr().String() + " : goto stream/" + stream.name
 				if !strings.Contains(installed, element+" ") && !strings.Contains(installed, element+",") {
 					return fmt.Errorf("no element %s in\n%s", element, installed)
 				}
