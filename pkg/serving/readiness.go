@@ -35,6 +35,12 @@ func (evaluator *Evaluator) judge(entry *judged) *readiness.VIPReadiness {
 			return &own
 		}
 	}
+	if is := memo.verdict; evaluator.reconfigured && is.State == vip.NotReady &&
+		entry.verdict != nil && entry.verdict.State == vip.Ready {
+		own := *is
+		own.Reason = readinessv1.VipReason_VIP_REASON_RECONFIGURED
+		return &own
+	}
 	if is := memo.verdict; !entry.leaves.IsZero() && (is.State == vip.Ready || is.DrainEnd.After(entry.leaves)) {
 		own := *is
 		own.State, own.DrainEnd = vip.Draining, entry.leaves

@@ -117,6 +117,9 @@ const (
 	VipReason_VIP_REASON_REGISTERING VipReason = 11
 	// DRAINING: the VIP, or its last stream, left the trench file.
 	VipReason_VIP_REASON_LEAVING VipReason = 12
+	// NOT_READY: the VIP was ready until the current configuration came into force, and does not
+	// flap: its new stream, or its new targets or check, are not ready.
+	VipReason_VIP_REASON_RECONFIGURED VipReason = 13
 )
 
 // Enum value maps for VipReason.
@@ -135,6 +138,7 @@ var (
 		10: "VIP_REASON_DATA_PLANE",
 		11: "VIP_REASON_REGISTERING",
 		12: "VIP_REASON_LEAVING",
+		13: "VIP_REASON_RECONFIGURED",
 	}
 	VipReason_value = map[string]int32{
 		"VIP_REASON_UNSPECIFIED":       0,
@@ -150,6 +154,7 @@ var (
 		"VIP_REASON_DATA_PLANE":        10,
 		"VIP_REASON_REGISTERING":       11,
 		"VIP_REASON_LEAVING":           12,
+		"VIP_REASON_RECONFIGURED":      13,
 	}
 )
 
@@ -1536,7 +1541,7 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x15VIP_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fVIP_STATE_READY\x10\x01\x12\x17\n" +
 	"\x13VIP_STATE_NOT_READY\x10\x02\x12\x16\n" +
-	"\x12VIP_STATE_DRAINING\x10\x03*\x83\x03\n" +
+	"\x12VIP_STATE_DRAINING\x10\x03*\xa0\x03\n" +
 	"\tVipReason\x12\x1a\n" +
 	"\x16VIP_REASON_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18VIP_REASON_TARGETS_READY\x10\x01\x12\x18\n" +
@@ -1551,7 +1556,8 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x15VIP_REASON_DATA_PLANE\x10\n" +
 	"\x12\x1a\n" +
 	"\x16VIP_REASON_REGISTERING\x10\v\x12\x16\n" +
-	"\x12VIP_REASON_LEAVING\x10\f*\x87\x01\n" +
+	"\x12VIP_REASON_LEAVING\x10\f\x12\x1b\n" +
+	"\x17VIP_REASON_RECONFIGURED\x10\r*\x87\x01\n" +
 	"\rAdvertisement\x12\x1d\n" +
 	"\x19ADVERTISEMENT_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ADVERTISEMENT_ANNOUNCED\x10\x01\x12\x1d\n" +
