@@ -172,6 +172,7 @@ func newProcess(o Options) (*process, error) {
 		table:   readiness.NewTable(readiness.TableOptions{Lease: o.Lease, StaleGrace: o.StaleGrace}),
 		changed: latest.New(uint64(0)), stopping: latest.New(false),
 	}
+	p.config.Trial = o.Trial
 	p.shell = shell.New(o.Settings, p.metrics)
 	p.health = p.shell.Health
 	p.health.Define(Readiness, Started, Identity, Serving)

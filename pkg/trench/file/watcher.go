@@ -37,6 +37,9 @@ const (
 // Watcher reads the trench file again when it changes. While the file is rejected or missing, the
 // last valid configuration stays in force. It implements task.Task.
 type Watcher struct {
+	// Trial, unless nil, is the trial of the files. It is set before Run.
+	Trial *Trial
+
 	path     string
 	defaults trench.Defaults
 	log      *slog.Logger
@@ -111,6 +114,9 @@ func (watcher *Watcher) Run(ctx context.Context) error {
 	}
 	watcher.pulse.Next(0)
 	defer watcher.pulse.End()
+	if err := watcher.Trial.Refused(); err != nil {
+		watcher.refuse(watcher.content, err)
+	}
 	watcher.reload(ctx, notifier, true)
 	close(watcher.ready)
 
@@ -304,11 +310,15 @@ func (watcher *Watcher) publish(data []byte) {
 	if content == watcher.content {
 		return
 	}
+	// Before parsing, since a crash of the parser counts, too.
+	watcher.Trial.Begin(content)
 	config, err := Parse(watcher.path, data, watcher.defaults)
 	if err != nil {
+		watcher.Trial.Cancel()
 		watcher.refuse(content, err)
 		return
 	}
+	watcher.Trial.Accept(content, config)
 	edited := watcher.begun
 	watcher.content, watcher.failure, watcher.begun = content, "", true
 	now := watcher.loaded.Load()
