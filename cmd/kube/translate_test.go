@@ -111,7 +111,7 @@ func TestTranslate(t *testing.T) {
 			gatewayObject, []string{"-f", file, "--against", "-"}, "+ VIP 20.0.0.1/32", "", cli.ExitOK,
 		},
 		"changes from no Trench": {
-			"", []string{"-f", file, "--against", "-"}, "", "-: no trench file, since there is no accepted Trench", cli.ExitUsage,
+			"", []string{"-f", file, "--against", "-"}, "", "no trench file, since there is no accepted Trench", cli.ExitUsage,
 		},
 		"no Trench":     {"", []string{"-f", "-"}, "", "NotFound", cli.ExitFailed},
 		"two Trenches":  {trenchObject + "---" + trenchObject, []string{"-f", "-"}, "", "a second Trench", cli.ExitUsage},

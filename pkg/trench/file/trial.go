@@ -299,7 +299,7 @@ func (trial *Trial) save() {
 	trial.write("trial.json", func(path string) error { return durable.Write(path, record) })
 }
 
-// write writes a file in bounded time. An error must not refuse an edit, so it is only logged, once.
+// write writes a file in bounded time. An error must not refuse an edit, so it is only logged.
 func (trial *Trial) write(name string, write func(path string) error) {
 	path := trial.path(name)
 	_, err := files.Do(context.Background(), &trial.calls, path, func() (struct{}, error) {
