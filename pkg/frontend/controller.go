@@ -244,6 +244,10 @@ func gateways(s bird.State, requireRoute bool) gate.Gateways {
 		return g
 	}
 	for _, gw := range s.Gateways {
+		// An operator drained the gateway: it receives no VIP.
+		if gw.Export == bird.ExportNone {
+			continue
+		}
 		if gw.Usable && (gw.Imported > 0 || !requireRoute) {
 			g.Up[gw.Family] = true
 			g.Static[gw.Family] = g.Static[gw.Family] || isStatic(gw)
@@ -256,7 +260,9 @@ func gateways(s bird.State, requireRoute bool) gate.Gateways {
 // lacks some of them and BIRD has listed its exports.
 func withExports(g gate.Gateways, s bird.State) gate.Gateways {
 	for _, family := range vip.Families {
-		isUp := func(gw bird.GatewayState) bool { return gw.Family == family && gw.Up }
+		isUp := func(gw bird.GatewayState) bool {
+			return gw.Family == family && gw.Up && gw.Export != bird.ExportNone
+		}
 		complete := func(gw bird.GatewayState) bool { return isUp(gw) && (!gw.Short || gw.Exports == nil) }
 		if !s.Alive || !slices.ContainsFunc(s.Gateways, isUp) || slices.ContainsFunc(s.Gateways, complete) {
 			continue

@@ -36,6 +36,7 @@ func (p *process) status() *frontendv1.Status {
 	p.birdStatus(s, b)
 	s.Vips = p.observer.state.vipStatus(now, loaded.Config.Attractor.VIPs,
 		receivers(b, p.announcer.Up().Load().Accepted(now)), senders(b))
+	p.drainStatus(s, now, vip.NewSet(loaded.Config.Attractor.VIPs...).Sorted())
 	return s
 }
 
@@ -103,7 +104,7 @@ func (p *process) birdStatus(s *frontendv1.Status, b bird.State) {
 			Name: g.Name, Address: g.Address.String(), Up: g.Up && b.Alive, State: gatewayDetail(g),
 			Imported: uint32(g.Imported), Exported: uint32(g.Exported), Expected: uint32(expectedOf(g, advertised)),
 			Bfd: g.BFD, Since: endpoint.Timestamp(g.Since), Protocol: g.Protocol.String(), Held: g.Held,
-			Usable:  g.Usable && b.Alive,
+			Usable: g.Usable && b.Alive, Export: g.Export.String(),
 			Warning: g.Warning, NoDelay: g.NoDelay, NoDelayProblem: g.NoDelayProblem,
 		}
 		if !st.Up { // BIRD keeps the error of the previous session
@@ -121,7 +122,7 @@ func (p *process) birdStatus(s *frontendv1.Status, b bird.State) {
 
 // expectedOf returns the number of VIPs that BIRD should export to a gateway.
 func expectedOf(g bird.GatewayState, advertised [len(vip.Families)]int) int {
-	if isStatic(g) {
+	if isStatic(g) || g.Export == bird.ExportNone {
 		return 0
 	}
 	return advertised[g.Family]
@@ -136,7 +137,7 @@ func receivers(b bird.State, accepted bool) func(vip.VIP) []string {
 	for _, g := range b.Gateways {
 		switch {
 		// Without the loopback session BIRD has no VIPs to export.
-		case !g.Up || !b.Alive, !isStatic(g) && !accepted:
+		case !g.Up || !b.Alive, !isStatic(g) && !accepted, g.Export == bird.ExportNone:
 		case !isStatic(g) && g.Short:
 			lacking = append(lacking, g)
 		default:

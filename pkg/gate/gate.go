@@ -40,6 +40,8 @@ type Gate struct {
 
 	// The frontend itself.
 	stopEnd time.Time // zero: not stopping
+	// operatorDrain returns the end of the drain time of an operator's drain; zero without a drain.
+	operatorDrain func(vip.VIP) time.Time
 
 	// last holds the conditions of the last Evaluate. A change re-evaluates every VIP.
 	last conditions
@@ -61,7 +63,8 @@ type entry struct {
 	reported         bool // state comes from synced data
 	state            vip.State
 	drainEnd         time.Time // with vip.Draining
-	operatorDrainEnd time.Time // zero: not drained
+	leaveEnd         time.Time // end of the drain of a VIP that leaves the configuration; or zero
+	operatorDrainEnd time.Time // zero: not drained by an operator
 	flaps            flaps
 	riseAt           time.Time // end of the flap damping
 	decision         Decision
@@ -108,7 +111,8 @@ func phaseOf(end, now time.Time) phase {
 
 // New returns a Gate without VIPs.
 func New(options Options) *Gate {
-	return &Gate{options: options, vips: map[vip.VIP]*entry{}}
+	none := func(vip.VIP) time.Time { return time.Time{} }
+	return &Gate{options: options, vips: map[vip.VIP]*entry{}, operatorDrain: none}
 }
 
 // Configure replaces the set of VIPs of the attractor.
@@ -116,13 +120,14 @@ func (gate *Gate) Configure(vips []vip.VIP) {
 	configured := vip.NewSet(vips...)
 	for _, entry := range gate.entries {
 		if entry.configured && !configured.Has(entry.vip) {
-			entry.configured, entry.routed, entry.operatorDrainEnd = false, false, time.Time{}
+			entry.configured, entry.routed, entry.leaveEnd = false, false, time.Time{}
 			gate.markDirty(entry)
 		}
 	}
 	for _, v := range vips {
 		if entry := gate.entry(v); !entry.configured {
 			entry.configured, entry.routed = true, gate.routed.Has(v)
+			gate.setOperatorDrain(entry)
 			gate.markDirty(entry)
 		}
 	}
@@ -212,23 +217,40 @@ func (gate *Gate) SkipDrains(now time.Time) {
 	}
 }
 
-// Drain begins an operator's drain of VIPs. VIPs that are not configured or already drained are
-// skipped.
+// OperatorDrains replaces the drains by operators, also of VIPs that are configured later. end must
+// be a pure function: it returns the end of the drain time of a VIP, or zero.
+func (gate *Gate) OperatorDrains(end func(vip.VIP) time.Time) {
+	gate.operatorDrain = end
+	for _, entry := range gate.entries {
+		gate.setOperatorDrain(entry)
+	}
+}
+
+func (gate *Gate) setOperatorDrain(entry *entry) {
+	if end := gate.operatorDrain(entry.vip); !end.Equal(entry.operatorDrainEnd) {
+		entry.operatorDrainEnd = end
+		gate.scheduleDirty(end, entry.vip)
+		gate.markDirty(entry)
+	}
+}
+
+// Drain begins the drain of VIPs that leave the configuration. VIPs that are not configured or that
+// already leave are skipped.
 func (gate *Gate) Drain(now time.Time, vips ...vip.VIP) {
 	for _, v := range vips {
-		if entry, ok := gate.vips[v]; ok && entry.configured && entry.operatorDrainEnd.IsZero() {
-			entry.operatorDrainEnd = now.Add(gate.options.DrainTime)
-			gate.scheduleDirty(entry.operatorDrainEnd, v)
+		if entry, ok := gate.vips[v]; ok && entry.configured && entry.leaveEnd.IsZero() {
+			entry.leaveEnd = now.Add(gate.options.DrainTime)
+			gate.scheduleDirty(entry.leaveEnd, v)
 			gate.markDirty(entry)
 		}
 	}
 }
 
-// Undrain ends operators' drains.
+// Undrain ends these drains.
 func (gate *Gate) Undrain(vips ...vip.VIP) {
 	for _, v := range vips {
-		if entry, ok := gate.vips[v]; ok && !entry.operatorDrainEnd.IsZero() {
-			entry.operatorDrainEnd = time.Time{}
+		if entry, ok := gate.vips[v]; ok && !entry.leaveEnd.IsZero() {
+			entry.leaveEnd = time.Time{}
 			gate.markDirty(entry)
 		}
 	}
@@ -306,12 +328,12 @@ func (gate *Gate) Decision(v vip.VIP) Decision {
 	return Decision{}
 }
 
-// Drained returns the VIPs that an operator drained, with the end of their drain time.
+// Drained returns the VIPs that leave the configuration, with the end of their drain time.
 func (gate *Gate) Drained() map[vip.VIP]time.Time {
 	drained := map[vip.VIP]time.Time{}
 	for _, entry := range gate.entries {
-		if !entry.operatorDrainEnd.IsZero() {
-			drained[entry.vip] = entry.operatorDrainEnd
+		if !entry.leaveEnd.IsZero() {
+			drained[entry.vip] = entry.leaveEnd
 		}
 	}
 	return drained

@@ -38,6 +38,7 @@ type model struct {
 	lbDrainEnd        time.Time
 	stopEnd           time.Time
 	drainEnds         map[vip.VIP]time.Time
+	operatorEnds      map[vip.VIP]time.Time
 	before            map[vip.VIP]Advertisement
 	connectedBefore   map[vip.VIP]Advertisement
 }
@@ -220,7 +221,7 @@ func (w *model) checkAttraction(t *rapid.T) {
 // checkDecision compares the decision on one VIP with the model.
 func (w *model) checkDecision(t *rapid.T, v vip.VIP, got Decision, before Advertisement, gatewayUp bool) {
 	state := w.states[v]
-	drains := []time.Time{w.stopEnd, w.drainEnds[v]}
+	drains := []time.Time{w.stopEnd, w.drainEnds[v], w.operatorEnds[v]}
 	live, ready := true, true // without a load balancer
 	lost, known := false, true
 	if !w.options.Ungated {
@@ -460,6 +461,16 @@ func TestGateAgainstModel(t *testing.T) {
 					delete(w.drainEnds, v)
 				}
 				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Undrain(vips...) })
+			},
+			"operator drains": func(t *rapid.T) {
+				ends := map[vip.VIP]time.Time{}
+				for _, v := range vipSet(t, "drained by an operator") {
+					ends[v] = w.now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "drain ms")) * time.Millisecond)
+				}
+				w.operatorEnds = ends
+				w.each(func(g *Gate, _ func(vip.VIP) bool) {
+					g.OperatorDrains(func(v vip.VIP) time.Time { return ends[v] })
+				})
 			},
 			"advance": func(t *rapid.T) {
 				w.advance(t, time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms"))*time.Millisecond)

@@ -68,6 +68,7 @@ func (gate *Gate) drain(now time.Time, entry *entry) (phase, Reason) {
 		}
 	}
 	consider(gate.stopEnd, Stopping)
+	consider(entry.leaveEnd, Drained)
 	consider(entry.operatorDrainEnd, Drained)
 	if !gate.options.Ungated {
 		consider(gate.lbDrainEnd, LBDraining)
