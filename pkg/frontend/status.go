@@ -85,6 +85,7 @@ var reasons = [...]readinessv1.AdvertisementReason{
 	gate.Drained:         readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED,
 	gate.LBDraining:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING,
 	gate.LBStale:         readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_STALE,
+	gate.LastResort:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LAST_RESORT,
 	gate.Flapping:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_FLAPPING,
 	gate.NotExported:     readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED,
 	gate.Ready:           readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,

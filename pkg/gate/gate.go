@@ -62,6 +62,8 @@ type entry struct {
 	routed           bool
 	reported         bool // state comes from synced data
 	state            vip.State
+	lastResort       bool      // with vip.NotReady
+	wasReady         bool      // the load balancer reported it ready since it was configured
 	drainEnd         time.Time // with vip.Draining
 	leaveEnd         time.Time // end of the drain of a VIP that leaves the configuration; or zero
 	operatorDrainEnd time.Time // zero: not drained by an operator
@@ -121,12 +123,14 @@ func (gate *Gate) Configure(vips []vip.VIP) {
 	for _, entry := range gate.entries {
 		if entry.configured && !configured.Has(entry.vip) {
 			entry.configured, entry.routed, entry.leaveEnd = false, false, time.Time{}
+			entry.wasReady = false
 			gate.markDirty(entry)
 		}
 	}
 	for _, v := range vips {
 		if entry := gate.entry(v); !entry.configured {
 			entry.configured, entry.routed = true, gate.routed.Has(v)
+			entry.wasReady = entry.state == vip.Ready
 			gate.setOperatorDrain(entry)
 			gate.markDirty(entry)
 		}
@@ -340,22 +344,27 @@ func (gate *Gate) Drained() map[vip.VIP]time.Time {
 }
 
 // setState stores the load balancer's state of one VIP. A change from ready to not ready counts
-// as a flap only if countFlap is set: the same live instance reported both, of this VIP.
+// as a flap only if countFlap is set: the same live instance reported both, of this VIP. A last
+// resort is no flap, since the VIP is not withdrawn.
 func (gate *Gate) setState(now time.Time, entry *entry, state VIPState, countFlap bool) {
-	if entry.reported && entry.state == state.State && entry.drainEnd.Equal(state.DrainEnd) {
+	if entry.reported && entry.state == state.State && entry.lastResort == state.LastResort &&
+		entry.drainEnd.Equal(state.DrainEnd) {
 		return
 	}
 	switch {
-	case entry.state == vip.Ready && state.State == vip.NotReady && countFlap:
+	case entry.state == vip.Ready && state.State == vip.NotReady && countFlap && !state.LastResort:
 		entry.flaps = entry.flaps.add(now)
 	case entry.state == vip.NotReady && state.State == vip.Ready && !gate.options.NoFlapBackoff:
 		entry.riseAt = time.Time{}
-		if wait := entry.flaps.wait(now); wait > 0 {
+		// A last resort is advertised already: damping must not withdraw it when it recovers.
+		if wait := entry.flaps.wait(now); wait > 0 && !entry.lastResort {
 			entry.riseAt = now.Add(wait)
 			gate.scheduleDirty(entry.riseAt, entry.vip)
 		}
 	}
 	entry.reported, entry.state, entry.drainEnd = true, state.State, state.DrainEnd
+	entry.lastResort = state.LastResort
+	entry.wasReady = entry.configured && (entry.wasReady || state.State == vip.Ready)
 	if state.State == vip.Draining {
 		gate.scheduleDirty(entry.drainEnd, entry.vip)
 	}

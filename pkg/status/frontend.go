@@ -243,6 +243,10 @@ func reason(vip *frontendv1.VipStatus, now time.Time) string {
 		if report != nil && report.GetState() != readinessv1.VipState_VIP_STATE_READY {
 			return "LB: " + lbReason(report)
 		}
+	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LAST_RESORT:
+		if report.GetDetail() != "" {
+			return "last resort (" + report.GetDetail() + ")"
+		}
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED:
 		text := Explain(vip.GetReason()).Short
 		if isAdvertised(vip.GetAdvertisement()) {

@@ -441,7 +441,7 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 			fields = append(fields, name)
 		}
 	}
-	if len(fields) != 23 {
+	if len(fields) != 24 {
 		t.Errorf("%d fields have a default: %v", len(fields), fields)
 	}
 }
