@@ -15,6 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/turns"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -179,4 +180,26 @@ func (a *admin) change(ctx context.Context, what string, objects []drained, chan
 	}
 	p.observer.note("an operator " + what + " " + cmp.Or(strings.Join(names, ", "), allVIPs))
 	return d, nil
+}
+
+func (a *admin) ApplyNow(ctx context.Context, _ *frontendv1.ApplyNowRequest) (*frontendv1.ApplyNowResponse, error) {
+	response := &frontendv1.ApplyNowResponse{}
+	for _, g := range a.process.bird.State().Load().Gateways {
+		if g.Change.Phase != turns.Steady {
+			response.Gateways = append(response.Gateways, g.Name)
+		}
+	}
+	left := make(chan []vip.VIP, 1)
+	select {
+	case a.process.immediate <- left:
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+	for _, v := range <-left {
+		response.Vips = append(response.Vips, v.String())
+	}
+	a.process.Log.Info("operator applied the configuration now", "vips", len(response.GetVips()),
+		"gateways", response.GetGateways())
+	a.process.observer.note("an operator applied the configuration without drains and turns")
+	return response, nil
 }

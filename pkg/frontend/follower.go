@@ -31,11 +31,10 @@ type follower struct {
 	configured vip.Set
 	departed   departed
 	release    *time.Timer // ends the source routing of departed VIPs
-	// next is the attractor after leave, without the leaving VIPs and their gateways.
-	next     *trench.Attractor
-	leave    *time.Timer
-	leaving  vip.Set          // VIPs that are kept until leave
-	gateways []trench.Gateway // applied last
+	// next is the attractor after leave, without the leaving VIPs.
+	next    *trench.Attractor
+	leave   *time.Timer
+	leaving vip.Set // VIPs that are kept until leave
 
 	drained   map[drained]drains.Drain // applied last
 	drainsEnd *time.Timer              // see followDrains
@@ -124,6 +123,9 @@ func (f *follower) Run(ctx context.Context) error {
 			loaded, configChanged = f.Source.Value().Get()
 			f.metrics.Reload(loaded.Err == nil)
 			f.observer.note(f.reloadDetail(loaded))
+			if loaded.Held.ID != was.Held.ID {
+				f.observer.note("held removals: " + cmp.Or(loaded.Held.Problem(), "none any longer"))
+			}
 			// A refused configuration replaces the value, but not the generation.
 			if loaded.Generation != was.Generation {
 				if err := f.configure(ctx, loaded.Config); err != nil {
@@ -132,8 +134,7 @@ func (f *follower) Run(ctx context.Context) error {
 			}
 		case <-staleChanged:
 		case <-f.leave.C:
-			f.leaving = nil
-			if err := f.apply(ctx, *f.next); err != nil {
+			if err := f.endLeaving(ctx); err != nil {
 				return err
 			}
 		case <-f.drainsEnd.C:
@@ -144,6 +145,12 @@ func (f *follower) Run(ctx context.Context) error {
 			if err := f.followDrains(ctx); err != nil {
 				return err
 			}
+		case left := <-f.immediate:
+			left <- f.leaving.Sorted()
+			if err := f.endLeaving(ctx); err != nil {
+				return err
+			}
+			f.bird.ApplyNow() // until the next Configure
 		case <-f.release.C:
 			f.route()
 		case <-birdChanged:
@@ -241,7 +248,8 @@ func (f *follower) showBIRD(s bird.State) {
 	f.health.Report(BIRD, birdProblem(s))
 	f.health.Report(BIRDConfig, configProblem(s))
 	f.health.Report(Imports, importsProblem(s))
-	f.observer.journal.Add(sessionEvents(f.shownBIRD, s)...)
+	f.health.Report(GatewayChange, changeProblem(s))
+	f.observer.journal.Add(append(changeEvents(f.shownBIRD, s), sessionEvents(f.shownBIRD, s)...)...)
 	f.shownBIRD = s
 	families, now := f.families(), time.Now()
 	// Egress needs a session only; RouteBack below shows a missing route.

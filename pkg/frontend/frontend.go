@@ -53,6 +53,7 @@ type process struct {
 	attractor  *attractor
 	drains     *operatorDrains
 	changed    *latest.Value[uint64] // counts changes of the status
+	immediate  chan chan<- []vip.VIP // requests to apply all changes now; answered with the leaving VIPs
 	stopping   atomic.Bool
 	reported   atomic.Bool // the watcher has a report of VIPs
 	applied    *latest.Value[readiness.Position]
@@ -68,6 +69,8 @@ const (
 	// Configuration holds while the complete configuration of its source is in force; not part of
 	// Readiness.
 	Configuration = "Configuration"
+	// Held holds while no removal of the configuration waits for a confirmation; not part of Readiness.
+	Held = "Held"
 	// TrenchFile holds while the writer of the trench file refreshes it; not part of Readiness. Other
 	// sources of the configuration have other names.
 	TrenchFile = "TrenchFile"
@@ -89,6 +92,9 @@ const (
 	HealthSocket = "HealthSocket"
 	// Imports holds while BIRD ignores no route of a gateway; not part of Readiness.
 	Imports = "Imports"
+	// GatewayChange holds unless a session did not come back after a change of its configuration; not
+	// part of Readiness.
+	GatewayChange = "GatewayChange"
 	// RouteBack, by family, holds while a gateway advertises a route. It is not part of Readiness,
 	// because other pods have the same gateways.
 	RouteBack = "RouteBack"
@@ -112,7 +118,8 @@ func newProcess(o Options) (*process, error) {
 	o.BIRD.Log = o.Log
 	p := &process{
 		Options: o, metrics: metrics.NewFrontend(o.Version), changed: latest.New(uint64(0)),
-		applied: latest.New(readiness.Position{}), instance: rand.Text(),
+		immediate: make(chan chan<- []vip.VIP),
+		applied:   latest.New(readiness.Position{}), instance: rand.Text(),
 		parts: []string{BIRD, BIRDConfig, Announcer, Egress, Stopping},
 	}
 	p.Kernel.External, p.Kernel.Log = p.external, o.Log
@@ -124,6 +131,7 @@ func newProcess(o Options) (*process, error) {
 	loaded := p.Source.Value().Load()
 	p.health.Set(Configuration, loaded.Generation > 0 && loaded.Err == nil,
 		cmp.Or(logs.Text(loaded.Err), p.SourceName+" not accepted yet"))
+	p.health.Report(Held, loaded.Held.Problem())
 	p.health.Report(p.StaleCondition, p.Source.Stale().Load().Problem(time.Now()))
 	// BIRD has not refused a configuration yet, and this process does not stop yet.
 	p.health.Set(BIRDConfig, true, "")
@@ -165,6 +173,7 @@ func newProcess(o Options) (*process, error) {
 
 	// Both ends of the loopback session get the same key.
 	o.BIRD.Password, o.BIRD.OnAnswer = loopbackPassword(o), p.metrics.ControlLatency
+	o.BIRD.DrainTime, o.BIRD.SlotTime = o.Gate.DrainTime, slotTime
 	p.bird = bird.NewSupervisor(o.BIRD)
 	p.announcer = announce.New(announce.Options{
 		Local: bird.LoopbackAnnouncer, Peer: p.loopbackBIRD(),
@@ -246,6 +255,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		Admin: func(r grpc.ServiceRegistrar) {
 			frontendv1.RegisterFrontendServiceServer(r, newAdmin(p))
 			adminv1.RegisterEventServiceServer(r, p.observer.journal)
+			adminv1.RegisterConfigurationServiceServer(r, endpoint.ConfigurationService{
+				InForce: p.Source.Value(), Confirm: p.Source.Confirm, Log: p.Log,
+			})
 		},
 		MetricsRefused: p.isExternal, Signals: p.Signals,
 	})

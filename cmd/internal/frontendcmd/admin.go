@@ -23,6 +23,8 @@ type Commands struct {
 	Events      eventsCommand      `cmd:"" help:"Show the last transitions with their causes."`
 	Drain       drainCommand       `cmd:"" help:"Move traffic away from VIPs or a gateway: de-prefer, then withdraw. It survives restarts."`
 	Undrain     undrainCommand     `cmd:"" help:"End a drain."`
+	ApplyNow    applyNowCommand    `cmd:"" help:"End the drains and turns of an edit. Traffic may be lost."`
+	Confirm     confirmCommand     `cmd:"" help:"Put held removals of the configuration in force: VIPs and gateways drain and are withdrawn."`
 	Cleanup     cleanupCommand     `cmd:"" help:"Remove the marks, rules and blackhole of vipgate from the kernel."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
 	Version     cli.VersionCommand `cmd:"" help:"Print the version."`
@@ -89,6 +91,12 @@ func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
 	return nil
 }
 
+type confirmCommand struct{ cli.ConfirmFlags }
+
+func (c *confirmCommand) Run(ctx context.Context, out *cli.Output) error {
+	return cli.Confirm(ctx, out, c.ConfirmFlags, "frontend")
+}
+
 type undrainCommand struct {
 	cli.AdminFlags
 	Gateway []string `help:"End the drain of this gateway; repeatable." placeholder:"NAME" env:"-"`
@@ -112,6 +120,23 @@ func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {
 	default:
 		out.Printf("still drained: %s\n", strings.Join(r.GetDrained(), " "))
 	}
+	return nil
+}
+
+type applyNowCommand struct {
+	cli.AdminFlags
+}
+
+func (c *applyNowCommand) Run(ctx context.Context, out *cli.Output) error {
+	r, err := call(ctx, c.AdminFlags, client.ApplyNow, &frontendv1.ApplyNowRequest{})
+	if err != nil {
+		return err
+	}
+	if len(r.GetVips())+len(r.GetGateways()) == 0 {
+		out.Printf("no change was in progress\n")
+		return nil
+	}
+	out.Printf("applied now: %s\n", strings.Join(append(r.GetVips(), r.GetGateways()...), " "))
 	return nil
 }
 

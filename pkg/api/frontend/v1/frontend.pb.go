@@ -167,6 +167,98 @@ func (x *DrainRequest) GetForce() bool {
 	return false
 }
 
+// ApplyNowRequest is empty.
+type ApplyNowRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyNowRequest) Reset() {
+	*x = ApplyNowRequest{}
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyNowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyNowRequest) ProtoMessage() {}
+
+func (x *ApplyNowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyNowRequest.ProtoReflect.Descriptor instead.
+func (*ApplyNowRequest) Descriptor() ([]byte, []int) {
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{1}
+}
+
+// ApplyNowResponse lists what was applied.
+type ApplyNowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The VIPs that left the configuration and were still de-preferred.
+	Vips []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
+	// The gateways with a change in progress.
+	Gateways      []string `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyNowResponse) Reset() {
+	*x = ApplyNowResponse{}
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyNowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyNowResponse) ProtoMessage() {}
+
+func (x *ApplyNowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyNowResponse.ProtoReflect.Descriptor instead.
+func (*ApplyNowResponse) Descriptor() ([]byte, []int) {
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ApplyNowResponse) GetVips() []string {
+	if x != nil {
+		return x.Vips
+	}
+	return nil
+}
+
+func (x *ApplyNowResponse) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
 // Drains lists the VIPs and gateways that an operator drains.
 type Drains struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -186,7 +278,7 @@ type Drains struct {
 
 func (x *Drains) Reset() {
 	*x = Drains{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -198,7 +290,7 @@ func (x *Drains) String() string {
 func (*Drains) ProtoMessage() {}
 
 func (x *Drains) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -211,7 +303,7 @@ func (x *Drains) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drains.ProtoReflect.Descriptor instead.
 func (*Drains) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{1}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Drains) GetDrained() []string {
@@ -262,7 +354,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -274,7 +366,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -287,7 +379,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{2}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *UndrainRequest) GetVips() []string {
@@ -336,13 +428,16 @@ type Status struct {
 	ConfigurationError string `protobuf:"bytes,13,opt,name=configuration_error,json=configurationError,proto3" json:"configuration_error,omitempty"`
 	// Source of the configuration: "trench file", or "NSP" with its address.
 	ConfigurationSource string `protobuf:"bytes,14,opt,name=configuration_source,json=configurationSource,proto3" json:"configuration_source,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// True while the change of a gateway is in progress: it leaves, or its session restarts or waits
+	// for its turn.
+	GatewayChange bool `protobuf:"varint,18,opt,name=gateway_change,json=gatewayChange,proto3" json:"gateway_change,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -354,7 +449,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -367,7 +462,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{3}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Status) GetVersion() string {
@@ -468,6 +563,13 @@ func (x *Status) GetConfigurationSource() string {
 	return ""
 }
 
+func (x *Status) GetGatewayChange() bool {
+	if x != nil {
+		return x.GatewayChange
+	}
+	return false
+}
+
 // LoadBalancerStatus is the frontend's view of the load balancer.
 type LoadBalancerStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -495,7 +597,7 @@ type LoadBalancerStatus struct {
 
 func (x *LoadBalancerStatus) Reset() {
 	*x = LoadBalancerStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -507,7 +609,7 @@ func (x *LoadBalancerStatus) String() string {
 func (*LoadBalancerStatus) ProtoMessage() {}
 
 func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -520,7 +622,7 @@ func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancerStatus.ProtoReflect.Descriptor instead.
 func (*LoadBalancerStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{4}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *LoadBalancerStatus) GetFreshness() Freshness {
@@ -620,6 +722,9 @@ type GatewayStatus struct {
 	// True while up, and for a static gateway also while it is held down or just released, unless its
 	// BFD session did not come up after the last release. The frontend needs one usable gateway.
 	Usable bool `protobuf:"varint,17,opt,name=usable,proto3" json:"usable,omitempty"`
+	// The change in progress, such as "leaving, 1 s left" or "change pending: hold time"; empty without
+	// one.
+	Change string `protobuf:"bytes,21,opt,name=change,proto3" json:"change,omitempty"`
 	// What BIRD exports to the gateway: "full", "depreferred" or "none".
 	Export string `protobuf:"bytes,18,opt,name=export,proto3" json:"export,omitempty"`
 	// True while an operator drains the gateway.
@@ -632,7 +737,7 @@ type GatewayStatus struct {
 
 func (x *GatewayStatus) Reset() {
 	*x = GatewayStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -644,7 +749,7 @@ func (x *GatewayStatus) String() string {
 func (*GatewayStatus) ProtoMessage() {}
 
 func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -657,7 +762,7 @@ func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayStatus.ProtoReflect.Descriptor instead.
 func (*GatewayStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{5}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GatewayStatus) GetName() string {
@@ -779,6 +884,13 @@ func (x *GatewayStatus) GetUsable() bool {
 	return false
 }
 
+func (x *GatewayStatus) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
 func (x *GatewayStatus) GetExport() string {
 	if x != nil {
 		return x.Export
@@ -819,7 +931,7 @@ type BirdStatus struct {
 
 func (x *BirdStatus) Reset() {
 	*x = BirdStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -831,7 +943,7 @@ func (x *BirdStatus) String() string {
 func (*BirdStatus) ProtoMessage() {}
 
 func (x *BirdStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -844,7 +956,7 @@ func (x *BirdStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BirdStatus.ProtoReflect.Descriptor instead.
 func (*BirdStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *BirdStatus) GetVersion() string {
@@ -909,7 +1021,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -921,7 +1033,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -934,7 +1046,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *VipStatus) GetVip() string {
@@ -1004,7 +1116,11 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\bgateways\x18\x03 \x03(\tR\bgateways\x128\n" +
 	"\n" +
 	"ends_after\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tendsAfter\x12\x14\n" +
-	"\x05force\x18\x05 \x01(\bR\x05force\"\xa6\x01\n" +
+	"\x05force\x18\x05 \x01(\bR\x05force\"\x11\n" +
+	"\x0fApplyNowRequest\"B\n" +
+	"\x10ApplyNowResponse\x12\x12\n" +
+	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
+	"\bgateways\x18\x02 \x03(\tR\bgateways\"\xa6\x01\n" +
 	"\x06Drains\x12\x18\n" +
 	"\adrained\x18\x01 \x03(\tR\adrained\x12\x1a\n" +
 	"\bdraining\x18\x02 \x03(\tR\bdraining\x120\n" +
@@ -1013,7 +1129,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\awarning\x18\x05 \x01(\tR\awarning\"@\n" +
 	"\x0eUndrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
-	"\bgateways\x18\x02 \x03(\tR\bgateways\"\x88\x05\n" +
+	"\bgateways\x18\x02 \x03(\tR\bgateways\"\xaf\x05\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12\x1c\n" +
@@ -1031,7 +1147,8 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x04vips\x18\v \x03(\v2\x1e.vipgate.frontend.v1.VipStatusR\x04vips\x123\n" +
 	"\x04bird\x18\f \x01(\v2\x1f.vipgate.frontend.v1.BirdStatusR\x04bird\x12/\n" +
 	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\x121\n" +
-	"\x14configuration_source\x18\x0e \x01(\tR\x13configurationSource\"\xd4\x02\n" +
+	"\x14configuration_source\x18\x0e \x01(\tR\x13configurationSource\x12%\n" +
+	"\x0egateway_change\x18\x12 \x01(\bR\rgatewayChange\"\xd4\x02\n" +
 	"\x12LoadBalancerStatus\x12<\n" +
 	"\tfreshness\x18\x01 \x01(\x0e2\x1e.vipgate.frontend.v1.FreshnessR\tfreshness\x12:\n" +
 	"\bposition\x18\x02 \x01(\v2\x1e.vipgate.readiness.v1.PositionR\bposition\x128\n" +
@@ -1042,7 +1159,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
 	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\x12\x18\n" +
-	"\aservice\x18\b \x01(\tR\aservice\"\xee\x04\n" +
+	"\aservice\x18\b \x01(\tR\aservice\"\x86\x05\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -1063,6 +1180,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\bexpected\x18\x0f \x01(\rR\bexpected\x12>\n" +
 	"\rlast_error_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\vlastErrorAt\x12\x16\n" +
 	"\x06usable\x18\x11 \x01(\bR\x06usable\x12\x16\n" +
+	"\x06change\x18\x15 \x01(\tR\x06change\x12\x16\n" +
 	"\x06export\x18\x12 \x01(\tR\x06export\x12\x18\n" +
 	"\adrained\x18\x13 \x01(\bR\adrained\x129\n" +
 	"\n" +
@@ -1088,12 +1206,13 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x15FRESHNESS_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFRESHNESS_LIVE\x10\x01\x12\x13\n" +
 	"\x0fFRESHNESS_STALE\x10\x02\x12\x12\n" +
-	"\x0eFRESHNESS_LOST\x10\x032\xc9\x02\n" +
+	"\x0eFRESHNESS_LOST\x10\x032\xa2\x03\n" +
 	"\x0fFrontendService\x12L\n" +
 	"\tGetStatus\x12\".vipgate.admin.v1.GetStatusRequest\x1a\x1b.vipgate.frontend.v1.Status\x12R\n" +
 	"\vWatchStatus\x12$.vipgate.admin.v1.WatchStatusRequest\x1a\x1b.vipgate.frontend.v1.Status0\x01\x12G\n" +
 	"\x05Drain\x12!.vipgate.frontend.v1.DrainRequest\x1a\x1b.vipgate.frontend.v1.Drains\x12K\n" +
-	"\aUndrain\x12#.vipgate.frontend.v1.UndrainRequest\x1a\x1b.vipgate.frontend.v1.DrainsB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
+	"\aUndrain\x12#.vipgate.frontend.v1.UndrainRequest\x1a\x1b.vipgate.frontend.v1.Drains\x12W\n" +
+	"\bApplyNow\x12$.vipgate.frontend.v1.ApplyNowRequest\x1a%.vipgate.frontend.v1.ApplyNowResponseB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
 
 var (
 	file_vipgate_frontend_v1_frontend_proto_rawDescOnce sync.Once
@@ -1108,58 +1227,62 @@ func file_vipgate_frontend_v1_frontend_proto_rawDescGZIP() []byte {
 }
 
 var file_vipgate_frontend_v1_frontend_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(Freshness)(0),                // 0: vipgate.frontend.v1.Freshness
 	(*DrainRequest)(nil),          // 1: vipgate.frontend.v1.DrainRequest
-	(*Drains)(nil),                // 2: vipgate.frontend.v1.Drains
-	(*UndrainRequest)(nil),        // 3: vipgate.frontend.v1.UndrainRequest
-	(*Status)(nil),                // 4: vipgate.frontend.v1.Status
-	(*LoadBalancerStatus)(nil),    // 5: vipgate.frontend.v1.LoadBalancerStatus
-	(*GatewayStatus)(nil),         // 6: vipgate.frontend.v1.GatewayStatus
-	(*BirdStatus)(nil),            // 7: vipgate.frontend.v1.BirdStatus
-	(*VipStatus)(nil),             // 8: vipgate.frontend.v1.VipStatus
-	(*durationpb.Duration)(nil),   // 9: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
-	(*v1.Condition)(nil),          // 11: vipgate.admin.v1.Condition
-	(*v11.Position)(nil),          // 12: vipgate.readiness.v1.Position
-	(v11.Advertisement)(0),        // 13: vipgate.readiness.v1.Advertisement
-	(v11.AdvertisementReason)(0),  // 14: vipgate.readiness.v1.AdvertisementReason
-	(*v11.VipReadiness)(nil),      // 15: vipgate.readiness.v1.VipReadiness
-	(*v1.GetStatusRequest)(nil),   // 16: vipgate.admin.v1.GetStatusRequest
-	(*v1.WatchStatusRequest)(nil), // 17: vipgate.admin.v1.WatchStatusRequest
+	(*ApplyNowRequest)(nil),       // 2: vipgate.frontend.v1.ApplyNowRequest
+	(*ApplyNowResponse)(nil),      // 3: vipgate.frontend.v1.ApplyNowResponse
+	(*Drains)(nil),                // 4: vipgate.frontend.v1.Drains
+	(*UndrainRequest)(nil),        // 5: vipgate.frontend.v1.UndrainRequest
+	(*Status)(nil),                // 6: vipgate.frontend.v1.Status
+	(*LoadBalancerStatus)(nil),    // 7: vipgate.frontend.v1.LoadBalancerStatus
+	(*GatewayStatus)(nil),         // 8: vipgate.frontend.v1.GatewayStatus
+	(*BirdStatus)(nil),            // 9: vipgate.frontend.v1.BirdStatus
+	(*VipStatus)(nil),             // 10: vipgate.frontend.v1.VipStatus
+	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*v1.Condition)(nil),          // 13: vipgate.admin.v1.Condition
+	(*v11.Position)(nil),          // 14: vipgate.readiness.v1.Position
+	(v11.Advertisement)(0),        // 15: vipgate.readiness.v1.Advertisement
+	(v11.AdvertisementReason)(0),  // 16: vipgate.readiness.v1.AdvertisementReason
+	(*v11.VipReadiness)(nil),      // 17: vipgate.readiness.v1.VipReadiness
+	(*v1.GetStatusRequest)(nil),   // 18: vipgate.admin.v1.GetStatusRequest
+	(*v1.WatchStatusRequest)(nil), // 19: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
-	9,  // 0: vipgate.frontend.v1.DrainRequest.ends_after:type_name -> google.protobuf.Duration
-	10, // 1: vipgate.frontend.v1.Drains.until:type_name -> google.protobuf.Timestamp
-	10, // 2: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	11, // 3: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
-	5,  // 4: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
-	6,  // 5: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
-	8,  // 6: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
-	7,  // 7: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
+	11, // 0: vipgate.frontend.v1.DrainRequest.ends_after:type_name -> google.protobuf.Duration
+	12, // 1: vipgate.frontend.v1.Drains.until:type_name -> google.protobuf.Timestamp
+	12, // 2: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	13, // 3: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	7,  // 4: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
+	8,  // 5: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
+	10, // 6: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
+	9,  // 7: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
 	0,  // 8: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
-	12, // 9: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
-	9,  // 10: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
-	10, // 11: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	10, // 12: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
-	10, // 13: vipgate.frontend.v1.GatewayStatus.drain_ends:type_name -> google.protobuf.Timestamp
-	10, // 14: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	13, // 15: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	14, // 16: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	10, // 17: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	15, // 18: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	10, // 19: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
-	16, // 20: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	17, // 21: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	14, // 9: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
+	11, // 10: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
+	12, // 11: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
+	12, // 12: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
+	12, // 13: vipgate.frontend.v1.GatewayStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	12, // 14: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	15, // 15: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	16, // 16: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	12, // 17: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	17, // 18: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	12, // 19: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	18, // 20: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	19, // 21: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
 	1,  // 22: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	3,  // 23: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	4,  // 24: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
-	4,  // 25: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
-	2,  // 26: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
-	2,  // 27: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
-	24, // [24:28] is the sub-list for method output_type
-	20, // [20:24] is the sub-list for method input_type
+	5,  // 23: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	2,  // 24: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
+	6,  // 25: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
+	6,  // 26: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
+	4,  // 27: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
+	4,  // 28: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
+	3,  // 29: vipgate.frontend.v1.FrontendService.ApplyNow:output_type -> vipgate.frontend.v1.ApplyNowResponse
+	25, // [25:30] is the sub-list for method output_type
+	20, // [20:25] is the sub-list for method input_type
 	20, // [20:20] is the sub-list for extension type_name
 	20, // [20:20] is the sub-list for extension extendee
 	0,  // [0:20] is the sub-list for field type_name
@@ -1176,7 +1299,7 @@ func file_vipgate_frontend_v1_frontend_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_frontend_v1_frontend_proto_rawDesc), len(file_vipgate_frontend_v1_frontend_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   8,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
