@@ -203,7 +203,7 @@ func trenchText() string {
 	for _, g := range []lab.GatewayConfig{lab.GatewayA(), lab.GatewayB()} {
 		for family, address := range g.Local {
 			fmt.Fprintf(&b, "    - {name: %s-v%d, address: %q, remoteASN: %d, holdTime: 3s, "+
-				"bfd: {minTx: 100ms, minRx: 200ms, multiplier: 5}}\n", g.Name, 4+2*family, address, g.LocalAS)
+				"bfd: {minTx: 200ms, minRx: 300ms, multiplier: 5}}\n", g.Name, 4+2*family, address, g.LocalAS)
 		}
 	}
 	b.WriteString("streams:\n")

@@ -29,6 +29,9 @@ type options struct {
 	binaries  string // the folder of lb, frontend and target
 	incidents []string
 	interval  time.Duration // between two requests for a VIP through a gateway
+	// observed is how long requests continue after an incident: a state that lasts until then needs a
+	// person, or is the wanted one.
+	observed  time.Duration
 	reference bool
 	document  string // the file that gets the table
 	json      string
@@ -51,6 +54,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.binaries, "binaries", "bin", "`folder` of lb, frontend and target")
 	f.StringVar(&names, "incident", "", "only these `incidents`, such as I7,I8")
 	f.DurationVar(&o.interval, "interval", 20*time.Millisecond, "time between two requests for a VIP through a gateway")
+	f.DurationVar(&o.observed, "observed", 6*time.Second, "how long requests continue after an incident")
 	f.BoolVar(&o.reference, "reference", true, "also run the common pattern: BIRD and a script")
 	f.StringVar(&o.document, "document", "", "`file` in which the table is replaced")
 	f.StringVar(&o.json, "json", "", "`file` for the results as JSON")

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -23,6 +25,7 @@ type outcome struct {
 	from    int  // index of the gateway, or of the pod
 	failed  bool // no answer of the application
 	noRoute bool // failed with ENETUNREACH
+	reason  string
 }
 
 // update is the begin or the end of a route to a VIP that a gateway holds from a session.
@@ -52,7 +55,7 @@ type numbers struct {
 // measure computes the numbers of a VIP.
 func (r *record) measure(vip netip.Addr, gateways int) numbers {
 	var held [][]bool
-	failed := make([]bool, r.index(r.end))
+	failed := r.steps()
 	for g := range gateways {
 		held = append(held, r.held(vip, g))
 		r.markFailed(failed, vip, g, held[g])
@@ -71,9 +74,12 @@ func (r *record) measure(vip netip.Addr, gateways int) numbers {
 	return n
 }
 
+// steps returns a value for each step of the record.
+func (r *record) steps() []bool { return make([]bool, r.index(r.end)+1) }
+
 // index returns the step of a moment, within the record.
 func (r *record) index(at time.Time) int {
-	return int(min(max(0, at.Sub(r.begin)), r.end.Sub(r.begin)) / step)
+	return int(min(max(0, at.Sub(r.begin)), r.end.Sub(r.begin)-1) / step)
 }
 
 // fill sets the steps between two moments.
@@ -85,7 +91,7 @@ func (r *record) fill(steps []bool, from, to time.Time) {
 
 // held returns the steps in which a gateway holds a route to a VIP from any session.
 func (r *record) held(vip netip.Addr, gateway int) []bool {
-	steps, sessions := make([]bool, r.index(r.end)), map[string]bool{}
+	steps, sessions := r.steps(), map[string]bool{}
 	since := r.begin
 	for _, u := range r.updates {
 		if u.gateway != gateway || u.vip.IsValid() && u.vip != vip {
@@ -132,7 +138,7 @@ func (r *record) markFailed(steps []bool, vip netip.Addr, gateway int, held []bo
 
 // served returns the steps in which a pod answers direct requests for a VIP, by its latest outcome.
 func (r *record) served(vip netip.Addr) []bool {
-	steps := make([]bool, r.index(r.end))
+	steps := r.steps()
 	for pod := range pods {
 		since, serves := r.begin, false
 		for _, o := range sorted(r.direct, vip, pod) {
@@ -154,3 +160,27 @@ func sorted(all []outcome, vip netip.Addr, from int) []outcome {
 	slices.SortFunc(some, func(a, b outcome) int { return a.sent.Compare(b.sent) })
 	return some
 }
+
+// evidence returns the updates and failed requests since the begin as lines, in order.
+func (r *record) evidence() string {
+	lines := []string{r.begin.Format(evidenceTime) + " begin"}
+	for _, u := range r.updates {
+		if !u.at.Before(r.begin) {
+			lines = append(lines, fmt.Sprintf("%s gateway %d, %s: %s withdrawn=%t", u.at.Format(evidenceTime), u.gateway+1,
+				u.session, u.vip, u.withdrawn))
+		}
+	}
+	for where, all := range map[string][]outcome{"gateway": r.requests, "pod": r.direct} {
+		for _, o := range all {
+			if o.failed && !o.sent.Before(r.begin) {
+				lines = append(lines, fmt.Sprintf("%s request for %s through %s %d: %s", o.sent.Format(evidenceTime), o.vip,
+					where, o.from+1, o.reason))
+			}
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// evidenceTime is the format of times in evidence.
+const evidenceTime = "15:04:05.000"

@@ -10,9 +10,6 @@ import (
 )
 
 const (
-	// observed is how long requests continue after an incident: a state that lasts until then needs a
-	// person, or is the wanted one.
-	observed = 6 * time.Second
 	// excuse is the lateness of timers from which a missed budget is measured again.
 	excuse   = 100 * time.Millisecond
 	attempts = 3
@@ -48,13 +45,14 @@ func replay(ctx context.Context, o options, s *scenario, reference bool) result 
 
 // attempt runs an incident once.
 func attempt(ctx context.Context, o options, s *scenario, reference bool) (r result, err error) {
+	evidence := ""
 	fx, err := open(ctx, s, o.binaries, reference)
 	if fx == nil {
 		return r, err
 	}
 	defer func() {
 		if err != nil || o.keep != "" {
-			err = errors.Join(err, o.keepLogs(fx, s))
+			err = errors.Join(err, o.keepLogs(s, evidence+fx.logs()))
 		}
 		err = errors.Join(err, fx.close())
 	}()
@@ -78,12 +76,13 @@ func attempt(ctx context.Context, o options, s *scenario, reference bool) (r res
 	}
 	errInject := inject(ctx, fx)
 	if errInject == nil {
-		sleep(ctx, observed)
+		sleep(ctx, o.observed)
 	}
 	record, err := sampling.stop(begin)
 	if err := errors.Join(errInject, err, context.Cause(ctx)); err != nil {
 		return r, err
 	}
+	evidence = record.evidence()
 	r = result{ByVIP: map[string]numbers{}, Late: sampling.late}
 	for _, vip := range vips {
 		n := record.measure(vip, gateways)
@@ -93,11 +92,11 @@ func attempt(ctx context.Context, o options, s *scenario, reference bool) (r res
 	return r, nil
 }
 
-// keepLogs writes the ends of all logs to a file.
-func (o options) keepLogs(fx *fixture, s *scenario) error {
+// keepLogs writes the updates, the failed requests and the ends of all logs to a file.
+func (o options) keepLogs(s *scenario, text string) error {
 	dir := o.keep
 	if dir == "" {
 		dir = os.TempDir()
 	}
-	return os.WriteFile(filepath.Join(dir, "replay-"+s.id+".log"), []byte(fx.logs()), 0o600)
+	return os.WriteFile(filepath.Join(dir, "replay-"+s.id+".log"), []byte(text), 0o600)
 }

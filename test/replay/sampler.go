@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// requestTimeout is below TCP's first retransmission, which would hide a lost SYN.
-	requestTimeout = 500 * time.Millisecond
+	// requestTimeout is below the first retransmission of a SYN, which would hide its loss.
+	requestTimeout = 900 * time.Millisecond
 	directInterval = 100 * time.Millisecond
 	// canaryTick is the interval of the timer whose lateness shows a busy machine.
 	canaryTick = 5 * time.Millisecond
@@ -60,9 +60,13 @@ func (s *sampler) start(ctx context.Context, ns *lab.NetNS, interval time.Durati
 		Observe: func(o load.Outcome) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
+			reason := ""
+			if o.Err != nil {
+				reason = o.Err.Error()
+			}
 			*to = append(*to, outcome{
 				sent: o.Sent, vip: o.To.Addr(), from: from, failed: o.Err != nil,
-				noRoute: errors.Is(o.Err, syscall.ENETUNREACH),
+				noRoute: errors.Is(o.Err, syscall.ENETUNREACH), reason: reason,
 			})
 		},
 	}

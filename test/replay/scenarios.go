@@ -49,9 +49,8 @@ func scenarios() []scenario {
 		},
 		{
 			id: "I7", title: "AWS 2025-10-20", link: "aws.amazon.com/message/101925",
-			cause: "wires of two new targets alternate every 300 ms for 6 s", budget: unplanned,
-			before: [][2]string{{targetLine(4), ""}, {targetLine(2), ""}},
-			inject: addFlapping, reference: addFlapping,
+			cause: "pod 2 starts; its wire to the targets alternates every 0.5 s for 8 s", budget: unplanned,
+			inject: startFlapping, reference: startFlapping,
 		},
 		{
 			id: "I8", title: "Datadog 2023-03-08",
@@ -120,18 +119,19 @@ func stopScripts(ctx context.Context, fx *fixture) error {
 	return err
 }
 
-// addFlapping adds a target to each stream, whose wire alternates.
-func addFlapping(ctx context.Context, fx *fixture) error {
-	err := fx.edit(targetLine(1), targetLine(1)+targetLine(2), targetLine(3), targetLine(3)+targetLine(4))
-	fx.eachScript(func(s *script) error { s.targets = []int{1, 2, 3, 4}; return nil })
-	for i := range 20 {
-		state := []string{"down", "up"}[i%2]
-		for _, n := range []int{2, 4} {
-			err = errors.Join(err, fx.Backend.IP("link", "set", fmt.Sprintf("target%d", n), state))
-		}
-		sleep(ctx, 300*time.Millisecond)
+// startFlapping replaces pod 2, whose network toward the targets alternates at first.
+func startFlapping(ctx context.Context, fx *fixture) error {
+	if err := restartSecond(ctx, fx, 0); err != nil {
+		return err
 	}
-	return err
+	const half = 500 * time.Millisecond
+	for i := range 16 {
+		if err := fx.Backend.IP("link", "set", "pod2", []string{"down", "up"}[i%2]); err != nil {
+			return err
+		}
+		sleep(ctx, half)
+	}
+	return nil
 }
 
 // eachPod runs shell commands in the namespaces of both pods.
@@ -168,9 +168,12 @@ func flushRoutes(ctx context.Context, fx *fixture) error {
 }
 
 // startLate replaces pod 2, and starts its parts in the order of the incident.
-func startLate(ctx context.Context, fx *fixture) error {
+func startLate(ctx context.Context, fx *fixture) error { return restartSecond(ctx, fx, 2*time.Second) }
+
+// restartSecond replaces pod 2, whose lb, or script, starts after a delay.
+func restartSecond(ctx context.Context, fx *fixture, delay time.Duration) error {
 	if fx.reference {
-		return fx.scripts[1].restart(fx, 2*time.Second)
+		return fx.scripts[1].restart(fx, delay)
 	}
 	p := fx.Pods[1]
 	for _, process := range []*lab.Process{p.LB, p.Frontend} {
@@ -186,7 +189,7 @@ func startLate(ctx context.Context, fx *fixture) error {
 	if err := errors.Join(fx.Replace(2), fx.replyDirectly(1), fx.startFrontend(1)); err != nil {
 		return err
 	}
-	sleep(ctx, 2*time.Second)
+	sleep(ctx, delay)
 	return fx.startLB(1)
 }
 

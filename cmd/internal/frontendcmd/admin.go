@@ -23,6 +23,7 @@ type Commands struct {
 	Events      eventsCommand      `cmd:"" help:"Show the last transitions with their causes."`
 	Drain       drainCommand       `cmd:"" help:"Move traffic away from VIPs: de-prefer, then withdraw."`
 	Undrain     undrainCommand     `cmd:"" help:"End a drain."`
+	Confirm     confirmCommand     `cmd:"" help:"Put held removals of the configuration in force: VIPs and gateways drain and are withdrawn."`
 	Apply       applyCommand       `cmd:"" help:"Apply an edit without drains and turns. Traffic may be lost."`
 	Cleanup     cleanupCommand     `cmd:"" help:"Remove the marks, rules and blackhole of vipgate from the kernel."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
@@ -74,6 +75,12 @@ func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
 		out.Printf("drained: %s\n", strings.Join(over, " "))
 	}
 	return nil
+}
+
+type confirmCommand struct{ cli.ConfirmFlags }
+
+func (c *confirmCommand) Run(ctx context.Context, out *cli.Output) error {
+	return cli.Confirm(ctx, out, c.ConfirmFlags, "frontend")
 }
 
 type undrainCommand struct {

@@ -84,13 +84,20 @@ func (Freshness) EnumDescriptor() ([]byte, []int) {
 	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
 }
 
-// DrainRequest selects the VIPs to drain.
+// DrainRequest selects the VIPs or the gateways to drain: exactly one of vips, all and gateways.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The VIPs, as prefixes; none only with all.
+	// The VIPs, as prefixes; none only with all or gateways.
 	Vips []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
-	// Drains every VIP.
-	All           bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
+	// Drains every VIP, also those that are configured later.
+	All bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
+	// The names of BGP gateways. FAILED_PRECONDITION for the last gateway of a family that is up and
+	// receives VIPs, unless force is set.
+	Gateways []string `protobuf:"bytes,3,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	// The time after which the drain ends by itself; absent for never.
+	EndsAfter *durationpb.Duration `protobuf:"bytes,4,opt,name=ends_after,json=endsAfter,proto3" json:"ends_after,omitempty"`
+	// Drains also the last gateway of a family.
+	Force         bool `protobuf:"varint,5,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -135,6 +142,27 @@ func (x *DrainRequest) GetVips() []string {
 func (x *DrainRequest) GetAll() bool {
 	if x != nil {
 		return x.All
+	}
+	return false
+}
+
+func (x *DrainRequest) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+func (x *DrainRequest) GetEndsAfter() *durationpb.Duration {
+	if x != nil {
+		return x.EndsAfter
+	}
+	return nil
+}
+
+func (x *DrainRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
 	}
 	return false
 }
@@ -231,7 +259,7 @@ func (x *ApplyNowResponse) GetGateways() []string {
 	return nil
 }
 
-// Drains lists the VIPs that an operator drains.
+// Drains lists the VIPs and gateways that an operator drains.
 type Drains struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// All drained VIPs.
@@ -239,7 +267,11 @@ type Drains struct {
 	// The de-preferred VIPs, whose drain time has not ended.
 	Draining []string `protobuf:"bytes,2,rep,name=draining,proto3" json:"draining,omitempty"`
 	// The end of the last drain time; absent if every drain time has ended.
-	Until         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
+	Until *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
+	// All drained gateways.
+	Gateways []string `protobuf:"bytes,4,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	// What the frontend cannot check, such as whether another pod advertises the VIPs; empty without.
+	Warning       string `protobuf:"bytes,5,opt,name=warning,proto3" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -295,11 +327,27 @@ func (x *Drains) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
-// UndrainRequest selects the VIPs to undrain.
+func (x *Drains) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+func (x *Drains) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
+}
+
+// UndrainRequest selects the drains to end; empty for all drains of VIPs.
 type UndrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The VIPs, as prefixes; none for all.
-	Vips          []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
+	// The VIPs, as prefixes.
+	Vips []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
+	// The names of gateways.
+	Gateways      []string `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -337,6 +385,13 @@ func (*UndrainRequest) Descriptor() ([]byte, []int) {
 func (x *UndrainRequest) GetVips() []string {
 	if x != nil {
 		return x.Vips
+	}
+	return nil
+}
+
+func (x *UndrainRequest) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
 	}
 	return nil
 }
@@ -669,7 +724,13 @@ type GatewayStatus struct {
 	Usable bool `protobuf:"varint,17,opt,name=usable,proto3" json:"usable,omitempty"`
 	// The change in progress, such as "leaving, 1 s left" or "change pending: hold time"; empty without
 	// one.
-	Change        string `protobuf:"bytes,21,opt,name=change,proto3" json:"change,omitempty"`
+	Change string `protobuf:"bytes,21,opt,name=change,proto3" json:"change,omitempty"`
+	// What BIRD exports to the gateway: "full", "depreferred" or "none".
+	Export string `protobuf:"bytes,18,opt,name=export,proto3" json:"export,omitempty"`
+	// True while an operator drains the gateway.
+	Drained bool `protobuf:"varint,19,opt,name=drained,proto3" json:"drained,omitempty"`
+	// The time at which that drain ends by itself; absent for never.
+	DrainEnds     *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=drain_ends,json=drainEnds,proto3" json:"drain_ends,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -830,6 +891,27 @@ func (x *GatewayStatus) GetChange() string {
 	return ""
 }
 
+func (x *GatewayStatus) GetExport() string {
+	if x != nil {
+		return x.Export
+	}
+	return ""
+}
+
+func (x *GatewayStatus) GetDrained() bool {
+	if x != nil {
+		return x.Drained
+	}
+	return false
+}
+
+func (x *GatewayStatus) GetDrainEnds() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DrainEnds
+	}
+	return nil
+}
+
 // BirdStatus is the BIRD process.
 type BirdStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -931,8 +1013,10 @@ type VipStatus struct {
 	// The names of the static gateways that send traffic although the VIP is not announced: the VIPs of
 	// a family share their BFD sessions.
 	StaticGateways []string `protobuf:"bytes,7,rep,name=static_gateways,json=staticGateways,proto3" json:"static_gateways,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The time at which an operator's drain ends by itself; absent for never, or without a drain.
+	DrainEnds     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=drain_ends,json=drainEnds,proto3" json:"drain_ends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VipStatus) Reset() {
@@ -1014,24 +1098,38 @@ func (x *VipStatus) GetStaticGateways() []string {
 	return nil
 }
 
+func (x *VipStatus) GetDrainEnds() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DrainEnds
+	}
+	return nil
+}
+
 var File_vipgate_frontend_v1_frontend_proto protoreflect.FileDescriptor
 
 const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\n" +
-	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"4\n" +
+	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"\xa0\x01\n" +
 	"\fDrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x10\n" +
-	"\x03all\x18\x02 \x01(\bR\x03all\"\x11\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\x12\x1a\n" +
+	"\bgateways\x18\x03 \x03(\tR\bgateways\x128\n" +
+	"\n" +
+	"ends_after\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tendsAfter\x12\x14\n" +
+	"\x05force\x18\x05 \x01(\bR\x05force\"\x11\n" +
 	"\x0fApplyNowRequest\"B\n" +
 	"\x10ApplyNowResponse\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
-	"\bgateways\x18\x02 \x03(\tR\bgateways\"p\n" +
+	"\bgateways\x18\x02 \x03(\tR\bgateways\"\xa6\x01\n" +
 	"\x06Drains\x12\x18\n" +
 	"\adrained\x18\x01 \x03(\tR\adrained\x12\x1a\n" +
 	"\bdraining\x18\x02 \x03(\tR\bdraining\x120\n" +
-	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"$\n" +
+	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1a\n" +
+	"\bgateways\x18\x04 \x03(\tR\bgateways\x12\x18\n" +
+	"\awarning\x18\x05 \x01(\tR\awarning\"@\n" +
 	"\x0eUndrainRequest\x12\x12\n" +
-	"\x04vips\x18\x01 \x03(\tR\x04vips\"\xaf\x05\n" +
+	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
+	"\bgateways\x18\x02 \x03(\tR\bgateways\"\xaf\x05\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12\x1c\n" +
@@ -1061,7 +1159,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
 	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\x12\x18\n" +
-	"\aservice\x18\b \x01(\tR\aservice\"\x99\x04\n" +
+	"\aservice\x18\b \x01(\tR\aservice\"\x86\x05\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -1082,14 +1180,18 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\bexpected\x18\x0f \x01(\rR\bexpected\x12>\n" +
 	"\rlast_error_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\vlastErrorAt\x12\x16\n" +
 	"\x06usable\x18\x11 \x01(\bR\x06usable\x12\x16\n" +
-	"\x06change\x18\x15 \x01(\tR\x06change\"\x9c\x01\n" +
+	"\x06change\x18\x15 \x01(\tR\x06change\x12\x16\n" +
+	"\x06export\x18\x12 \x01(\tR\x06export\x12\x18\n" +
+	"\adrained\x18\x13 \x01(\bR\adrained\x129\n" +
+	"\n" +
+	"drain_ends\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\tdrainEnds\"\x9c\x01\n" +
 	"\n" +
 	"BirdStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x1a\n" +
 	"\brestarts\x18\x03 \x01(\rR\brestarts\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"\xe4\x02\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\x9f\x03\n" +
 	"\tVipStatus\x12\x10\n" +
 	"\x03vip\x18\x01 \x01(\tR\x03vip\x12I\n" +
 	"\radvertisement\x18\x02 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\radvertisement\x12A\n" +
@@ -1097,7 +1199,9 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12@\n" +
 	"\treadiness\x18\x05 \x01(\v2\".vipgate.readiness.v1.VipReadinessR\treadiness\x12\x1a\n" +
 	"\bgateways\x18\x06 \x03(\tR\bgateways\x12'\n" +
-	"\x0fstatic_gateways\x18\a \x03(\tR\x0estaticGateways*c\n" +
+	"\x0fstatic_gateways\x18\a \x03(\tR\x0estaticGateways\x129\n" +
+	"\n" +
+	"drain_ends\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tdrainEnds*c\n" +
 	"\tFreshness\x12\x19\n" +
 	"\x15FRESHNESS_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFRESHNESS_LIVE\x10\x01\x12\x13\n" +
@@ -1136,10 +1240,10 @@ var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(*GatewayStatus)(nil),         // 8: vipgate.frontend.v1.GatewayStatus
 	(*BirdStatus)(nil),            // 9: vipgate.frontend.v1.BirdStatus
 	(*VipStatus)(nil),             // 10: vipgate.frontend.v1.VipStatus
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
-	(*v1.Condition)(nil),          // 12: vipgate.admin.v1.Condition
-	(*v11.Position)(nil),          // 13: vipgate.readiness.v1.Position
-	(*durationpb.Duration)(nil),   // 14: google.protobuf.Duration
+	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*v1.Condition)(nil),          // 13: vipgate.admin.v1.Condition
+	(*v11.Position)(nil),          // 14: vipgate.readiness.v1.Position
 	(v11.Advertisement)(0),        // 15: vipgate.readiness.v1.Advertisement
 	(v11.AdvertisementReason)(0),  // 16: vipgate.readiness.v1.AdvertisementReason
 	(*v11.VipReadiness)(nil),      // 17: vipgate.readiness.v1.VipReadiness
@@ -1147,38 +1251,41 @@ var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(*v1.WatchStatusRequest)(nil), // 19: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
-	11, // 0: vipgate.frontend.v1.Drains.until:type_name -> google.protobuf.Timestamp
-	11, // 1: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	12, // 2: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
-	7,  // 3: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
-	8,  // 4: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
-	10, // 5: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
-	9,  // 6: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
-	0,  // 7: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
-	13, // 8: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
-	14, // 9: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
-	11, // 10: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	11, // 11: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
-	11, // 12: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	15, // 13: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	16, // 14: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	11, // 15: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	17, // 16: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	18, // 17: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	19, // 18: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
-	1,  // 19: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	5,  // 20: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	2,  // 21: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
-	6,  // 22: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
-	6,  // 23: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
-	4,  // 24: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
-	4,  // 25: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
-	3,  // 26: vipgate.frontend.v1.FrontendService.ApplyNow:output_type -> vipgate.frontend.v1.ApplyNowResponse
-	22, // [22:27] is the sub-list for method output_type
-	17, // [17:22] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	11, // 0: vipgate.frontend.v1.DrainRequest.ends_after:type_name -> google.protobuf.Duration
+	12, // 1: vipgate.frontend.v1.Drains.until:type_name -> google.protobuf.Timestamp
+	12, // 2: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	13, // 3: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	7,  // 4: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
+	8,  // 5: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
+	10, // 6: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
+	9,  // 7: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
+	0,  // 8: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
+	14, // 9: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
+	11, // 10: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
+	12, // 11: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
+	12, // 12: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
+	12, // 13: vipgate.frontend.v1.GatewayStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	12, // 14: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	15, // 15: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	16, // 16: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	12, // 17: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	17, // 18: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	12, // 19: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	18, // 20: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	19, // 21: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	1,  // 22: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
+	5,  // 23: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	2,  // 24: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
+	6,  // 25: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
+	6,  // 26: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
+	4,  // 27: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
+	4,  // 28: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
+	3,  // 29: vipgate.frontend.v1.FrontendService.ApplyNow:output_type -> vipgate.frontend.v1.ApplyNowResponse
+	25, // [25:30] is the sub-list for method output_type
+	20, // [20:25] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_frontend_v1_frontend_proto_init() }

@@ -39,7 +39,8 @@ type FrontendServiceClient interface {
 	GetStatus(ctx context.Context, in *v1.GetStatusRequest, opts ...grpc.CallOption) (*Status, error)
 	// WatchStatus returns the whole status now and after every change, at most ten times a second.
 	WatchStatus(ctx context.Context, in *v1.WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Status], error)
-	// Drain de-prefers VIPs and withdraws them after the drain time.
+	// Drain de-prefers VIPs, everywhere or toward gateways, and withdraws them after the drain time. It
+	// survives restarts.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*Drains, error)
 	// Undrain ends drains of an operator.
 	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*Drains, error)
@@ -125,7 +126,8 @@ type FrontendServiceServer interface {
 	GetStatus(context.Context, *v1.GetStatusRequest) (*Status, error)
 	// WatchStatus returns the whole status now and after every change, at most ten times a second.
 	WatchStatus(*v1.WatchStatusRequest, grpc.ServerStreamingServer[Status]) error
-	// Drain de-prefers VIPs and withdraws them after the drain time.
+	// Drain de-prefers VIPs, everywhere or toward gateways, and withdraws them after the drain time. It
+	// survives restarts.
 	Drain(context.Context, *DrainRequest) (*Drains, error)
 	// Undrain ends drains of an operator.
 	Undrain(context.Context, *UndrainRequest) (*Drains, error)
