@@ -23,8 +23,8 @@ type Commands struct {
 	Events      eventsCommand      `cmd:"" help:"Show the last transitions with their causes."`
 	Drain       drainCommand       `cmd:"" help:"Move traffic away from VIPs: de-prefer, then withdraw."`
 	Undrain     undrainCommand     `cmd:"" help:"End a drain."`
+	ApplyNow    applyNowCommand    `cmd:"" help:"End the drains and turns of an edit. Traffic may be lost."`
 	Confirm     confirmCommand     `cmd:"" help:"Put held removals of the configuration in force: VIPs and gateways drain and are withdrawn."`
-	Apply       applyCommand       `cmd:"" help:"Apply an edit without drains and turns. Traffic may be lost."`
 	Cleanup     cleanupCommand     `cmd:"" help:"Remove the marks, rules and blackhole of vipgate from the kernel."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
 	Version     cli.VersionCommand `cmd:"" help:"Print the version."`
@@ -101,12 +101,11 @@ func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {
 	return nil
 }
 
-type applyCommand struct {
+type applyNowCommand struct {
 	cli.AdminFlags
-	Now bool `help:"End the drains of VIPs and gateways that left, and restart waiting sessions." env:"-" required:""`
 }
 
-func (c *applyCommand) Run(ctx context.Context, out *cli.Output) error {
+func (c *applyNowCommand) Run(ctx context.Context, out *cli.Output) error {
 	r, err := call(ctx, c.AdminFlags, client.ApplyNow, &frontendv1.ApplyNowRequest{})
 	if err != nil {
 		return err
