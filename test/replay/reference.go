@@ -29,19 +29,20 @@ type script struct {
 	pod  *lab.Pod
 	addr []netip.Addr // of the pod, toward the gateways
 
-	mu      sync.Mutex
-	targets []int    // configured ones
-	up      [2][]int // healthy targets of each stream at the last poll
-	listed  []string // VIPs in the configuration
-	hold    int
-	end     context.CancelFunc // nil while the loop does not run
-	loop    sync.WaitGroup
-	dir     string
+	mu        sync.Mutex
+	targets   []int       // configured ones
+	up        [2][]int    // healthy targets of each stream at the last poll
+	listed    []string    // VIPs in the configuration
+	neighbors [][2]string // addresses of each gateway
+	hold      int
+	end       context.CancelFunc // nil while the loop does not run
+	loop      sync.WaitGroup
+	dir       string
 }
 
 // startReference starts BIRD in a pod with every VIP, and the loop.
 func (fx *fixture) startReference(pod int) error {
-	s := &script{pod: fx.Pods[pod], addr: lab.PodExternal(pod + 1), hold: 3, dir: fx.Pods[pod].Dir}
+	s := &script{pod: fx.Pods[pod], addr: lab.PodExternal(pod + 1), hold: 3, neighbors: neighbors(), dir: fx.Pods[pod].Dir}
 	for n := 1; n <= targets; n++ {
 		if strings.Contains(fx.text, targetLine(n)) {
 			s.targets = append(s.targets, n)
@@ -151,14 +152,15 @@ func (s *script) write() error {
 	fmt.Fprintf(&b, "router id %s;\nlog stderr all;\nprotocol device { scan time 1; }\n", s.addr[0])
 	for family, channel := range []string{"ipv4", "ipv6"} {
 		fmt.Fprintf(&b, "protocol kernel K%[1]s { %[1]s { export where source = RTS_BGP; }; }\n", channel)
-		for _, g := range []lab.GatewayConfig{lab.GatewayA(), lab.GatewayB()} {
+		for i, neighbor := range s.neighbors {
 			fmt.Fprintf(&b, `protocol bgp {
 	interface %q; local %s port %d as %d; neighbor %s port %d as %d;
 	direct; strict bind; graceful restart off; hold time %d;
 	connect delay time 1; connect retry time 5; error wait time 1, 5;
-	%s { import all; export where source = RTS_STATIC; next hop self; };
+	%s { import all; import limit 1000 action disable; export where source = RTS_STATIC; next hop self; };
 }
-`, lab.External, s.addr[family], lab.BGPPort, lab.PodAS, g.Local[family], lab.BGPPort, g.LocalAS, s.hold, channel)
+`, lab.External, s.addr[family], lab.BGPPort, lab.PodAS, neighbor[family], lab.BGPPort,
+				[]uint32{lab.GatewayAS, lab.GatewayBAS}[i], s.hold, channel)
 		}
 		fmt.Fprintf(&b, "protocol static V%[1]s {\n\t%[1]s;\n", channel)
 		for i, vip := range vips {
@@ -176,12 +178,26 @@ func (s *script) configure() error {
 	if err := s.write(); err != nil {
 		return err
 	}
+	return birdConfigure(s.path("bird.ctl"))
+}
+
+// birdConfigure has a BIRD read its configuration.
+func birdConfigure(socket string) error {
 	birdc := filepath.Join(filepath.Dir(lab.BIRD()), "birdc")
-	out, err := exec.Command(birdc, "-s", s.path("bird.ctl"), "configure").CombinedOutput()
+	out, err := exec.Command(birdc, "-s", socket, "configure").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("birdc configure: %w: %s", err, out)
 	}
 	return nil
+}
+
+// neighbors returns the addresses of both gateways.
+func neighbors() [][2]string {
+	var all [][2]string
+	for _, g := range []lab.GatewayConfig{lab.GatewayA(), lab.GatewayB()} {
+		all = append(all, [2]string{g.Local[0].String(), g.Local[1].String()})
+	}
+	return all
 }
 
 // eachScript applies an edit to the script of every pod.

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"syscall"
 	"time"
 
 	"github.com/vipgate/vipgate/test/lab"
@@ -41,6 +39,31 @@ type scenario struct {
 func scenarios() []scenario {
 	return []scenario{
 		{
+			id: "I1", title: "Meta 2021-10-04", link: "engineering.fb.com/2021/10/05/networking-traffic/outage-details",
+			cause: "all targets of all VIPs fail their checks in all pods, and serve", budget: unplanned,
+			note: "with `lastResort: depreferred`", before: lastResort, inject: unhealthy, reference: unhealthy,
+		},
+		{
+			id: "I2", title: "GCE 2016-04-11", link: "status.cloud.google.com/incident/compute/16007",
+			cause: "one of four VIPs left in the file of all pods", budget: wrong,
+			inject: emptyList, reference: list("20.0.0.1"),
+		},
+		{
+			id: "I3", title: "Cloudflare 2022-06-21", link: "thecount.com/2022/06/21/cloudflare-outage-tuesday",
+			cause: "edit withdraws a VIP: `validate --diff` shows it, and it is not applied", budget: wrong,
+			inject: showDiff,
+		},
+		{
+			id: "I4", title: "Cloudflare 2025-07-14", link: "thousandeyes.com/blog/cloudflare-outage-analysis-july-14-2025",
+			cause: "all gateways replaced by one that is offline, in all pods", budget: wrong,
+			inject: moveOffline, reference: moveScriptsOffline,
+		},
+		{
+			id: "I5", title: "Cloudflare 2026-02-20", link: "codeblack.cc/2026/02",
+			cause: "all streams deleted in all pods", budget: wrong,
+			inject: deleteStreams, reference: list(),
+		},
+		{
 			id: "I6", title: "Google 2019-06-02", link: "status.cloud.google.com/incident/cloud-networking/19009",
 			cause: "both `lb` killed, absent for 8 s", budget: unplanned,
 			note: "with `--on-lb-loss=keep --stale-grace=1m`",
@@ -64,9 +87,34 @@ func scenarios() []scenario {
 			inject: flushRoutes, reference: flushPodRoutes,
 		},
 		{
+			id: "I10", title: "Reddit 2023-03-14", link: "redditwatch.org/outages/reddit-pi-day-outage-2023",
+			cause: "target lists of all streams empty in all pods", budget: wrong,
+			note: "without the API server", inject: emptySelectors,
+			reference: func(_ context.Context, fx *fixture) error {
+				return fx.eachScript(func(s *script) error { s.targets = nil; return nil })
+			},
+		},
+		{
 			id: "I11", title: "K-root Belgrade, Reykjavik", link: "go.mail-archive.com/dns-wg@ripe.net/msg00401.html",
-			cause: "pod 2 replaced; its `lb` starts 2 s after its `frontend`", budget: unplanned,
+			cause: "pod 2 replaced; its `lb` starts 4 s after its `frontend`", budget: unplanned,
 			inject: startLate, reference: startLate,
+		},
+		{
+			id: "I12", title: "RIPE NCC 2024-04", link: "mailman.ripe.net/archives/list/dns-wg@ripe.net/2024/4",
+			cause: "BIRD of pod 2 gets a configuration with static VIPs and without routes to clients", budget: unplanned,
+			note: "no probe from beyond the gateways yet", inject: replaceBIRD,
+		},
+		{
+			id: "I13", title: "Cloudflare 2023-10-04", link: "blog.cloudflare.com/1-1-1-1-lookup-failures-on-october-4th-2023",
+			cause: "all targets of two VIPs answer with errors", budget: unplanned, note: "HTTP in place of DNS",
+			before: [][2]string{{healthCheck, fmt.Sprintf("http: {port: %d}", lab.RequestPort)}},
+			inject: failAnswers, reference: failAnswers,
+		},
+		{
+			id: "I14", title: "Rogers 2022-07, Optus 2023-11", link: "kentik.com/blog/digging-into-the-optus-outage",
+			cause: "both gateways send 20 000 routes", budget: unplanned,
+			note: "reference with `import limit 1000`", frontend: []string{"--import-routes=all"},
+			inject: flood, reference: flood,
 		},
 		{
 			id: "I15", title: "MetalLB #1944, #2049", link: "github.com/metallb/metallb/issues/1944",
@@ -94,126 +142,13 @@ func scenarios() []scenario {
 			cause: "gateway A replaced, packets of its old sessions dropped", budget: unplanned,
 			inject: failOver, reference: failOver,
 		},
+		{
+			id: "I19", title: "Fastly 2021-06-08", link: "fastly.com/blog/summary-of-june-8-outage",
+			cause: "both `lb` crash after an edit, also after restarts", budget: unplanned,
+			inject: crashAfterEdit,
+		},
 	}
 }
 
-// targetLine returns the line of a target in the trench file.
-func targetLine(n int) string {
-	own := lab.TargetAddrs(n)
-	return fmt.Sprintf("      - {name: target-%d, ips: [%s, %q]}\n", n, own[0], own[1])
-}
-
-// killBalancers kills both lbs, and starts them again after a repair time.
-func killBalancers(ctx context.Context, fx *fixture) error {
-	if err := kill(fx.Pods[0].LB, fx.Pods[1].LB); err != nil {
-		return err
-	}
-	sleep(ctx, 8*time.Second)
-	return errors.Join(fx.startLB(0), fx.startLB(1))
-}
-
-// stopScripts ends the scripts of the reference, as its control plane, for the same time.
-func stopScripts(ctx context.Context, fx *fixture) error {
-	err := fx.eachScript(func(s *script) error { s.end(); return nil })
-	sleep(ctx, 8*time.Second)
-	return err
-}
-
-// startFlapping replaces pod 2, whose network toward the targets alternates at first.
-func startFlapping(ctx context.Context, fx *fixture) error {
-	if err := restartSecond(ctx, fx, 0); err != nil {
-		return err
-	}
-	const half = 500 * time.Millisecond
-	for i := range 16 {
-		if err := fx.Backend.IP("link", "set", "pod2", []string{"down", "up"}[i%2]); err != nil {
-			return err
-		}
-		sleep(ctx, half)
-	}
-	return nil
-}
-
-// eachPod runs shell commands in the namespaces of both pods.
-func (fx *fixture) eachPod(ctx context.Context, shell string) error {
-	var errs []error
-	for _, p := range fx.Pods {
-		_, err := p.NS.Run(ctx, "sh", "-c", shell)
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-// flushRulesShell deletes every policy rule except those of the kernel and of direct clients, as systemd-networkd did.
-const flushRulesShell = `for f in -4 -6; do
-	ip $f rule show | sed 's/:.*//' | grep -vxE '0|50|32766|32767' | while read -r p; do ip $f rule del priority $p; done
-done`
-
-func flushPodRules(ctx context.Context, fx *fixture) error { return fx.eachPod(ctx, flushRulesShell) }
-
-// flushPodRoutes deletes every route that is not the kernel's own.
-func flushPodRoutes(ctx context.Context, fx *fixture) error {
-	return fx.eachPod(ctx, `for f in -4 -6; do
-	for p in static bird boot; do ip $f route flush table all proto $p 2>/dev/null; done; done; true`)
-}
-
-// flushRoutes deletes the routes of both pods, and the rules of all targets.
-func flushRoutes(ctx context.Context, fx *fixture) error {
-	err := flushPodRoutes(ctx, fx)
-	for _, a := range fx.Targets {
-		_, errTarget := a.NS.Run(ctx, "sh", "-c", flushRulesShell)
-		err = errors.Join(err, errTarget)
-	}
-	return err
-}
-
-// startLate replaces pod 2, and starts its parts in the order of the incident.
-func startLate(ctx context.Context, fx *fixture) error { return restartSecond(ctx, fx, 2*time.Second) }
-
-// restartSecond replaces pod 2, whose lb, or script, starts after a delay.
-func restartSecond(ctx context.Context, fx *fixture, delay time.Duration) error {
-	if fx.reference {
-		return fx.scripts[1].restart(fx, delay)
-	}
-	p := fx.Pods[1]
-	for _, process := range []*lab.Process{p.LB, p.Frontend} {
-		if err := process.Signal(syscall.SIGTERM); err != nil {
-			return err
-		}
-	}
-	for _, process := range []*lab.Process{p.LB, p.Frontend} {
-		if _, err := process.Wait(ctx); err != nil {
-			return err
-		}
-	}
-	if err := errors.Join(fx.Replace(2), fx.replyDirectly(1), fx.startFrontend(1)); err != nil {
-		return err
-	}
-	sleep(ctx, delay)
-	return fx.startLB(1)
-}
-
-// abortTarget ends a target abruptly: its kernel answers with RST.
-func abortTarget(_ context.Context, fx *fixture) error { return fx.Targets[0].Abort() }
-
-// failOver replaces gateway A: the new one has no session and no route, and a firewall drops the
-// packets of the old sessions without a RST.
-func failOver(ctx context.Context, fx *fixture) error {
-	router := fx.Routers[0]
-	if err := kill(router.Processes()...); err != nil {
-		return err
-	}
-	if _, err := fx.Gateway.Run(ctx, "sh", "-c", fmt.Sprintf(`set -e
-nft add table inet failover
-nft 'add chain inet failover input { type filter hook input priority 0; }'
-for port in sport dport; do
-	nft "add rule inet failover input tcp $port %d tcp flags & syn == 0 ct state new drop"
-done
-ip -4 route flush proto bird
-ip -6 route flush proto bird`, lab.BGPPort)); err != nil {
-		return err
-	}
-	fx.gatewayLost(0)
-	sleep(ctx, time.Second)
-	return router.Start()
-}
+// lastResort makes both streams keep their VIPs when all targets fail.
+var lastResort = [][2]string{}

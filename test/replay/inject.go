@@ -1,0 +1,278 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// targetLine returns the line of a target in the trench file.
+func targetLine(n int) string {
+	own := lab.TargetAddrs(n)
+	return fmt.Sprintf("      - {name: target-%d, ips: [%s, %q]}\n", n, own[0], own[1])
+}
+
+// killBalancers kills both lbs, and starts them again after a repair time.
+func killBalancers(ctx context.Context, fx *fixture) error {
+	if err := kill(fx.Pods[0].LB, fx.Pods[1].LB); err != nil {
+		return err
+	}
+	sleep(ctx, 8*time.Second)
+	return errors.Join(fx.startLB(0), fx.startLB(1))
+}
+
+// stopScripts ends the scripts of the reference, as its control plane, for the same time.
+func stopScripts(ctx context.Context, fx *fixture) error {
+	err := fx.eachScript(func(s *script) error { s.end(); return nil })
+	sleep(ctx, 8*time.Second)
+	return err
+}
+
+// startFlapping replaces pod 2, whose network toward the targets alternates at first.
+func startFlapping(ctx context.Context, fx *fixture) error {
+	if err := restartSecond(ctx, fx, 0); err != nil {
+		return err
+	}
+	const half = 500 * time.Millisecond
+	for i := range 16 {
+		if err := fx.Backend.IP("link", "set", "pod2", []string{"down", "up"}[i%2]); err != nil {
+			return err
+		}
+		sleep(ctx, half)
+	}
+	return nil
+}
+
+// eachPod runs shell commands in the namespaces of both pods.
+func (fx *fixture) eachPod(ctx context.Context, shell string) error {
+	var errs []error
+	for _, p := range fx.Pods {
+		_, err := p.NS.Run(ctx, "sh", "-c", shell)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// flushRulesShell deletes every policy rule except those of the kernel and of direct clients, as systemd-networkd did.
+const flushRulesShell = `for f in -4 -6; do
+	ip $f rule show | sed 's/:.*//' | grep -vxE '0|50|32766|32767' | while read -r p; do ip $f rule del priority $p; done
+done`
+
+func flushPodRules(ctx context.Context, fx *fixture) error { return fx.eachPod(ctx, flushRulesShell) }
+
+// flushPodRoutes deletes every route that is not the kernel's own.
+func flushPodRoutes(ctx context.Context, fx *fixture) error {
+	return fx.eachPod(ctx, `for f in -4 -6; do
+	for p in static bird boot; do ip $f route flush table all proto $p 2>/dev/null; done; done; true`)
+}
+
+// flushRoutes deletes the routes of both pods, and the rules of all targets.
+func flushRoutes(ctx context.Context, fx *fixture) error {
+	err := flushPodRoutes(ctx, fx)
+	for _, a := range fx.Targets {
+		_, errTarget := a.NS.Run(ctx, "sh", "-c", flushRulesShell)
+		err = errors.Join(err, errTarget)
+	}
+	return err
+}
+
+// startLate replaces pod 2, and starts its parts in the order of the incident.
+func startLate(ctx context.Context, fx *fixture) error { return restartSecond(ctx, fx, 4*time.Second) }
+
+// restartSecond replaces pod 2, whose lb, or script, starts after a delay.
+func restartSecond(ctx context.Context, fx *fixture, delay time.Duration) error {
+	if fx.reference {
+		return fx.scripts[1].restart(fx, delay)
+	}
+	p := fx.Pods[1]
+	for _, process := range []*lab.Process{p.LB, p.Frontend} {
+		if err := process.Signal(syscall.SIGTERM); err != nil {
+			return err
+		}
+	}
+	for _, process := range []*lab.Process{p.LB, p.Frontend} {
+		if _, err := process.Wait(ctx); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(fx.Replace(2), fx.replyDirectly(1), fx.startFrontend(1)); err != nil {
+		return err
+	}
+	sleep(ctx, delay)
+	return fx.startLB(1)
+}
+
+// abortTarget ends a target abruptly: its kernel answers with RST.
+func abortTarget(_ context.Context, fx *fixture) error { return fx.Targets[0].Abort() }
+
+// failOver replaces gateway A: the new one has no session and no route, and a firewall drops the
+// packets of the old sessions without a RST.
+func failOver(ctx context.Context, fx *fixture) error {
+	router := fx.Routers[0]
+	if err := kill(router.Processes()...); err != nil {
+		return err
+	}
+	if _, err := fx.Gateway.Run(ctx, "sh", "-c", fmt.Sprintf(`set -e
+nft add table inet failover
+nft 'add chain inet failover input { type filter hook input priority 0; }'
+for port in sport dport; do
+	nft "add rule inet failover input tcp $port %d tcp flags & syn == 0 ct state new drop"
+done
+ip -4 route flush proto bird
+ip -6 route flush proto bird`, lab.BGPPort)); err != nil {
+		return err
+	}
+	fx.gatewayLost(0)
+	sleep(ctx, time.Second)
+	return router.Start()
+}
+
+// emptyList is the edit of a generator that lost most of its input: one VIP of four is left.
+func emptyList(_ context.Context, fx *fixture) error {
+	first, _, _ := strings.Cut(fx.text, "  - name: stream-b\n")
+	fx.text = first
+	return fx.edit(", \"2000::1/128\", 20.0.0.2/32, \"2000::2/128\"]", "]", "[20.0.0.1/32, \"2000::1/128\"]",
+		"[20.0.0.1/32]")
+}
+
+// list returns an edit of the reference: only these VIPs are configured.
+func list(only ...string) func(context.Context, *fixture) error {
+	return func(_ context.Context, fx *fixture) error {
+		return fx.eachScript(func(s *script) error {
+			s.listed = only
+			return s.configure()
+		})
+	}
+}
+
+// deleteStreams removes all streams, with VIPs and gateways left.
+func deleteStreams(_ context.Context, fx *fixture) error {
+	first, _, _ := strings.Cut(fx.text, "streams:\n")
+	fx.text = first + "streams: []\n"
+	return fx.WriteTrench(fx.text)
+}
+
+// emptySelectors removes the targets of all streams.
+func emptySelectors(_ context.Context, fx *fixture) error {
+	pairs := []string{"    targets:\n", "    targets: []\n"}
+	for n := 1; n <= targets; n++ {
+		pairs = append(pairs, targetLine(n), "")
+	}
+	return fx.edit(pairs...)
+}
+
+// offline is a gateway that does not exist.
+var offline = [2]string{"169.254.100.199", "fd00:100::199"}
+
+// moveOffline replaces all gateways by one that is offline.
+func moveOffline(_ context.Context, fx *fixture) error {
+	first, rest, _ := strings.Cut(fx.text, "    - {name: gateway-a")
+	_, last, _ := strings.Cut(rest, "streams:\n")
+	fx.text = fmt.Sprintf("%s    - {name: offline-v4, address: %s}\n    - {name: offline-v6, address: %q}\nstreams:\n%s",
+		first, offline[0], offline[1], last)
+	return fx.WriteTrench(fx.text)
+}
+
+// moveScriptsOffline does the same in the reference.
+func moveScriptsOffline(_ context.Context, fx *fixture) error {
+	return fx.eachScript(func(s *script) error {
+		s.neighbors = [][2]string{offline}
+		return s.configure()
+	})
+}
+
+// showDiff compares an edit with the configuration in force. The edit is not applied: a person
+// reads the VIPs that it withdraws.
+func showDiff(ctx context.Context, fx *fixture) error {
+	edited := strings.ReplaceAll(fx.text, "20.0.0.2/32", "20.0.0.9/32")
+	path := filepath.Join(fx.Dir, "edited.yaml")
+	if err := os.WriteFile(path, []byte(edited), 0o600); err != nil {
+		return err
+	}
+	p := fx.Pods[0]
+	out, err := p.Run(ctx, "frontend", "validate", "--diff", "--admin-socket=unix://"+p.FrontendAdmin(), path)
+	if err == nil && !strings.Contains(out, "- VIP 20.0.0.2/32") {
+		err = fmt.Errorf("the diff does not show the withdrawal: %s", out)
+	}
+	return err
+}
+
+// replaceBIRD gives the BIRD of pod 2 another configuration, as an update of its package: the VIPs
+// are static routes, and no route to clients reaches the kernel.
+func replaceBIRD(ctx context.Context, fx *fixture) error {
+	s := &script{addr: lab.PodExternal(2), hold: 3, up: [2][]int{{1}, {3}}, neighbors: neighbors(), dir: fx.Pods[1].BirdDir()}
+	for _, vip := range vips {
+		s.listed = append(s.listed, vip.String())
+	}
+	if err := s.write(); err != nil {
+		return err
+	}
+	text, err := os.ReadFile(s.path("bird.conf"))
+	if err != nil {
+		return err
+	}
+	lines := slices.DeleteFunc(strings.Split(string(text), "\n"), func(l string) bool {
+		return strings.HasPrefix(l, "protocol kernel")
+	})
+	if err := os.WriteFile(s.path("bird.conf"), []byte(strings.Join(lines, "\n")), 0o600); err != nil {
+		return err
+	}
+	return birdConfigure(fx.Pods[1].BirdSocket())
+}
+
+// failAnswers makes the targets of the first stream answer with errors.
+func failAnswers(_ context.Context, fx *fixture) error {
+	fx.Targets[0].Fail()
+	fx.Targets[1].Fail()
+	return nil
+}
+
+// floodRoutes is the number of routes of a flood.
+const floodRoutes = 20_000
+
+// flood makes both gateways send more routes than any limit.
+func flood(ctx context.Context, fx *fixture) error {
+	var b strings.Builder
+	b.WriteString("protocol static flood {\n\tipv4;\n")
+	for i := range floodRoutes {
+		fmt.Fprintf(&b, "\troute 10.%d.%d.0/24 blackhole;\n", i/256, i%256)
+	}
+	b.WriteString("}\n")
+	for _, router := range fx.Routers {
+		path := filepath.Join(fx.Dir, router.Config().Name, "bird.conf")
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, append(text, b.String()...), 0o600); err != nil {
+			return err
+		}
+		if err := birdConfigure(filepath.Join(filepath.Dir(path), "bird.ctl")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// crashAfterEdit kills both lbs shortly after they accept a valid edit, and after each restart with
+// it, as a defect that this configuration triggers.
+func crashAfterEdit(ctx context.Context, fx *fixture) error {
+	return errors.New("not yet")
+}
+
+// unhealthy makes all targets report that they are unhealthy, while they serve.
+func unhealthy(_ context.Context, fx *fixture) error {
+	var errs []error
+	for _, a := range fx.Targets {
+		errs = append(errs, a.Unhealthy())
+	}
+	return errors.Join(errs...)
+}
