@@ -22,6 +22,7 @@ type State struct {
 	PID            int       // 0 while BIRD does not run
 	Since          time.Time // start of the process
 	Restarts       int       // starts after the first one
+	Loaded         uint64    // sequence of the resolution that BIRD had loaded at the poll
 	Configures     uint64    // configurations that a running BIRD loaded
 	ConfigFailures uint64    // configurations that were refused, or not rendered, written or sent
 	Restores       uint64    // configurations loaded again because BIRD lacked some of their protocols
@@ -74,6 +75,7 @@ type GatewayState struct {
 	Imported int
 	Exported int
 	Export   Export // in BIRD's configuration
+	Change   Change // in progress, or failed
 	// LastError is the reason why the session was lost or does not come up under the current
 	// configuration. The next attempt does not clear it.
 	LastError   string
@@ -186,7 +188,7 @@ func (resolution resolution) states(
 	for _, gateway := range resolution.gateways {
 		g := GatewayState{
 			Name: gateway.Name, Address: gateway.Address, Family: gateway.Family(),
-			Protocol: gateway.Protocol, Since: at,
+			Protocol: gateway.Protocol, Since: at, Change: resolution.changes[gateway.Name],
 		}
 		old, known := was[gateway.Name]
 		g.evidence = old.evidence.about(gateway, resolution.input.Interface)
