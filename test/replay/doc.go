@@ -1,10 +1,10 @@
 // Replay injects the causes of public incidents into two trench pods with two gateways, and measures
 // two numbers for each VIP: black-hole seconds, in which a gateway holds a route to the VIP and
 // requests through that gateway fail; and dark seconds, in which no gateway holds a route although a
-// pod would forward.
+// target of the VIP serves.
 //
-// Clients of each gateway send requests to each VIP. Further clients send requests to each pod
-// directly, whatever is advertised. The gateways' BIRD logs every update. [measure] computes the
+// Clients of each gateway send requests to each VIP, and each target to itself. The gateways' BIRD
+// logs every update. [measure] computes the
 // numbers from these records; it shares no code with vipgate.
 //
 // Package lab builds the topology; package load generates the traffic. The reference is the common

@@ -30,8 +30,7 @@ var vips = []netip.Addr{
 type fixture struct {
 	*lab.Topology
 	scenario  *scenario
-	direct    [pods]*lab.NetNS // clients that send everything to one pod
-	text      string           // the trench file
+	text      string // the trench file
 	reference bool
 	scripts   [pods]*script // of the reference
 	lost      []update      // of gateways that ended, whose log has no withdrawals
@@ -58,7 +57,7 @@ func open(ctx context.Context, s *scenario, binaries string, reference bool) (*f
 			return fx, err
 		}
 	}
-	if err := errors.Join(fx.WriteTrench(fx.text), fx.wireDirect(),
+	if err := errors.Join(fx.WriteTrench(fx.text),
 		fx.StartGateways(func(c *lab.GatewayConfig) { c.BFD = !fx.reference })); err != nil {
 		return fx, err
 	}
@@ -70,48 +69,6 @@ func open(ctx context.Context, s *scenario, binaries string, reference bool) (*f
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	return fx, fx.WantVia(bound, 1, 2)
-}
-
-// directHost is the host number of the first direct client.
-const directHost = 200
-
-// wireDirect connects a client for each pod, which has a route to the VIPs through that pod only.
-func (fx *fixture) wireDirect() error {
-	for pod := range pods {
-		ns, err := lab.Create(lab.WithoutDAD)
-		if err != nil {
-			return err
-		}
-		fx.direct[pod] = ns
-		port := fmt.Sprintf("direct%d", pod+1)
-		hops := lab.PodExternal(pod + 1)
-		if err := errors.Join(lab.Veth(ns, "trench0", fx.Gateway, port),
-			fx.Gateway.Batch("link set "+port+" master trench0"),
-			ns.Addr("trench0", fmt.Sprintf("169.254.100.%d/24", directHost+pod),
-				fmt.Sprintf("fd00:100::%d/64", directHost+pod)),
-			fx.replyDirectly(pod),
-			ns.Batch(fmt.Sprintf("route add 20.0.0.0/24 via %s", hops[0]), fmt.Sprintf("route add 2000::/64 via %s", hops[1])),
-		); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// directRule is the priority of the pods' rules for replies to direct clients.
-const directRule = 50
-
-// replyDirectly makes a pod reply to direct clients without the routes of its gateways: whether a
-// pod serves does not depend on its sessions.
-func (fx *fixture) replyDirectly(pod int) error {
-	var errs []error
-	for client := range pods {
-		for family, format := range []string{"169.254.100.%d", "fd00:100::%d"} {
-			errs = append(errs, fx.Pods[pod].NS.IP([]string{"-4", "-6"}[family], "rule", "add", "priority",
-				fmt.Sprint(directRule), "to", fmt.Sprintf(format, directHost+client), "lookup", "main"))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // startPod starts both programs of a pod, or the reference.
@@ -172,13 +129,7 @@ func (fx *fixture) close() error {
 			s.stop()
 		}
 	}
-	errs := []error{fx.Topology.Close()}
-	for _, ns := range fx.direct {
-		if ns != nil {
-			errs = append(errs, ns.Close())
-		}
-	}
-	return errors.Join(errs...)
+	return fx.Topology.Close()
 }
 
 // logs returns the ends of all logs.

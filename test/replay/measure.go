@@ -18,11 +18,11 @@ const (
 	install = 20 * time.Millisecond
 )
 
-// outcome is a request for a VIP, through a gateway or directly to a pod.
+// outcome is a request for a VIP through a gateway, or of a target to itself.
 type outcome struct {
 	sent    time.Time
 	vip     netip.Addr
-	from    int  // index of the gateway, or of the pod
+	from    int  // index of the gateway, or of the target
 	failed  bool // no answer of the application
 	noRoute bool // failed with ENETUNREACH
 	reason  string
@@ -42,7 +42,7 @@ type record struct {
 	begin, end time.Time
 	updates    []update  // also those before begin, in order
 	requests   []outcome // through gateways
-	direct     []outcome // to pods
+	targets    []outcome // of each target to itself: whether it serves
 	interval   time.Duration
 }
 
@@ -136,12 +136,13 @@ func (r *record) markFailed(steps []bool, vip netip.Addr, gateway int, held []bo
 	}
 }
 
-// served returns the steps in which a pod answers direct requests for a VIP, by its latest outcome.
+// served returns the steps in which a target of a VIP serves, by its latest outcome: any pod can
+// forward to it.
 func (r *record) served(vip netip.Addr) []bool {
 	steps := r.steps()
-	for pod := range pods {
+	for target := range targets {
 		since, serves := r.begin, false
-		for _, o := range sorted(r.direct, vip, pod) {
+		for _, o := range sorted(r.targets, vip, target) {
 			if serves {
 				r.fill(steps, since, o.sent)
 			}
@@ -170,7 +171,7 @@ func (r *record) evidence() string {
 				u.session, u.vip, u.withdrawn))
 		}
 	}
-	for where, all := range map[string][]outcome{"gateway": r.requests, "pod": r.direct} {
+	for where, all := range map[string][]outcome{"gateway": r.requests, "target": r.targets} {
 		for _, o := range all {
 			if o.failed && !o.sent.Before(r.begin) {
 				lines = append(lines, fmt.Sprintf("%s request for %s through %s %d: %s", o.sent.Format(evidenceTime), o.vip,

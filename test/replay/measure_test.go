@@ -28,7 +28,7 @@ func steady(fails func(o outcome) bool) *record {
 			o.failed = fails(o)
 			r.requests = append(r.requests, o)
 			o.failed = false
-			r.direct = append(r.direct, o)
+			r.targets = append(r.targets, o)
 		}
 	}
 	return r
@@ -86,8 +86,8 @@ func TestMeasure(t *testing.T) {
 			name: "nothing serves while withdrawn", fails: within(0, 0), updates: allLost,
 			want: numbers{Dark: 100 * time.Millisecond},
 			change: func(r *record) {
-				for i, o := range r.direct {
-					r.direct[i].failed = !o.sent.Before(at(500))
+				for i, o := range r.targets {
+					r.targets[i].failed = !o.sent.Before(at(500))
 				}
 			},
 		},

@@ -17,7 +17,7 @@ import (
 const (
 	// requestTimeout is below the first retransmission of a SYN, which would hide its loss.
 	requestTimeout = 900 * time.Millisecond
-	directInterval = 100 * time.Millisecond
+	targetInterval = 100 * time.Millisecond
 	// canaryTick is the interval of the timer whose lateness shows a busy machine.
 	canaryTick = 5 * time.Millisecond
 )
@@ -30,33 +30,44 @@ type sampler struct {
 	end        context.CancelFunc
 	canary     sync.WaitGroup
 
-	mu               sync.Mutex
-	requests, direct []outcome
-	late             time.Duration // the largest lateness of the canary
+	mu                sync.Mutex
+	requests, targets []outcome
+	late              time.Duration // the largest lateness of the canary
 }
 
-// startSampler starts clients of each gateway, and of each pod directly.
+// startSampler starts clients of each gateway, and one in each target for its own addresses.
 func (fx *fixture) startSampler(ctx context.Context, interval time.Duration) (*sampler, error) {
 	s := &sampler{fixture: fx, interval: interval}
 	ctx, s.end = context.WithCancel(ctx)
 	s.canary.Go(func() { s.watchLateness(ctx) })
+	all := map[netip.Addr]netip.Addr{}
+	for _, vip := range vips {
+		all[vip] = vip
+	}
 	for g, ns := range []*lab.NetNS{fx.Gateway, fx.Second} {
-		if err := s.start(ctx, ns, interval, g, &s.requests); err != nil {
+		if err := s.start(ctx, ns, interval, g, all, &s.requests); err != nil {
 			return s, err
 		}
 	}
-	for pod, ns := range fx.direct {
-		if err := s.start(ctx, ns, directInterval, pod, &s.direct); err != nil {
+	for i, a := range fx.Targets {
+		own := map[netip.Addr]netip.Addr{}
+		for family, address := range a.Addrs {
+			own[address] = vips[i/2*2+family]
+		}
+		if err := s.start(ctx, a.NS, targetInterval, i, own, &s.targets); err != nil {
 			return s, err
 		}
 	}
 	return s, nil
 }
 
-// start sends a request from a namespace to each VIP in each interval.
-func (s *sampler) start(ctx context.Context, ns *lab.NetNS, interval time.Duration, from int, to *[]outcome) error {
+// start sends a request from a namespace to each address in each interval. The addresses stand for
+// VIPs.
+func (s *sampler) start(ctx context.Context, ns *lab.NetNS, interval time.Duration, from int,
+	addresses map[netip.Addr]netip.Addr, to *[]outcome,
+) error {
 	c := load.Config{
-		Rate: len(vips) * int(time.Second/interval), Timeout: requestTimeout, Inside: ns.Do,
+		Rate: len(addresses) * int(time.Second/interval), Timeout: requestTimeout, Inside: ns.Do,
 		Observe: func(o load.Outcome) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -65,13 +76,13 @@ func (s *sampler) start(ctx context.Context, ns *lab.NetNS, interval time.Durati
 				reason = o.Err.Error()
 			}
 			*to = append(*to, outcome{
-				sent: o.Sent, vip: o.To.Addr(), from: from, failed: o.Err != nil,
+				sent: o.Sent, vip: addresses[o.To.Addr()], from: from, failed: o.Err != nil,
 				noRoute: errors.Is(o.Err, syscall.ENETUNREACH), reason: reason,
 			})
 		},
 	}
-	for _, vip := range vips {
-		c.Requests = append(c.Requests, netip.AddrPortFrom(vip, lab.RequestPort))
+	for address := range addresses {
+		c.Requests = append(c.Requests, netip.AddrPortFrom(address, lab.RequestPort))
 	}
 	g, err := load.Start(ctx, c)
 	if err == nil {
@@ -132,7 +143,7 @@ func (s *sampler) stop(begin time.Time) (*record, error) {
 	wg.Wait()
 	s.end()
 	s.canary.Wait()
-	r := &record{begin: begin, end: end, requests: s.requests, direct: s.direct, interval: s.interval}
+	r := &record{begin: begin, end: end, requests: s.requests, targets: s.targets, interval: s.interval}
 	for g, router := range s.fixture.Routers {
 		trace, err := router.Trace()
 		if err != nil {
