@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -144,7 +145,7 @@ func emptyList(_ context.Context, fx *fixture) error {
 }
 
 // list returns an edit of the reference: only these VIPs are configured.
-func list(only ...string) func(context.Context, *fixture) error {
+func list(only ...netip.Addr) func(context.Context, *fixture) error {
 	return func(_ context.Context, fx *fixture) error {
 		return fx.eachScript(func(s *script) error {
 			s.listed = only
@@ -207,25 +208,16 @@ func showDiff(ctx context.Context, fx *fixture) error {
 
 // replaceBIRD gives the BIRD of pod 2 another configuration, as an update of its package: the VIPs
 // are static routes, and no route to clients reaches the kernel.
-func replaceBIRD(ctx context.Context, fx *fixture) error {
-	s := &script{addr: lab.PodExternal(2), hold: 3, up: [2][]int{{1}, {3}}, neighbors: neighbors(), dir: fx.Pods[1].BirdDir()}
-	for _, vip := range vips {
-		s.listed = append(s.listed, vip.String())
-	}
-	if err := s.write(); err != nil {
-		return err
-	}
-	text, err := os.ReadFile(s.path("bird.conf"))
-	if err != nil {
-		return err
-	}
-	lines := slices.DeleteFunc(strings.Split(string(text), "\n"), func(l string) bool {
-		return strings.HasPrefix(l, "protocol kernel")
+func replaceBIRD(_ context.Context, fx *fixture) error {
+	p := fx.Pods[1]
+	s := &script{addr: lab.PodExternal(2), hold: 3, up: [2][]int{{1}, {3}}, listed: vips, neighbors: neighbors()}
+	lines := slices.DeleteFunc(strings.Split(s.config(), "\n"), func(line string) bool {
+		return strings.HasPrefix(line, "protocol kernel")
 	})
-	if err := os.WriteFile(s.path("bird.conf"), []byte(strings.Join(lines, "\n")), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(p.BirdDir(), "vipgate.conf"), []byte(strings.Join(lines, "\n")), 0o600); err != nil {
 		return err
 	}
-	return birdConfigure(fx.Pods[1].BirdSocket())
+	return birdConfigure(p.BirdSocket())
 }
 
 // failAnswers makes the targets of the first stream answer with errors.

@@ -30,10 +30,10 @@ type script struct {
 	addr []netip.Addr // of the pod, toward the gateways
 
 	mu        sync.Mutex
-	targets   []int       // configured ones
-	up        [2][]int    // healthy targets of each stream at the last poll
-	listed    []string    // VIPs in the configuration
-	neighbors [][2]string // addresses of each gateway
+	targets   []int        // configured ones
+	up        [2][]int     // healthy targets of each stream at the last poll
+	listed    []netip.Addr // VIPs in the configuration
+	neighbors [][2]string  // addresses of each gateway
 	hold      int
 	end       context.CancelFunc // nil while the loop does not run
 	loop      sync.WaitGroup
@@ -42,14 +42,11 @@ type script struct {
 
 // startReference starts BIRD in a pod with every VIP, and the loop.
 func (fx *fixture) startReference(pod int) error {
-	s := &script{pod: fx.Pods[pod], addr: lab.PodExternal(pod + 1), hold: 3, neighbors: neighbors(), dir: fx.Pods[pod].Dir}
+	s := &script{pod: fx.Pods[pod], addr: lab.PodExternal(pod + 1), hold: 3, listed: vips, neighbors: neighbors(), dir: fx.Pods[pod].Dir}
 	for n := 1; n <= targets; n++ {
 		if strings.Contains(fx.text, targetLine(n)) {
 			s.targets = append(s.targets, n)
 		}
-	}
-	for _, vip := range vips {
-		s.listed = append(s.listed, vip.String())
 	}
 	fx.scripts[pod] = s
 	return s.start(fx, 0)
@@ -146,8 +143,11 @@ func (s *script) forward() {
 	}
 }
 
-// write writes BIRD's configuration: a static route for each VIP with a healthy target.
-func (s *script) write() error {
+// write writes BIRD's configuration.
+func (s *script) write() error { return os.WriteFile(s.path("bird.conf"), []byte(s.config()), 0o600) }
+
+// config returns BIRD's configuration: a static route for each VIP with a healthy target.
+func (s *script) config() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "router id %s;\nlog stderr all;\nprotocol device { scan time 1; }\n", s.addr[0])
 	for family, channel := range []string{"ipv4", "ipv6"} {
@@ -164,13 +164,13 @@ func (s *script) write() error {
 		}
 		fmt.Fprintf(&b, "protocol static V%[1]s {\n\t%[1]s;\n", channel)
 		for i, vip := range vips {
-			if i%2 == family && len(s.up[i/2]) > 0 && slices.Contains(s.listed, vip.String()) {
+			if i%2 == family && len(s.up[i/2]) > 0 && slices.Contains(s.listed, vip) {
 				fmt.Fprintf(&b, "\troute %s blackhole;\n", netip.PrefixFrom(vip, vip.BitLen()))
 			}
 		}
 		b.WriteString("}\n")
 	}
-	return os.WriteFile(s.path("bird.conf"), []byte(b.String()), 0o600)
+	return b.String()
 }
 
 // configure has BIRD read its rewritten configuration.

@@ -52,7 +52,7 @@ func attempt(ctx context.Context, o options, s *scenario, reference bool) (r res
 	}
 	defer func() {
 		if err != nil || o.keep != "" {
-			err = errors.Join(err, o.keepLogs(s, evidence+fx.logs()))
+			err = errors.Join(err, o.keepLogs(s, fx, evidence))
 		}
 		err = errors.Join(err, fx.close())
 	}()
@@ -93,10 +93,10 @@ func attempt(ctx context.Context, o options, s *scenario, reference bool) (r res
 }
 
 // keepLogs writes the updates, the failed requests and the ends of all logs to a file.
-func (o options) keepLogs(s *scenario, text string) error {
+func (o options) keepLogs(s *scenario, fx *fixture, evidence string) error {
 	dir := o.keep
 	if dir == "" {
 		dir = os.TempDir()
 	}
-	return os.WriteFile(filepath.Join(dir, "replay-"+s.id+".log"), []byte(text), 0o600)
+	return os.WriteFile(filepath.Join(dir, "replay-"+s.id+map[bool]string{true: "-reference"}[fx.reference]+".log"), []byte(evidence+fx.logs()), 0o600)
 }

@@ -46,7 +46,7 @@ func scenarios() []scenario {
 		{
 			id: "I2", title: "GCE 2016-04-11", link: "status.cloud.google.com/incident/compute/16007",
 			cause: "one of four VIPs left in the file of all pods", budget: wrong,
-			inject: emptyList, reference: list("20.0.0.1"),
+			inject: emptyList, reference: list(vips[0]),
 		},
 		{
 			id: "I3", title: "Cloudflare 2022-06-21", link: "thecount.com/2022/06/21/cloudflare-outage-tuesday",
