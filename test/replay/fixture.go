@@ -47,36 +47,23 @@ func open(ctx context.Context, s *scenario, binaries string, reference bool) (*f
 		return nil, err
 	}
 	fx := &fixture{Topology: topology, scenario: s, text: trenchText(), reference: reference}
-	for _, old := range s.before {
-		if err := fx.replace(old[0], old[1]); err != nil {
-			return fx, err
-		}
-	}
+	errs := []error{fx.edit(s.before...), fx.StartGateways(func(c *lab.GatewayConfig) { c.BFD = !reference })}
 	for _, a := range fx.Targets {
-		if err := a.Start(); err != nil {
-			return fx, err
-		}
-	}
-	if err := errors.Join(fx.WriteTrench(fx.text),
-		fx.StartGateways(func(c *lab.GatewayConfig) { c.BFD = !fx.reference })); err != nil {
-		return fx, err
+		errs = append(errs, a.Start())
 	}
 	for pod := range pods {
-		if err := fx.startPod(pod); err != nil {
-			return fx, err
+		if reference {
+			errs = append(errs, fx.startReference(pod))
+		} else {
+			errs = append(errs, fx.startLB(pod), fx.startFrontend(pod))
 		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fx, err
 	}
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	return fx, fx.WantVia(bound, 1, 2)
-}
-
-// startPod starts both programs of a pod, or the reference.
-func (fx *fixture) startPod(pod int) error {
-	if fx.reference {
-		return fx.startReference(pod)
-	}
-	return errors.Join(fx.startLB(pod), fx.startFrontend(pod))
 }
 
 func (fx *fixture) startLB(pod int) error {
@@ -87,39 +74,27 @@ func (fx *fixture) startFrontend(pod int) error {
 	return fx.Pods[pod].StartFrontend(append([]string{"--ecmp"}, fx.scenario.frontend...)...)
 }
 
-// replace edits the text of the trench file without writing it.
-func (fx *fixture) replace(old, text string) error {
-	if !strings.Contains(fx.text, old) {
-		return fmt.Errorf("the trench file lacks %q", old)
-	}
-	fx.text = strings.ReplaceAll(fx.text, old, text)
-	return nil
-}
-
-// edit replaces text in the trench file of every pod.
+// edit replaces text, given as pairs, in the trench file of every pod.
 func (fx *fixture) edit(pairs ...string) error {
-	var errs []error
 	for i := 0; i < len(pairs); i += 2 {
-		errs = append(errs, fx.replace(pairs[i], pairs[i+1]))
+		if !strings.Contains(fx.text, pairs[i]) {
+			return fmt.Errorf("the trench file lacks %q", pairs[i])
+		}
+		fx.text = strings.ReplaceAll(fx.text, pairs[i], pairs[i+1])
 	}
-	return errors.Join(append(errs, fx.WriteTrench(fx.text))...)
+	return fx.WriteTrench(fx.text)
 }
 
 // kill kills processes and waits for their ends.
 func kill(processes ...*lab.Process) error {
 	var errs []error
-	for _, p := range processes {
+	for _, p := range processes { // at the same time
 		errs = append(errs, p.Signal(syscall.SIGKILL))
 	}
 	for _, p := range processes {
 		errs = append(errs, p.Kill())
 	}
 	return errors.Join(errs...)
-}
-
-// gatewayLost notes that a gateway lost its routes without a withdrawal.
-func (fx *fixture) gatewayLost(g int) {
-	fx.lost = append(fx.lost, update{at: time.Now(), gateway: g, withdrawn: true})
 }
 
 // close ends everything.
@@ -135,13 +110,10 @@ func (fx *fixture) close() error {
 // logs returns the ends of all logs.
 func (fx *fixture) logs() string {
 	var b strings.Builder
-	files, _ := filepath.Glob(filepath.Join(fx.Dir, "*", "*.log"))
+	files, _ := filepath.Glob(filepath.Join(fx.Dir, "*", "[!t]*.log"))
 	for _, path := range files {
-		if strings.HasSuffix(path, "trace.log") || strings.Contains(path, "/target-") {
-			continue
-		}
 		p := lab.Process{Log: path}
-		fmt.Fprintf(&b, "== %s\n%s\n", strings.TrimPrefix(path, fx.Dir+"/"), p.Tail(30))
+		fmt.Fprintf(&b, "== %s\n%s\n", strings.TrimPrefix(path, fx.Dir), p.Tail(40))
 	}
 	return b.String()
 }
@@ -166,8 +138,7 @@ func trenchText() string {
     targets:
 `, name, i+1, i+1, healthCheck)
 		for n := 2*i + 1; n <= 2*i+2; n++ {
-			own := lab.TargetAddrs(n)
-			fmt.Fprintf(&b, "      - {name: target-%d, ips: [%s, %q]}\n", n, own[0], own[1])
+			b.WriteString(targetLine(n))
 		}
 	}
 	return b.String()
@@ -175,3 +146,9 @@ func trenchText() string {
 
 // healthCheck is the check of every stream.
 var healthCheck = fmt.Sprintf("tcp: {port: %d}", lab.HealthPort)
+
+// targetLine returns the line of a target in the trench file.
+func targetLine(n int) string {
+	own := lab.TargetAddrs(n)
+	return fmt.Sprintf("      - {name: target-%d, ips: [%s, %q]}\n", n, own[0], own[1])
+}

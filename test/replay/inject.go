@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -15,26 +14,25 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// targetLine returns the line of a target in the trench file.
-func targetLine(n int) string {
-	own := lab.TargetAddrs(n)
-	return fmt.Sprintf("      - {name: target-%d, ips: [%s, %q]}\n", n, own[0], own[1])
-}
+// repair is how long a control plane is absent.
+const repair = 8 * time.Second
 
 // killBalancers kills both lbs, and starts them again after a repair time.
 func killBalancers(ctx context.Context, fx *fixture) error {
 	if err := kill(fx.Pods[0].LB, fx.Pods[1].LB); err != nil {
 		return err
 	}
-	sleep(ctx, 8*time.Second)
+	sleep(ctx, repair)
 	return errors.Join(fx.startLB(0), fx.startLB(1))
 }
 
 // stopScripts ends the scripts of the reference, as its control plane, for the same time.
 func stopScripts(ctx context.Context, fx *fixture) error {
-	err := fx.eachScript(func(s *script) error { s.end(); return nil })
-	sleep(ctx, 8*time.Second)
-	return err
+	for _, s := range fx.scripts {
+		s.stop()
+	}
+	sleep(ctx, repair)
+	return nil
 }
 
 // startFlapping replaces pod 2, whose network toward the targets alternates at first.
@@ -42,47 +40,40 @@ func startFlapping(ctx context.Context, fx *fixture) error {
 	if err := restartSecond(ctx, fx, 0); err != nil {
 		return err
 	}
-	const half = 500 * time.Millisecond
 	for i := range 16 {
 		if err := fx.Backend.IP("link", "set", "pod2", []string{"down", "up"}[i%2]); err != nil {
 			return err
 		}
-		sleep(ctx, half)
+		sleep(ctx, 500*time.Millisecond)
 	}
 	return nil
 }
 
-// eachPod runs shell commands in the namespaces of both pods.
-func (fx *fixture) eachPod(ctx context.Context, shell string) error {
-	var errs []error
-	for _, p := range fx.Pods {
-		_, err := p.NS.Run(ctx, "sh", "-c", shell)
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-// flushRulesShell deletes every policy rule except the kernel's own, as systemd-networkd did.
-const flushRulesShell = `for f in -4 -6; do
+// Shell commands that delete foreign state as systemd-networkd did: every policy rule, and every
+// route, except the kernel's own.
+const (
+	flushRules = `for f in -4 -6; do
 	ip $f rule show | sed 's/:.*//' | grep -vxE '0|32766|32767' | while read -r p; do ip $f rule del priority $p; done
 done`
+	flushRoutes = `for f in -4 -6; do
+	for p in static bird boot; do ip $f route flush table all proto $p 2>/dev/null; done
+done; true`
+)
 
-func flushPodRules(ctx context.Context, fx *fixture) error { return fx.eachPod(ctx, flushRulesShell) }
-
-// flushPodRoutes deletes every route that is not the kernel's own.
-func flushPodRoutes(ctx context.Context, fx *fixture) error {
-	return fx.eachPod(ctx, `for f in -4 -6; do
-	for p in static bird boot; do ip $f route flush table all proto $p 2>/dev/null; done; done; true`)
-}
-
-// flushRoutes deletes the routes of both pods, and the rules of all targets.
-func flushRoutes(ctx context.Context, fx *fixture) error {
-	err := flushPodRoutes(ctx, fx)
-	for _, a := range fx.Targets {
-		_, errTarget := a.NS.Run(ctx, "sh", "-c", flushRulesShell)
-		err = errors.Join(err, errTarget)
+// shell returns an incident that runs commands in both pods, and others in all targets.
+func shell(inPods, inTargets string) func(context.Context, *fixture) error {
+	return func(ctx context.Context, fx *fixture) error {
+		var errs []error
+		for _, p := range fx.Pods {
+			_, err := p.NS.Run(ctx, "sh", "-c", inPods)
+			errs = append(errs, err)
+		}
+		for _, a := range fx.Targets {
+			_, err := a.NS.Run(ctx, "sh", "-c", inTargets)
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
 	}
-	return err
 }
 
 // startLate replaces pod 2, and starts its parts in the order of the incident.
@@ -94,17 +85,12 @@ func restartSecond(ctx context.Context, fx *fixture, delay time.Duration) error 
 		return fx.scripts[1].restart(fx, delay)
 	}
 	p := fx.Pods[1]
-	for _, process := range []*lab.Process{p.LB, p.Frontend} {
-		if err := process.Signal(syscall.SIGTERM); err != nil {
-			return err
-		}
+	if err := errors.Join(p.LB.Signal(syscall.SIGTERM), p.Frontend.Signal(syscall.SIGTERM)); err != nil {
+		return err
 	}
-	for _, process := range []*lab.Process{p.LB, p.Frontend} {
-		if _, err := process.Wait(ctx); err != nil {
-			return err
-		}
-	}
-	if err := errors.Join(fx.Replace(2), fx.startFrontend(1)); err != nil {
+	_, errLB := p.LB.Wait(ctx)
+	_, errFrontend := p.Frontend.Wait(ctx)
+	if err := errors.Join(errLB, errFrontend, fx.Replace(2), fx.startFrontend(1)); err != nil {
 		return err
 	}
 	sleep(ctx, delay)
@@ -131,34 +117,22 @@ ip -4 route flush proto bird
 ip -6 route flush proto bird`, lab.BGPPort)); err != nil {
 		return err
 	}
-	fx.gatewayLost(0)
+	fx.lost = append(fx.lost, update{at: time.Now(), gateway: 0}) // its log has no withdrawals
 	sleep(ctx, time.Second)
 	return router.Start()
 }
 
 // emptyList is the edit of a generator that lost most of its input: one VIP of four is left.
 func emptyList(_ context.Context, fx *fixture) error {
-	first, _, _ := strings.Cut(fx.text, "  - name: stream-b\n")
-	fx.text = first
+	fx.text, _, _ = strings.Cut(fx.text, "  - name: stream-b\n")
 	return fx.edit(", \"2000::1/128\", 20.0.0.2/32, \"2000::2/128\"]", "]", "[20.0.0.1/32, \"2000::1/128\"]",
 		"[20.0.0.1/32]")
 }
 
-// list returns an edit of the reference: only these VIPs are configured.
-func list(only ...netip.Addr) func(context.Context, *fixture) error {
-	return func(_ context.Context, fx *fixture) error {
-		return fx.eachScript(func(s *script) error {
-			s.listed = only
-			return s.configure()
-		})
-	}
-}
-
 // deleteStreams removes all streams, with VIPs and gateways left.
 func deleteStreams(_ context.Context, fx *fixture) error {
-	first, _, _ := strings.Cut(fx.text, "streams:\n")
-	fx.text = first + "streams: []\n"
-	return fx.WriteTrench(fx.text)
+	attractor, _, _ := strings.Cut(fx.text, "streams:\n")
+	return fx.WriteTrench(attractor + "streams: []\n")
 }
 
 // emptySelectors removes the targets of all streams.
@@ -171,34 +145,24 @@ func emptySelectors(_ context.Context, fx *fixture) error {
 }
 
 // offline is a gateway that does not exist.
-var offline = [2]string{"169.254.100.199", "fd00:100::199"}
+var offline = []netip.Addr{netip.MustParseAddr("169.254.100.199"), netip.MustParseAddr("fd00:100::199")}
 
 // moveOffline replaces all gateways by one that is offline.
 func moveOffline(_ context.Context, fx *fixture) error {
 	first, rest, _ := strings.Cut(fx.text, "    - {name: gateway-a")
 	_, last, _ := strings.Cut(rest, "streams:\n")
-	fx.text = fmt.Sprintf("%s    - {name: offline-v4, address: %s}\n    - {name: offline-v6, address: %q}\nstreams:\n%s",
-		first, offline[0], offline[1], last)
-	return fx.WriteTrench(fx.text)
-}
-
-// moveScriptsOffline does the same in the reference.
-func moveScriptsOffline(_ context.Context, fx *fixture) error {
-	return fx.eachScript(func(s *script) error {
-		s.neighbors = [][2]string{offline}
-		return s.configure()
-	})
+	return fx.WriteTrench(fmt.Sprintf("%s    - {name: off4, address: %q}\n    - {name: off6, address: %q}\nstreams:\n%s",
+		first, offline[0], offline[1], last))
 }
 
 // showDiff compares an edit with the configuration in force. The edit is not applied: a person
 // reads the VIPs that it withdraws.
 func showDiff(ctx context.Context, fx *fixture) error {
+	p, path := fx.Pods[0], filepath.Join(fx.Dir, "edited.yaml")
 	edited := strings.ReplaceAll(fx.text, "20.0.0.2/32", "20.0.0.9/32")
-	path := filepath.Join(fx.Dir, "edited.yaml")
 	if err := os.WriteFile(path, []byte(edited), 0o600); err != nil {
 		return err
 	}
-	p := fx.Pods[0]
 	out, err := p.Run(ctx, "frontend", "validate", "--diff", "--admin-socket=unix://"+p.FrontendAdmin(), path)
 	if err == nil && !strings.Contains(out, "- VIP 20.0.0.2/32") {
 		err = fmt.Errorf("the diff does not show the withdrawal: %s", out)
@@ -209,15 +173,9 @@ func showDiff(ctx context.Context, fx *fixture) error {
 // replaceBIRD gives the BIRD of pod 2 another configuration, as an update of its package: the VIPs
 // are static routes, and no route to clients reaches the kernel.
 func replaceBIRD(_ context.Context, fx *fixture) error {
-	p := fx.Pods[1]
-	s := &script{addr: lab.PodExternal(2), hold: 3, up: [2][]int{{1}, {3}}, listed: vips, neighbors: neighbors()}
-	lines := slices.DeleteFunc(strings.Split(s.config(), "\n"), func(line string) bool {
-		return strings.HasPrefix(line, "protocol kernel")
-	})
-	if err := os.WriteFile(filepath.Join(p.BirdDir(), "vipgate.conf"), []byte(strings.Join(lines, "\n")), 0o600); err != nil {
-		return err
-	}
-	return birdConfigure(p.BirdSocket())
+	p, config := fx.Pods[1], strings.ReplaceAll(fx.newScript(1).config(), "export where source = RTS_BGP", "")
+	return errors.Join(os.WriteFile(filepath.Join(p.BirdDir(), "vipgate.conf"), []byte(config), 0o600),
+		birdConfigure(p.BirdSocket()))
 }
 
 // failAnswers makes the targets of the first stream answer with errors.
@@ -227,14 +185,11 @@ func failAnswers(_ context.Context, fx *fixture) error {
 	return nil
 }
 
-// floodRoutes is the number of routes of a flood.
-const floodRoutes = 20_000
-
 // flood makes both gateways send more routes than any limit.
-func flood(ctx context.Context, fx *fixture) error {
+func flood(_ context.Context, fx *fixture) error {
 	var b strings.Builder
 	b.WriteString("protocol static flood {\n\tipv4;\n")
-	for i := range floodRoutes {
+	for i := range 20_000 {
 		fmt.Fprintf(&b, "\troute 10.%d.%d.0/24 blackhole;\n", i/256, i%256)
 	}
 	b.WriteString("}\n")
@@ -244,10 +199,8 @@ func flood(ctx context.Context, fx *fixture) error {
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(path, append(text, b.String()...), 0o600); err != nil {
-			return err
-		}
-		if err := birdConfigure(filepath.Join(filepath.Dir(path), "bird.ctl")); err != nil {
+		if err := errors.Join(os.WriteFile(path, append(text, b.String()...), 0o600),
+			birdConfigure(filepath.Join(filepath.Dir(path), "bird.ctl"))); err != nil {
 			return err
 		}
 	}
@@ -267,4 +220,9 @@ func unhealthy(_ context.Context, fx *fixture) error {
 		errs = append(errs, a.Unhealthy())
 	}
 	return errors.Join(errs...)
+}
+
+// edit returns an incident that replaces text, given as pairs, in the trench file of every pod.
+func edit(pairs ...string) func(context.Context, *fixture) error {
+	return func(_ context.Context, fx *fixture) error { return fx.edit(pairs...) }
 }
