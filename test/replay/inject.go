@@ -207,10 +207,38 @@ func flood(_ context.Context, fx *fixture) error {
 	return nil
 }
 
-// crashAfterEdit kills both lbs shortly after they accept a valid edit, and after each restart with
-// it, as a defect that this configuration triggers.
+// crashAfterEdit kills both lbs whenever they accept a valid edit, as a defect that it triggers. They
+// must go back to the configuration before it.
 func crashAfterEdit(ctx context.Context, fx *fixture) error {
-	return errors.New("not yet")
+	if err := errors.Join(fx.await(ctx, "last-good.yaml", ""), fx.edit("interval: 200ms", "interval: 190ms")); err != nil {
+		return err
+	}
+	for starts := 1; starts <= 2; starts++ {
+		if err := errors.Join(fx.await(ctx, "trial.json", fmt.Sprintf(`"starts": %d`, starts)),
+			kill(fx.Pods[0].LB, fx.Pods[1].LB), fx.startLB(0), fx.startLB(1)); err != nil {
+			return err
+		}
+	}
+	sleep(ctx, time.Second)
+	return fx.await(ctx, "trial.json", `"starts": 2`)
+}
+
+// await waits until a state file of both lbs contains text.
+func (fx *fixture) await(ctx context.Context, name, text string) error {
+	bound, cancel := context.WithTimeout(ctx, waitTimeout)
+	defer cancel()
+	return lab.Eventually(bound, pollInterval, func() error {
+		for _, p := range fx.Pods {
+			state, err := os.ReadFile(filepath.Join(p.StateDir(), name))
+			if err != nil {
+				return err
+			}
+			if !strings.Contains(string(state), text) {
+				return fmt.Errorf("%s of %s has no %s: %s", name, p.Dir, text, state)
+			}
+		}
+		return nil
+	})
 }
 
 // unhealthy makes all targets report that they are unhealthy, while they serve.

@@ -46,7 +46,8 @@ func scenarios() []scenario {
 		{
 			ID: "I1", Title: "Meta 2021-10-04", Link: "https://engineering.fb.com/2021/10/05/networking-traffic/outage-details",
 			Cause: "all targets of all VIPs fail their checks in all pods, and serve", Budget: unplanned,
-			Note: "with `lastResort: depreferred`", before: lastResort, inject: unhealthy, reference: unhealthy,
+			Note: "with `lastResort: depreferred`", inject: unhealthy, reference: unhealthy,
+			before: []string{"drainTime: 1s\n", "drainTime: 1s\n    lastResort: depreferred\n"},
 		},
 		{
 			ID: "I2", Title: "GCE 2016-04-11", Link: "https://status.cloud.google.com/incident/compute/16007",
@@ -147,6 +148,3 @@ func scenarios() []scenario {
 		},
 	}
 }
-
-// lastResort makes both streams keep their VIPs when all targets fail.
-var lastResort []string
