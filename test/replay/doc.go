@@ -1,5 +1,5 @@
-// Replay injects the causes of public incidents into two trench pods with two gateways, and measures
-// two numbers for each VIP: black-hole seconds, in which a gateway holds a route to the VIP and
+// Replay injects the causes of public incidents into two trench pods with two gateways, and measures two
+// numbers for each VIP: black-hole seconds, in which a gateway holds a route to the VIP and
 // requests through that gateway fail; and dark seconds, in which no gateway holds a route although
 // targets of the VIP serve.
 //

@@ -36,8 +36,8 @@ type fixture struct {
 	lost      []update      // of gateways that ended, whose log has no withdrawals
 }
 
-// open starts everything and waits until both gateways use both pods. The caller closes the fixture,
-// also after an error.
+// open starts everything and waits until both gateways use both pods. The caller closes the
+// fixture, also after an error.
 func open(ctx context.Context, s *scenario, binaries string, reference bool) (*fixture, error) {
 	topology, err := lab.NewTopology(lab.TopologyConfig{
 		Pods: pods, Gateways: gateways, Targets: targets, VIPs: vips, Binaries: binaries,
@@ -53,7 +53,8 @@ func open(ctx context.Context, s *scenario, binaries string, reference bool) (*f
 	}
 	for pod := range pods {
 		if reference {
-			errs = append(errs, fx.startReference(pod))
+			fx.scripts[pod] = fx.newScript(pod)
+			errs = append(errs, fx.scripts[pod].start(fx, 0))
 		} else {
 			errs = append(errs, fx.startLB(pod), fx.startFrontend(pod))
 		}
@@ -99,12 +100,16 @@ func kill(processes ...*lab.Process) error {
 
 // close ends everything.
 func (fx *fixture) close() error {
+	fx.stopScripts()
+	return fx.Topology.Close()
+}
+
+func (fx *fixture) stopScripts() {
 	for _, s := range fx.scripts {
-		if s != nil {
+		if s != nil && s.end != nil {
 			s.stop()
 		}
 	}
-	return fx.Topology.Close()
 }
 
 // logs returns the ends of all logs.

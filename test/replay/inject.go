@@ -14,39 +14,26 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// repair is how long a control plane is absent.
-const repair = 8 * time.Second
-
-// killBalancers kills both lbs, and starts them again after a repair time.
-func killBalancers(ctx context.Context, fx *fixture) error {
-	if err := kill(fx.Pods[0].LB, fx.Pods[1].LB); err != nil {
-		return err
+// stopControl kills both lbs, or ends the scripts, for a repair time.
+func stopControl(ctx context.Context, fx *fixture) error {
+	if fx.reference {
+		fx.stopScripts()
+		sleep(ctx, 8*time.Second)
+		return nil
 	}
-	sleep(ctx, repair)
-	return errors.Join(fx.startLB(0), fx.startLB(1))
-}
-
-// stopScripts ends the scripts of the reference, as its control plane, for the same time.
-func stopScripts(ctx context.Context, fx *fixture) error {
-	for _, s := range fx.scripts {
-		s.stop()
-	}
-	sleep(ctx, repair)
-	return nil
+	err := kill(fx.Pods[0].LB, fx.Pods[1].LB)
+	sleep(ctx, 8*time.Second)
+	return errors.Join(err, fx.startLB(0), fx.startLB(1))
 }
 
 // startFlapping replaces pod 2, whose network toward the targets alternates at first.
 func startFlapping(ctx context.Context, fx *fixture) error {
-	if err := restartSecond(ctx, fx, 0); err != nil {
-		return err
-	}
+	errs := []error{restartSecond(ctx, fx, 0)}
 	for i := range 16 {
-		if err := fx.Backend.IP("link", "set", "pod2", []string{"down", "up"}[i%2]); err != nil {
-			return err
-		}
-		sleep(ctx, 500*time.Millisecond)
+		errs = append(errs, fx.Backend.IP("link", "set", "pod2", []string{"down", "up"}[i%2]))
+		sleep(ctx, time.Second/2)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // Shell commands that delete foreign state as systemd-networkd did: every policy rule, and every
@@ -103,23 +90,18 @@ func abortTarget(_ context.Context, fx *fixture) error { return fx.Targets[0].Ab
 // failOver replaces gateway A: the new one has no session and no route, and a firewall drops the
 // packets of the old sessions without a RST.
 func failOver(ctx context.Context, fx *fixture) error {
-	router := fx.Routers[0]
-	if err := kill(router.Processes()...); err != nil {
-		return err
-	}
-	if _, err := fx.Gateway.Run(ctx, "sh", "-c", fmt.Sprintf(`set -e
+	errKill := kill(fx.Routers[0].Processes()...)
+	_, errFlush := fx.Gateway.Run(ctx, "sh", "-c", fmt.Sprintf(`set -e
 nft add table inet failover
 nft 'add chain inet failover input { type filter hook input priority 0; }'
 for port in sport dport; do
 	nft "add rule inet failover input tcp $port %d tcp flags & syn == 0 ct state new drop"
 done
 ip -4 route flush proto bird
-ip -6 route flush proto bird`, lab.BGPPort)); err != nil {
-		return err
-	}
+ip -6 route flush proto bird`, lab.BGPPort))
 	fx.lost = append(fx.lost, update{at: time.Now(), gateway: 0}) // its log has no withdrawals
 	sleep(ctx, time.Second)
-	return router.Start()
+	return errors.Join(errKill, errFlush, fx.Routers[0].Start())
 }
 
 // emptyList is the edit of a generator that lost most of its input: one VIP of four is left.
@@ -193,22 +175,18 @@ func flood(_ context.Context, fx *fixture) error {
 		fmt.Fprintf(&b, "\troute 10.%d.%d.0/24 blackhole;\n", i/256, i%256)
 	}
 	b.WriteString("}\n")
+	var errs []error
 	for _, router := range fx.Routers {
-		path := filepath.Join(fx.Dir, router.Config().Name, "bird.conf")
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(os.WriteFile(path, append(text, b.String()...), 0o600),
-			birdConfigure(filepath.Join(filepath.Dir(path), "bird.ctl"))); err != nil {
-			return err
-		}
+		dir := filepath.Join(fx.Dir, router.Config().Name)
+		text, err := os.ReadFile(filepath.Join(dir, "bird.conf"))
+		errs = append(errs, err, os.WriteFile(filepath.Join(dir, "bird.conf"), append(text, b.String()...), 0o600),
+			birdConfigure(filepath.Join(dir, "bird.ctl")))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// crashAfterEdit kills both lbs whenever they accept a valid edit, as a defect that it triggers. They
-// must go back to the configuration before it.
+// crashAfterEdit kills both lbs whenever they accept a valid edit, as a defect that it triggers.
+// They must go back to the configuration before it.
 func crashAfterEdit(ctx context.Context, fx *fixture) error {
 	if err := errors.Join(fx.await(ctx, "last-good.yaml", ""), fx.edit("interval: 200ms", "interval: 190ms")); err != nil {
 		return err

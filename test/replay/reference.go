@@ -17,11 +17,6 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-const (
-	scriptInterval = time.Second
-	scriptTimeout  = 500 * time.Millisecond
-)
-
 // script is the common pattern in a pod: BIRD advertises static routes, the kernel forwards to
 // targets by multipath routes, and a loop checks the targets once a second, rewrites both and runs
 // birdc configure.
@@ -48,11 +43,6 @@ func (fx *fixture) newScript(pod int) *script {
 	}
 }
 
-func (fx *fixture) startReference(pod int) error {
-	fx.scripts[pod] = fx.newScript(pod)
-	return fx.scripts[pod].start(fx, 0)
-}
-
 // start starts BIRD with every VIP, and after a delay the loop.
 func (s *script) start(fx *fixture, delay time.Duration) (err error) {
 	if err := s.write(); err != nil {
@@ -65,15 +55,15 @@ func (s *script) start(fx *fixture, delay time.Duration) (err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.end = cancel
 	s.loop.Go(func() {
-		for ; sleep(ctx, delay); delay = scriptInterval {
+		for ; sleep(ctx, delay); delay = time.Second {
 			s.poll(ctx)
 		}
 	})
 	return nil
 }
 
-// restart restarts BIRD and, after a delay, the loop. Nothing forwards until its first round, as after
-// the start of a machine.
+// restart restarts BIRD and, after a delay, the loop. Nothing forwards until its first round, as
+// after the start of a machine.
 func (s *script) restart(fx *fixture, delay time.Duration) error {
 	s.stop()
 	errs := []error{kill(s.pod.Frontend)}
@@ -118,15 +108,15 @@ func (s *script) poll(ctx context.Context) {
 
 // healthy reports whether a target accepts connections.
 func (s *script) healthy(ctx context.Context, n int) bool {
-	bound, cancel := context.WithTimeout(ctx, scriptTimeout)
+	bound, cancel := context.WithTimeout(ctx, time.Second/2)
 	defer cancel()
+	address := netip.AddrPortFrom(lab.TargetAddrs(n)[0], lab.HealthPort).String()
 	return s.pod.NS.Do(func() error {
-		at := netip.AddrPortFrom(lab.TargetAddrs(n)[0], lab.HealthPort)
-		conn, err := new(net.Dialer).DialContext(bound, "tcp", at.String())
-		if err == nil {
-			conn.Close()
+		conn, err := new(net.Dialer).DialContext(bound, "tcp", address)
+		if err != nil {
+			return err
 		}
-		return err
+		return conn.Close()
 	}) == nil
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -22,20 +23,15 @@ type row struct {
 	Reference *result `json:"reference,omitempty"` // nil if it cannot be run
 }
 
-// seconds formats a duration with the resolution of the requests.
 func seconds(d time.Duration) string {
-	if d == 0 {
-		return "0"
-	}
-	return fmt.Sprintf("%.2f", d.Seconds())
+	return strings.TrimSuffix(fmt.Sprintf("%.2f", d.Seconds()), ".00")
 }
 
 // cell formats both numbers of a result.
 func (r *result) cell() string {
-	switch {
-	case r == nil:
+	if r == nil {
 		return "–"
-	case r.Err != "":
+	} else if r.Err != "" {
 		return "failed"
 	}
 	return seconds(r.Worst.BlackHole) + " / " + seconds(r.Worst.Dark)
@@ -43,7 +39,7 @@ func (r *result) cell() string {
 
 // String returns the row for terminals.
 func (r row) String() string {
-	line := fmt.Sprintf("%-4s %-34s black hole / dark seconds: %-12s reference %-12s budget %s (%s) met: %t; timers %v late\n",
+	line := fmt.Sprintf("%-4s %-34s black hole / dark seconds %-12s reference %-12s budget %s (%s) met %t; timers %v late\n",
 		r.ID, r.Title, r.Vipgate.cell(), r.Reference.cell(), seconds(r.Budget.Limit), r.Budget.Name, r.Met,
 		r.Vipgate.Late.Round(time.Millisecond))
 	for _, one := range []*result{&r.Vipgate, r.Reference} {
@@ -76,10 +72,7 @@ func table(rows []row) string {
 func (o options) publish(rows []row) error {
 	if o.json != "" {
 		text, err := json.MarshalIndent(rows, "", "  ")
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(o.json, append(text, '\n'), 0o644); err != nil {
+		if err = errors.Join(err, os.WriteFile(o.json, append(text, '\n'), 0o644)); err != nil {
 			return err
 		}
 	}
@@ -87,13 +80,10 @@ func (o options) publish(rows []row) error {
 		return nil
 	}
 	text, err := os.ReadFile(o.document)
-	if err != nil {
-		return err
-	}
 	before, rest, _ := strings.Cut(string(text), tableBegin)
 	_, after, found := strings.Cut(rest, tableEnd)
-	if !found {
-		return fmt.Errorf("%s lacks the marks of the table", o.document)
+	if err != nil || !found {
+		return fmt.Errorf("%s cannot be read or lacks the marks of the table: %w", o.document, err)
 	}
 	return os.WriteFile(o.document, []byte(before+tableBegin+"\n"+table(rows)+"\n"+tableEnd+after), 0o644)
 }

@@ -35,8 +35,8 @@ type sampler struct {
 	late     time.Duration // the largest lateness of the canary
 }
 
-// startSampler starts clients of each gateway, and waits until all requests are answered. The caller
-// stops it also after an error.
+// startSampler starts clients of each gateway, and waits until all requests are answered. The
+// caller stops it also after an error.
 func (fx *fixture) startSampler(ctx context.Context, interval time.Duration) (*sampler, error) {
 	s := &sampler{fixture: fx, interval: interval}
 	ctx, s.end = context.WithCancel(ctx)

@@ -60,7 +60,8 @@ func scenarios() []scenario {
 			inject: showDiff,
 		},
 		{
-			ID: "I4", Title: "Cloudflare 2025-07-14", Link: "https://thousandeyes.com/blog/cloudflare-outage-analysis-july-14-2025",
+			ID: "I4", Title: "Cloudflare 2025-07-14",
+			Link:  "https://thousandeyes.com/blog/cloudflare-outage-analysis-july-14-2025",
 			Cause: "all gateways replaced by one that is offline, in all pods", Budget: wrong,
 			inject: moveOffline, reference: scripted(func(s *script) { s.neighbors = [][]netip.Addr{offline} }),
 		},
@@ -74,7 +75,7 @@ func scenarios() []scenario {
 			Cause: "both `lb` killed, absent for 8 s", Budget: unplanned,
 			Note: "with `--on-lb-loss=keep --stale-grace=1m`",
 			lb:   []string{"--stale-grace=1m"}, frontend: []string{"--on-lb-loss=keep"},
-			inject: killBalancers, reference: stopScripts,
+			inject: stopControl, reference: stopControl,
 		},
 		{
 			ID: "I7", Title: "AWS 2025-10-20", Link: "https://aws.amazon.com/message/101925",
@@ -109,10 +110,12 @@ func scenarios() []scenario {
 			Note: "no probe from beyond the gateways yet", inject: replaceBIRD,
 		},
 		{
-			ID: "I13", Title: "Cloudflare 2023-10-04", Link: "https://blog.cloudflare.com/1-1-1-1-lookup-failures-on-october-4th-2023",
+			ID: "I13", Title: "Cloudflare 2023-10-04",
+			Link:  "https://blog.cloudflare.com/1-1-1-1-lookup-failures-on-october-4th-2023",
 			Cause: "all targets of two VIPs answer with errors", Budget: unplanned, Note: "HTTP in place of DNS",
-			before: []string{healthCheck, fmt.Sprintf("http: {port: %d}", lab.RequestPort)}, unserved: map[netip.Addr]bool{vips[0]: true, vips[1]: true},
-			inject: failAnswers, reference: failAnswers,
+			before:   []string{healthCheck, fmt.Sprintf("http: {port: %d}", lab.RequestPort)},
+			unserved: map[netip.Addr]bool{vips[0]: true, vips[1]: true},
+			inject:   failAnswers, reference: failAnswers,
 		},
 		{
 			ID: "I14", Title: "Rogers 2022-07, Optus 2023-11", Link: "https://kentik.com/blog/digging-into-the-optus-outage",
