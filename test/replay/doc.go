@@ -1,6 +1,6 @@
-// Replay injects the causes of public incidents into two trench pods with two gateways, and measures two
-// numbers for each VIP: black-hole seconds, in which a gateway holds a route to the VIP and
-// requests through that gateway fail; and dark seconds, in which no gateway holds a route although
+// Replay injects the causes of public incidents into two trench pods with two gateways, and
+// measures two numbers for each VIP: black-hole seconds, in which a gateway holds a route to the VIP
+// and requests through that gateway fail; and dark seconds, in which no gateway holds a route although
 // targets of the VIP serve.
 //
 // Clients of each gateway send requests to each VIP; the gateways' BIRD logs every update. The

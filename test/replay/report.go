@@ -39,7 +39,7 @@ func (r *result) cell() string {
 
 // String returns the row for terminals.
 func (r row) String() string {
-	line := fmt.Sprintf("%-4s %-34s black hole / dark seconds %-12s reference %-12s budget %s (%s) met %t; timers %v late\n",
+	line := fmt.Sprintf("%-4s %-34s black hole / dark s %-12s reference %-12s budget %s (%s) met %t; timers %v late\n",
 		r.ID, r.Title, r.Vipgate.cell(), r.Reference.cell(), seconds(r.Budget.Limit), r.Budget.Name, r.Met,
 		r.Vipgate.Late.Round(time.Millisecond))
 	for _, one := range []*result{&r.Vipgate, r.Reference} {
