@@ -55,7 +55,7 @@ func TestKernelIsReadWithoutEvents(t *testing.T) {
 // An own transaction does not cause a read; a foreign transaction does.
 func TestOwnTransactionsNeedNoPass(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving))), false)
+	w.settle(streamA(testTarget("x1", plan.Serving)), false)
 	p := &Plane{reconciler: reconciler{e: w.e}}
 	for _, tt := range []struct {
 		what   string

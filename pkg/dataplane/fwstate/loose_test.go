@@ -234,7 +234,7 @@ func (x *topology) openDuringChange(t *testing.T) (flows []remote) {
 		after := x.stream.Tables
 		x.stream.Tables = first
 		port := uint16(f.conn.LocalAddr().(*net.TCPAddr).Port)
-		if want := x.expected(f.family, unix.IPPROTO_TCP, port, estatePort); f.target != want {
+		if want := x.expected(f.family, unix.IPPROTO_TCP, port); f.target != want {
 			t.Errorf("%s flow from port %d went to %s, not to %s as its SYN", f.family, port, f.target, want)
 		}
 		x.stream.Tables = after
@@ -263,7 +263,7 @@ func TestFullFlowMapForwards(t *testing.T) {
 			flags dynamic, timeout; size 4; }'`)
 	x.write(t, x.fabrics[0])
 	for port := uint16(28000); port < 28020; port++ {
-		if got, want := x.ask(t, vip.IPv4, port, 10), x.expected(vip.IPv4, unix.IPPROTO_UDP, port, estatePort); got != want {
+		if got, want := x.ask(t, vip.IPv4, port, 10), x.expected(vip.IPv4, unix.IPPROTO_UDP, port); got != want {
 			t.Errorf("port %d went to %s, not to %s", port, got, want)
 		}
 	}

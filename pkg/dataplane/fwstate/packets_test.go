@@ -34,25 +34,31 @@ func (zeros) Read(b []byte) (int, error) {
 }
 
 func TestFlowsFollowTable(t *testing.T) {
-	eachMode(t, 1, 3, func(t *testing.T, x *topology, _ Conntrack) {
+	eachMode(t, 1, func(t *testing.T, x *topology, _ Conntrack) {
 		for _, family := range vip.Families {
 			seen := map[string]int{}
 			for port := uint16(20000); port < 20040; port++ {
 				got := x.ask(t, family, port, 10)
 				seen[got]++
-				if want := x.expected(family, unix.IPPROTO_UDP, port, estatePort); got != want {
+				if want := x.expected(family, unix.IPPROTO_UDP, port); got != want {
 					t.Errorf("%s UDP port %d went to %s, not to %s", family, port, got, want)
 				}
 			}
 			for port := uint16(21000); port < 21010; port++ {
 				c, _, got := x.dial(t, family, port)
 				must(t, c.Close())
-				if want := x.expected(family, unix.IPPROTO_TCP, port, estatePort); got != want {
+				if want := x.expected(family, unix.IPPROTO_TCP, port); got != want {
 					t.Errorf("%s TCP port %d went to %s, not to %s", family, port, got, want)
 				}
 			}
 			if len(seen) != 3 {
 				t.Errorf("%s: all flows went to %v", family, seen)
+			}
+			for port := uint16(22000); port < 22012; port++ {
+				got := x.ask(t, family, port, 4000) // fragments
+				if want := x.expected(family, unix.IPPROTO_UDP, port); got != want {
+					t.Errorf("%s port %d: 4 000 bytes went to %s, not to %s", family, port, got, want)
+				}
 			}
 		}
 		// An echo request has no ports.
@@ -62,21 +68,8 @@ func TestFlowsFollowTable(t *testing.T) {
 	})
 }
 
-func TestFragmentsFollowFlow(t *testing.T) {
-	eachMode(t, 1, 3, func(t *testing.T, x *topology, _ Conntrack) {
-		for _, family := range vip.Families {
-			for port := uint16(22000); port < 22012; port++ {
-				got := x.ask(t, family, port, 4000)
-				if want := x.expected(family, unix.IPPROTO_UDP, port, estatePort); got != want {
-					t.Errorf("%s port %d: 4 000 bytes went to %s, not to %s", family, port, got, want)
-				}
-			}
-		}
-	})
-}
-
 func TestPathMTUDiscoveryThroughAnyPod(t *testing.T) {
-	eachMode(t, 2, 3, func(t *testing.T, x *topology, _ Conntrack) {
+	eachMode(t, 2, func(t *testing.T, x *topology, _ Conntrack) {
 		// The client has not learned the MTU of its link.
 		run(t, x.router, "ip link set client mtu 1300")
 		for name, pod := range map[string]int{"the pod of the flow": 0, "a pod that never saw the flow": 1} {
@@ -102,7 +95,7 @@ func TestPathMTUDiscoveryThroughAnyPod(t *testing.T) {
 }
 
 func TestFlowsSurviveTableChange(t *testing.T) {
-	eachMode(t, 1, 3, func(t *testing.T, x *topology, mode Conntrack) {
+	eachMode(t, 1, func(t *testing.T, x *topology, mode Conntrack) {
 		before := map[vip.Family]map[uint16]string{}
 		for _, family := range vip.Families {
 			before[family] = map[uint16]string{}
@@ -164,7 +157,7 @@ func TestPacketsWithoutRouteAreDropped(t *testing.T) {
 	ports := map[vip.Family]uint16{}
 	for _, family := range vip.Families {
 		for port := uint16(25000); ports[family] == 0; port++ {
-			if x.expected(family, unix.IPPROTO_UDP, port, estatePort) == "t1" {
+			if x.expected(family, unix.IPPROTO_UDP, port) == "t1" {
 				ports[family] = port
 			}
 		}
@@ -252,7 +245,7 @@ func TestPodsAgreeOnFlows(t *testing.T) {
 			if taken[0][p] != taken[1][p] {
 				disagree++
 			}
-			if taken[0][p] != x.expected(family, unix.IPPROTO_UDP, p, estatePort) {
+			if taken[0][p] != x.expected(family, unix.IPPROTO_UDP, p) {
 				wrong++
 			}
 		}

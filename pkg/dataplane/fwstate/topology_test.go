@@ -301,24 +301,24 @@ func (x *topology) dial(t testing.TB, family vip.Family, port uint16) (net.Conn,
 }
 
 // expected computes the target that the kernel selects for a flow.
-func (x *topology) expected(family vip.Family, proto byte, sourcePort, port uint16) string {
+func (x *topology) expected(family vip.Family, proto byte, sourcePort uint16) string {
 	var b []byte
 	b = append(b, estateClient[family].AsSlice()...)
 	b = append(b, estateVIPs[family].AsSlice()...)
 	b = append(b, proto, 0, 0, 0)
 	b = binary.BigEndian.AppendUint16(b, sourcePort)
 	b = append(b, 0, 0)
-	b = binary.BigEndian.AppendUint16(b, port)
+	b = binary.BigEndian.AppendUint16(b, estatePort)
 	b = append(b, 0, 0)
 	i := nft.Hash(b, estateSeed, estateSize)
 	return fmt.Sprintf("t%d", x.stream.Tables[family][i]-5000)
 }
 
-// eachMode runs a test with each kind of connection tracking.
-func eachMode(t *testing.T, pods, targets int, test func(t *testing.T, x *topology, mode Conntrack)) {
+// eachMode runs a test with three targets and each kind of connection tracking.
+func eachMode(t *testing.T, pods int, test func(t *testing.T, x *topology, mode Conntrack)) {
 	for mode := range Conntrack(len(conntrackNames)) {
 		t.Run(mode.String(), func(t *testing.T) {
-			test(t, newTopology(t, pods, targets, mode), mode)
+			test(t, newTopology(t, pods, 3, mode), mode)
 		})
 	}
 }
