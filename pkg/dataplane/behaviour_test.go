@@ -247,7 +247,8 @@ func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w.settle(desired, false)
 	w.expect(t, "a", "x1", "x3")
 	// A changed desired state of the target repairs it.
-	w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Draining), testTarget("x3", plan.Serving)), false)
+	w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Draining),
+		testTarget("x3", plan.Serving)), false)
 	if d := w.e.drift(); len(d) > 0 {
 		t.Fatalf("drift %+v", d)
 	}

@@ -21,6 +21,7 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // BenchmarkCommitToReceipt measures the time from a decision about one VIP among n to its receipt
@@ -164,10 +165,10 @@ func startTLSLB(b *testing.B) (*testLB, credentials.TransportCredentials) {
 		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
 		RootCAs:      roots, ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13,
 	})
-	lb := &testLB{table: NewTable(TableOptions{}), path: socketPath(b), log: &logBuffer{}, done: make(chan error, 1)}
+	lb := &testLB{table: NewTable(TableOptions{}), path: socketPath(b), log: &harness.Log{}, done: make(chan error, 1)}
 	lb.Server = NewServer(lb.table, ServerOptions{
 		Peer: func(context.Context) (spiffeid.ID, bool) { return frontendID, true },
-		Role: RolesOf([]spiffeid.ID{frontendID}, nil), Log: lb.log.logger(),
+		Role: RolesOf([]spiffeid.ID{frontendID}, nil), Log: lb.log.Logger(),
 	})
 	listener, err := net.Listen("unix", lb.path)
 	if err != nil {

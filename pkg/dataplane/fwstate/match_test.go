@@ -131,7 +131,7 @@ func TestMatchOfPrefixVIPs(t *testing.T) {
 	must(t, x.fabrics[0].Write(plan.Change{VIPs: map[vip.VIP]string{
 		vip.Require("20.0.1.0/24"): "web", vip.Require("2000:1::/64"): "web",
 	}}))
-	run(t, x.router, "ip route add 20.0.1.0/24 via 169.254.100.1; ip -6 route add 2000:1::/64 via fd64::1")
+	x.router.Shell(t, "ip route add 20.0.1.0/24 via 169.254.100.1; ip -6 route add 2000:1::/64 via fd64::1")
 	x.match(t, udpPort)
 	for _, to := range []string{"20.0.1.7", "2000:1::7"} {
 		to := netip.MustParseAddr(to)

@@ -71,7 +71,7 @@ func TestFlowsFollowTable(t *testing.T) {
 func TestPathMTUDiscoveryThroughAnyPod(t *testing.T) {
 	eachMode(t, 2, func(t *testing.T, x *topology, _ Conntrack) {
 		// The client has not learned the MTU of its link.
-		run(t, x.router, "ip link set client mtu 1300")
+		x.router.Shell(t, "ip link set client mtu 1300")
 		for name, pod := range map[string]int{"the pod of the flow": 0, "a pod that never saw the flow": 1} {
 			t.Run(name, func(t *testing.T) {
 				x.ownThrough(t, pod)
@@ -87,7 +87,7 @@ func TestPathMTUDiscoveryThroughAnyPod(t *testing.T) {
 				}
 				for _, g := range x.targets {
 					// Discard the learned path MTU before the next part.
-					run(t, g.ns, "ip route flush cache; ip -6 route flush cache")
+					g.ns.Shell(t, "ip route flush cache; ip -6 route flush cache")
 				}
 			})
 		}
@@ -133,7 +133,7 @@ func TestFlowsSurviveTableChange(t *testing.T) {
 		gone.Flows = [len(vip.Families)]bool{}
 		must(t, f.Write(plan.Change{Targets: []plan.KernelTarget{gone}}))
 		must(t, f.FlushConntrack([]uint32{5001}))
-		if out := run(t, x.pods[0], "cat /proc/net/nf_conntrack 2>/dev/null || true"); strings.Contains(out, "mark=5001 ") {
+		if out := x.pods[0].Shell(t, "cat /proc/net/nf_conntrack 2>/dev/null || true"); strings.Contains(out, "mark=5001 ") {
 			t.Errorf("connections to a target that is gone:\n%s", out)
 		} else if mode == ConntrackOn && !strings.Contains(out, "mark=5002 ") {
 			t.Errorf("no connections to a kept target:\n%s", out)
@@ -171,7 +171,7 @@ func TestPacketsWithoutRouteAreDropped(t *testing.T) {
 		"link down": {"ip link set int0 down", "ip link set int0 up; ip addr replace fd16::200/64 dev int0 nodad"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			run(t, x.pods[0], commands[0])
+			x.pods[0].Shell(t, commands[0])
 			for _, family := range vip.Families {
 				hop, err := x.fabrics[0].ResolveNextHop(5001, family)
 				if err != nil || hop.IsValid() {
@@ -193,7 +193,7 @@ func TestPacketsWithoutRouteAreDropped(t *testing.T) {
 				cancel()
 			}
 			// Each request was answered before the next one arrived.
-			run(t, x.pods[0], "true; "+commands[1])
+			x.pods[0].Shell(t, "true; "+commands[1])
 			for _, s := range x.slots() {
 				for n, err := range x.fabrics[0].AddRoutes([]plan.KernelTarget{s}, true) {
 					t.Error(n, err)
