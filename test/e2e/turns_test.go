@@ -235,9 +235,9 @@ func TestGatewaysLeave(t *testing.T) {
 		t.Errorf("sessions were %v and are %v", sessions, now)
 	}
 
-	// The last gateway of a family: de-preferred, then withdrawn.
+	// The last gateway of a family, without a confirmation: de-preferred, then withdrawn.
 	since = f.marks()
-	f.write(lineA6)
+	f.must(f.pod.WriteTrench("maxRemoval: 100\n" + edited(t, lineA4+"\n    "+lineA6, lineA6)))
 	f.settled("protocol bgp 'NBR-", 1, "gateway-a6")
 	f.wantRoutes(vipA6, vipB6)
 	for _, prefix := range []string{vipA4, vipB4} {

@@ -24,6 +24,7 @@ type Commands struct {
 	Drain       drainCommand       `cmd:"" help:"Move traffic away from VIPs: de-prefer, then withdraw."`
 	Undrain     undrainCommand     `cmd:"" help:"End a drain."`
 	ApplyNow    applyNowCommand    `cmd:"" help:"End the drains and turns of an edit. Traffic may be lost."`
+	Confirm     confirmCommand     `cmd:"" help:"Put held removals of the configuration in force: VIPs and gateways drain and are withdrawn."`
 	Cleanup     cleanupCommand     `cmd:"" help:"Remove the marks, rules and blackhole of vipgate from the kernel."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
 	Version     cli.VersionCommand `cmd:"" help:"Print the version."`
@@ -74,6 +75,12 @@ func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
 		out.Printf("drained: %s\n", strings.Join(over, " "))
 	}
 	return nil
+}
+
+type confirmCommand struct{ cli.ConfirmFlags }
+
+func (c *confirmCommand) Run(ctx context.Context, out *cli.Output) error {
+	return cli.Confirm(ctx, out, c.ConfirmFlags, "frontend")
 }
 
 type undrainCommand struct {
