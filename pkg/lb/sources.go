@@ -71,7 +71,9 @@ func (s *sources) configure(now time.Time, c *trench.Config) {
 }
 
 // hold returns the configuration to put in force for a trench file; see [change.Hold].
-func (p *process) hold(inForce, next *trench.Config, before trench.Held, confirmed string) (*trench.Config, trench.Held) {
+func (p *process) hold(inForce, next *trench.Config, before trench.Held,
+	confirmed string,
+) (*trench.Config, trench.Held) {
 	// Without targets in the file, no change of the file removes one.
 	if !p.Targets.File {
 		return change.Hold(inForce, next, before, confirmed, nil)

@@ -102,7 +102,8 @@ func TestRemovalOfMostVIPsIsHeld(t *testing.T) {
 	f.must(f.pod.WriteTrench(strings.ReplaceAll(onlyA4(), "vips: ["+vipA4, "vips: [20.0.1.0/24, "+added+", "+vipA4)))
 	f.wantRoutes(append(every(), added, "20.0.1.0/24")...)
 	f.waitFrontend(frontend.Held, false, heldID(detail))
-	if out, status := f.confirm("frontend", frontendAdmin, "v00000000"); status == 0 || !strings.Contains(out, heldID(detail)) {
+	out, status := f.confirm("frontend", frontendAdmin, "v00000000")
+	if status == 0 || !strings.Contains(out, heldID(detail)) {
 		t.Errorf("confirming another identifier ended with %d: %s", status, out)
 	}
 
