@@ -65,7 +65,7 @@ func Hold(inForce, next *trench.Config, before trench.Held, confirmed string,
 	return effective, held
 }
 
-// identify returns an identifier of names, "" for none. The prefix keeps YAML from reading a number.
+// identify returns an identifier of names, "" for none. Its prefix makes it a text in YAML.
 func identify(prefix string, vips []vip.VIP, names []string) string {
 	if len(vips)+len(names) == 0 {
 		return ""
