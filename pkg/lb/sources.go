@@ -85,9 +85,11 @@ func (p *process) hold(inForce, next *trench.Config, before trench.Held,
 			others[view.Stream] = others[view.Stream] || view.Origins != targetset.OriginSet(0).With(targetset.OriginFile)
 		}
 	}
+	// Before the first verdicts, at a restart, every target may be alive.
+	unknown := !p.table.Synced()
 	// A stream with a ready target of another source loses nothing that it needs.
 	return change.Hold(inForce, next, before, confirmed, func(stream, target string) bool {
-		return ready[targetset.ID{Stream: stream, Name: target}] && !others[stream]
+		return (unknown || ready[targetset.ID{Stream: stream, Name: target}]) && !others[stream]
 	})
 }
 
