@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/announce"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
@@ -299,7 +300,10 @@ func lbUpdate(u readiness.Update, states []gate.VIPState) gate.LBUpdate {
 		VIPs: slices.Grow(states, len(u.Changed)), Removed: u.Removed,
 	}
 	for _, r := range u.Changed {
-		g.VIPs = append(g.VIPs, gate.VIPState{VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd})
+		g.VIPs = append(g.VIPs, gate.VIPState{
+			VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd,
+			Reconfigured: r.Reason == readinessv1.VipReason_VIP_REASON_RECONFIGURED,
+		})
 	}
 	return g
 }

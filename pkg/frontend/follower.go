@@ -118,6 +118,9 @@ func (f *follower) Run(ctx context.Context) error {
 			loaded, configChanged = f.Source.Value().Get()
 			f.metrics.Reload(loaded.Err == nil)
 			f.observer.note(f.reloadDetail(loaded))
+			if loaded.Held.ID != was.Held.ID {
+				f.observer.note("held removals: " + cmp.Or(loaded.Held.Problem(), "none any longer"))
+			}
 			// A refused configuration replaces the value, but not the generation.
 			if loaded.Generation != was.Generation {
 				if err := f.configure(ctx, loaded.Config); err != nil {

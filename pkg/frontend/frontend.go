@@ -68,6 +68,8 @@ const (
 	// Configuration holds while the complete configuration of its source is in force; not part of
 	// Readiness.
 	Configuration = "Configuration"
+	// Held holds while no removal of the configuration waits for a confirmation; not part of Readiness.
+	Held = "Held"
 	// TrenchFile holds while the writer of the trench file refreshes it; not part of Readiness. Other
 	// sources of the configuration have other names.
 	TrenchFile = "TrenchFile"
@@ -128,6 +130,7 @@ func newProcess(o Options) (*process, error) {
 	loaded := p.Source.Value().Load()
 	p.health.Set(Configuration, loaded.Generation > 0 && loaded.Err == nil,
 		cmp.Or(logs.Text(loaded.Err), p.SourceName+" not accepted yet"))
+	p.health.Report(Held, loaded.Held.Problem())
 	p.health.Report(p.StaleCondition, p.Source.Stale().Load().Problem(time.Now()))
 	// BIRD has not refused a configuration yet, and this process does not stop yet.
 	p.health.Set(BIRDConfig, true, "")
@@ -244,7 +247,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		Admin: func(r grpc.ServiceRegistrar) {
 			frontendv1.RegisterFrontendServiceServer(r, newAdmin(p))
 			adminv1.RegisterEventServiceServer(r, p.observer.journal)
-			adminv1.RegisterConfigurationServiceServer(r, endpoint.ConfigurationService{InForce: p.Source.Value()})
+			adminv1.RegisterConfigurationServiceServer(r, endpoint.ConfigurationService{
+				InForce: p.Source.Value(), Confirm: p.Source.Confirm, Log: p.Log,
+			})
 		},
 		MetricsRefused: p.isExternal, Signals: p.Signals,
 	})

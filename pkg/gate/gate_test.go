@@ -206,7 +206,9 @@ func TestDecisionTable(t *testing.T) {
 		}, Depreferred, LBDraining},
 		{"7 VIP draining", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
-			b.updateLB(func(h *LBUpdate) { h.VIPs = []VIPState{{vipA, vip.Draining, b.now.Add(time.Second)}} })
+			b.updateLB(func(h *LBUpdate) {
+				h.VIPs = []VIPState{{VIP: vipA, State: vip.Draining, DrainEnd: b.now.Add(time.Second)}}
+			})
 		}, Depreferred, LBDraining},
 		{"7 never raises", Options{DrainTime: time.Second}, func(b *fixture) {
 			b.g.Stop(b.now)
@@ -225,7 +227,9 @@ func TestDecisionTable(t *testing.T) {
 		}, Withdrawn, Drained},
 		{"8 VIP drained by the load balancer", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
-			b.updateLB(func(h *LBUpdate) { h.VIPs = []VIPState{{vipA, vip.Draining, b.now.Add(time.Second)}} })
+			b.updateLB(func(h *LBUpdate) {
+				h.VIPs = []VIPState{{VIP: vipA, State: vip.Draining, DrainEnd: b.now.Add(time.Second)}}
+			})
 			b.advance(time.Second, true)
 		}, Withdrawn, LBDraining},
 		{"9 stale", Options{}, func(b *fixture) {
@@ -367,6 +371,30 @@ func TestFlapWindow(t *testing.T) {
 		b.setState(vip.Ready, vipA)
 		if got := b.g.Decision(vipA).Reason; got != want {
 			t.Errorf("flaps %v apart: %s, want %s", apart, got, want)
+		}
+	}
+}
+
+// Edits do not count as flaps: a VIP whose new configuration has no ready target, and one that is
+// removed and added.
+func TestNewConfigurationDoesNotFlap(t *testing.T) {
+	edits := map[string]func(*LBUpdate){
+		"new stream not ready": func(u *LBUpdate) {
+			u.VIPs = []VIPState{{VIP: vipA, State: vip.NotReady, Reconfigured: true}}
+		},
+		"removed": func(u *LBUpdate) { u.Removed = []vip.VIP{vipA} },
+	}
+	for name, edit := range edits {
+		b := newFixture(t, Options{})
+		for range 2 * maxFlaps {
+			b.setState(vip.Ready, vipA)
+			if got := b.g.Decision(vipA).Reason; got != Ready {
+				t.Fatalf("%s: %s", name, got)
+			}
+			b.updateLB(edit)
+			if got := b.g.Decision(vipA).Reason; got == Ready {
+				t.Fatalf("%s: %s", name, got)
+			}
 		}
 	}
 }

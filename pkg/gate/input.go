@@ -25,6 +25,8 @@ type VIPState struct {
 	State vip.State
 	// DrainEnd is when forwarding ends; only with vip.Draining.
 	DrainEnd time.Time
+	// Reconfigured reports whether a new configuration caused the state, which is not a flap.
+	Reconfigured bool
 }
 
 // LBUpdate holds the changes of the load balancer's state since the last one. All times are on

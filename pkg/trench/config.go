@@ -51,6 +51,12 @@ type Config struct {
 	// The streams that the load balancer serves. A VIP is ready when at least one stream that serves
 	// it has minReady ready targets of the VIP's family.
 	Streams []Stream `yaml:"streams"` // in the order of the file
+	// The percentage of the VIPs in force that a new file may remove without a confirmation; 100 never
+	// asks for one.
+	MaxRemoval int `yaml:"maxRemoval" min:"1" max:"100" default:"50"`
+	// The identifiers of held removals that may take effect, from the status of lb or frontend, with
+	// commas between them.
+	Confirm string `yaml:"confirm" form:"confirmation"`
 
 	// Digest is the SHA-256 of the file that the configuration was read from, by which its watcher
 	// recognizes it; zero without a file.

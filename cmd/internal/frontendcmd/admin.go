@@ -23,7 +23,8 @@ type Commands struct {
 	Events      eventsCommand      `cmd:"" help:"Show the last transitions with their causes."`
 	Drain       drainCommand       `cmd:"" help:"Move traffic away from VIPs: de-prefer, then withdraw."`
 	Undrain     undrainCommand     `cmd:"" help:"End a drain."`
-	Apply       applyCommand       `cmd:"" help:"Apply an edit without drains and turns. Traffic may be lost."`
+	ApplyNow    applyNowCommand    `cmd:"" help:"End the drains and turns of an edit. Traffic may be lost."`
+	Confirm     confirmCommand     `cmd:"" help:"Put held removals of the configuration in force: VIPs and gateways drain and are withdrawn."`
 	Cleanup     cleanupCommand     `cmd:"" help:"Remove the marks, rules and blackhole of vipgate from the kernel."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
 	Version     cli.VersionCommand `cmd:"" help:"Print the version."`
@@ -76,6 +77,12 @@ func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
 	return nil
 }
 
+type confirmCommand struct{ cli.ConfirmFlags }
+
+func (c *confirmCommand) Run(ctx context.Context, out *cli.Output) error {
+	return cli.Confirm(ctx, out, c.ConfirmFlags, "frontend")
+}
+
 type undrainCommand struct {
 	cli.AdminFlags
 	VIPs []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32; none means all."`
@@ -94,12 +101,11 @@ func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {
 	return nil
 }
 
-type applyCommand struct {
+type applyNowCommand struct {
 	cli.AdminFlags
-	Now bool `help:"End the drains of VIPs and gateways that left, and restart waiting sessions." env:"-" required:""`
 }
 
-func (c *applyCommand) Run(ctx context.Context, out *cli.Output) error {
+func (c *applyNowCommand) Run(ctx context.Context, out *cli.Output) error {
 	r, err := call(ctx, c.AdminFlags, client.ApplyNow, &frontendv1.ApplyNowRequest{})
 	if err != nil {
 		return err

@@ -82,6 +82,8 @@ func jsonValue(n *yaml.Node) (v any, err error) {
 
 // every sets each field to a value other than its default. Each example replaces a part of it.
 const every = `trench: trench-a
+maxRemoval: 75
+confirm: v1f3a5b7c
 attractor:
   name: attractor-a-1
   interface: ext-vlan
@@ -148,6 +150,13 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{".trench", "trench-a", "1e+3", onlySchema}, // a name has no +, and the JSON number loses the sign
 		{".attractor", "attractor:\n", "attractr:\n", refused},
 		{".attractor", every, "trench: a\nattractor: []\n", refused},
+		{".maxRemoval", "75", "100", taken},
+		{".maxRemoval", "75", "'100'", taken},
+		{".maxRemoval", "75", "101", refused},
+		{".maxRemoval", "75", "0", refused},
+		{".confirm", "v1f3a5b7c", "t00000000,v1f3a5b7c", taken},
+		{".confirm", "v1f3a5b7c", "1f3a5b7c", refused},
+		{".confirm", "v1f3a5b7c", "", refused},
 		{".streams", every[strings.Index(every, "streams:"):], "streams: []\n", taken},
 		{".streams", every[strings.Index(every, "streams:"):], "streams:\n", refused},
 		{".streams", every[strings.Index(every, "streams:"):], "streams: {}\n", refused},

@@ -70,6 +70,7 @@ func TestReferenceFile(t *testing.T) {
 				},
 			},
 		},
+		MaxRemoval: 75, Confirm: "v1f3a5b7c,t00000000",
 		Streams: []trench.Stream{
 			{
 				Name: "stream-a-1", VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")}, MinReady: 2,
@@ -208,7 +209,7 @@ func manyPorts(n int) string {
 }
 
 func TestRefusedFiles(t *testing.T) {
-	const fields = "trench, attractor, streams"
+	const fields = "trench, attractor, streams, maxRemoval, confirm"
 	const gatewayFields = "name, address, protocol, localASN, remoteASN, localPort, remotePort, holdTime, bfd, " +
 		"passwordFile"
 	const checkFields = "tcp, http, grpc, interval, fastInterval, timeout, rise, fall, families, via, source"
