@@ -37,11 +37,11 @@ const (
 // Watcher reads the trench file again when it changes. While the file is rejected or missing, the
 // last valid configuration stays in force. It implements task.Task.
 type Watcher struct {
+	// Trial, unless nil, is the trial of the files. It is set before Run.
+	Trial *Trial
 	// Hold, unless nil, returns the configuration to put in force for a valid file, and the removals
 	// that wait; see [change.Hold]. It is set before Run, which calls it.
 	Hold func(inForce, next *trench.Config, before trench.Held, confirmed string) (*trench.Config, trench.Held)
-	// Trial, unless nil, is the trial of the files. It is set before Run.
-	Trial *Trial
 
 	path     string
 	defaults trench.Defaults
@@ -88,15 +88,27 @@ func NewWatcher(path string, defaults trench.Defaults, initial *trench.Config, l
 	return watcher
 }
 
-// Resume makes the last good configuration the one that the file of the start changes, so that a
-// restart does not end a hold. It is called after Hold and Trial are set, and before Value is read.
+// Resume holds the removals of the file at the start, compared with the configuration that an
+// earlier process had in force. It is called after Hold and Trial are set and before Run.
 func (watcher *Watcher) Resume() {
-	initial := watcher.loaded.Load()
-	if base := watcher.Trial.Base(); base != nil && initial.Generation > 0 {
-		watcher.loaded.Set(trench.Loaded{Config: base, Generation: 1, At: initial.At})
-		watcher.next = initial.Config
-		watcher.accept(watcher.next)
+	now, base := watcher.loaded.Load(), watcher.Trial.Base()
+	if base == nil || watcher.Hold == nil {
+		return
 	}
+	config := now.Config
+	if now.Config, now.Held = watcher.Hold(base, config, trench.Held{}, ""); now.Held.ID == "" {
+		return
+	}
+	watcher.next = config
+	watcher.Trial.Accept(watcher.content, now.Config, true)
+	watcher.loaded.Set(now)
+	watcher.logHeld(now.Held)
+}
+
+// logHeld logs removals that wait.
+func (watcher *Watcher) logHeld(held trench.Held) {
+	watcher.log.Error("removals held until they are confirmed", "id", held.ID, "removals", held.String(),
+		"remedy", "correct the file, or confirm")
 }
 
 // Value returns the configuration in force.
@@ -357,7 +369,6 @@ func (watcher *Watcher) takeConfirmation() <-chan struct{} {
 	confirmed, changed := watcher.confirmed.Get()
 	// A file that was rejected or accepted since then leaves nothing to confirm.
 	if confirmed != "" && watcher.next != nil && watcher.loaded.Load().Held.ID != "" {
-		watcher.Trial.Begin(watcher.content)
 		watcher.accept(watcher.next)
 	}
 	return changed
@@ -372,24 +383,17 @@ func (watcher *Watcher) accept(config *trench.Config) bool {
 	if now.Generation > 0 && watcher.Hold != nil {
 		config, held = watcher.Hold(now.Config, config, now.Held, watcher.confirmed.Load())
 	}
-	switch {
-	case held.ID != "":
-		// The last good configuration stays the one before the hold.
-		watcher.Trial.Withdraw(watcher.content)
-	case now.Held.ID != "":
+	if held.ID == "" && now.Held.ID != "" {
 		// A confirmation is for these removals: the same ones may be a mistake the next time.
 		watcher.confirmed.Set("")
-		fallthrough
-	default:
-		watcher.Trial.Accept(watcher.content, config)
 	}
+	watcher.Trial.Accept(watcher.content, config, held.ID != "")
 	unchanged, refused := equal(config, now.Config), now.Err != nil
 	if unchanged && !refused && held.ID == now.Held.ID {
 		return false
 	}
 	if held.ID != "" && held.ID != now.Held.ID {
-		watcher.log.Error("removals held until they are confirmed", "id", held.ID, "removals", held.String(),
-			"remedy", "correct the file, or confirm")
+		watcher.logHeld(held)
 	}
 	now.Err, now.At, now.Held = nil, time.Now(), held
 	if unchanged {
