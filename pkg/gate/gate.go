@@ -172,8 +172,8 @@ func (gate *Gate) UpdateLB(now time.Time, update LBUpdate) {
 	if update.Instance == "" {
 		return
 	}
-	// Only a change that a live load balancer reports itself is a flap: a restart or a lost lease is
-	// not.
+	// Only a change that a live load balancer reports itself is a flap: a restart, a lost lease or a
+	// new configuration is not.
 	countFlap := update.Instance == gate.instance && gate.Freshness(now) == Live && !update.Shared
 	gate.instance, gate.revision, gate.synced, gate.grace = update.Instance, update.Revision, true, update.Grace
 	gate.lbDrainEnd = time.Time{}
@@ -193,7 +193,7 @@ func (gate *Gate) UpdateLB(now time.Time, update LBUpdate) {
 	for _, state := range update.VIPs {
 		entry := gate.entry(state.VIP)
 		entry.listed = gate.complete
-		gate.setState(now, entry, state, countFlap)
+		gate.setState(now, entry, state, countFlap && !state.Reconfigured)
 	}
 	if update.Complete {
 		for _, entry := range gate.entries {
@@ -203,7 +203,8 @@ func (gate *Gate) UpdateLB(now time.Time, update LBUpdate) {
 		}
 	}
 	for _, v := range update.Removed {
-		gate.setState(now, gate.entry(v), VIPState{VIP: v, State: vip.NotReady}, countFlap)
+		// A VIP is removed by a new configuration only.
+		gate.setState(now, gate.entry(v), VIPState{VIP: v, State: vip.NotReady}, false)
 	}
 }
 

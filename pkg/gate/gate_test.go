@@ -429,6 +429,30 @@ func TestFlapWindow(t *testing.T) {
 	}
 }
 
+// Edits do not count as flaps: a VIP whose new configuration has no ready target, and one that is
+// removed and added.
+func TestNewConfigurationDoesNotFlap(t *testing.T) {
+	edits := map[string]func(*LBUpdate){
+		"new stream not ready": func(u *LBUpdate) {
+			u.VIPs = []VIPState{{VIP: vipA, State: vip.NotReady, Reconfigured: true}}
+		},
+		"removed": func(u *LBUpdate) { u.Removed = []vip.VIP{vipA} },
+	}
+	for name, edit := range edits {
+		b := newFixture(t, Options{})
+		for range 2 * maxFlaps {
+			b.setState(vip.Ready, vipA)
+			if got := b.g.Decision(vipA).Reason; got != Ready {
+				t.Fatalf("%s: %s", name, got)
+			}
+			b.updateLB(edit)
+			if got := b.g.Decision(vipA).Reason; got == Ready {
+				t.Fatalf("%s: %s", name, got)
+			}
+		}
+	}
+}
+
 // Changes of a state that all VIPs share do not count as flaps.
 func TestSharedStateDoesNotFlap(t *testing.T) {
 	b := newFixture(t, Options{})

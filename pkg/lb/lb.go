@@ -174,6 +174,7 @@ func newProcess(o Options) (*process, error) {
 		changed: latest.New(uint64(0)), stopping: latest.New(false),
 	}
 	p.config.Hold = p.hold
+	p.config.Trial = o.Trial
 	p.shell = shell.New(o.Settings, p.metrics)
 	p.health = p.shell.Health
 	p.health.Define(Readiness, Started, Identity, Serving)

@@ -17,7 +17,7 @@ func (evaluator *Evaluator) planStream(stream *stream, before *plan.Stream) *pla
 	desired := &plan.Stream{
 		Name: stream.Name, VIPs: stream.VIPs, Size: stream.Maglev.Size, Seed: stream.Maglev.Seed, DrainTime: stream.DrainTime,
 		Match: ports(stream.Match), Targets: make([]plan.Target, 0, len(stream.members)),
-		RouteAll: stream.Check.Via.ToVIP(true),
+		RouteAll: stream.Check.Via.ToVIP(true), Prepare: stream.prepare,
 	}
 	for i := range stream.members {
 		if stream.shadowed[i] {

@@ -36,6 +36,12 @@ func (evaluator *Evaluator) judge(entry *judged) *readiness.VIPReadiness {
 			return &own
 		}
 	}
+	if is := memo.verdict; evaluator.reconfigured && is.State == vip.NotReady &&
+		entry.verdict != nil && entry.verdict.State == vip.Ready {
+		own := *is
+		own.Reason = readinessv1.VipReason_VIP_REASON_RECONFIGURED
+		return &own
+	}
 	if is := memo.verdict; !entry.leaves.IsZero() && (is.State == vip.Ready || is.DrainEnd.After(entry.leaves)) {
 		own := *is
 		own.State, own.DrainEnd = vip.Draining, entry.leaves
@@ -88,6 +94,10 @@ func (evaluator *Evaluator) readiness(group *group, in int) readiness.VIPReadine
 	switch {
 	case enough:
 		result.State, result.Reason, result.Detail = vip.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, failing
+		if next := group.successor; next != nil {
+			result.Detail = bounded(fmt.Sprintf("served by stream %s until its new stream is ready; %s", group.owner.Name,
+				next.describe(family)))
+		}
 	case !drainEnd.IsZero():
 		result.State, result.Reason = vip.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
 		result.DrainEnd = drainEnd

@@ -26,6 +26,7 @@ type stream struct {
 	settleEnd time.Time // of the wait for first verdicts; zero: over
 	gathering *gathering
 	vips      [len(vip.Families)][]int32 // indices of its VIPs in Evaluator.vips
+	prepare   [len(vip.Families)]bool    // it is to serve VIPs that another stream keeps
 	// dirty and gathers report whether the stream is in Evaluator.dirty and in Evaluator.gathering.
 	dirty, gathers bool
 }

@@ -23,12 +23,15 @@ type editedStream struct {
 	targets []string
 }
 
-// editedTrench returns a trench file with these streams.
+// editedTrench returns a trench file with these streams, without those that have no VIP.
 func editedTrench(streams []editedStream) string {
 	text := dataPlaneTrench()
 	text = strings.Replace(text, `20.0.0.1/32, "2000::1/128"`, quoted(editVIPs), 1)
 	text = text[:strings.Index(text, "streams:")] + "streams:\n"
 	for _, stream := range streams {
+		if len(stream.vips) == 0 {
+			continue
+		}
 		text += fmt.Sprintf("  - name: %s\n    vips: [%s]\n    check: {tcp: {port: %d}, %s}\n    drainTime: 1s\n    targets:\n",
 			stream.name, quoted(stream.vips), lab.HealthPort, dataPlaneCheck)
 		for _, target := range stream.targets {
@@ -106,7 +109,7 @@ func (f *editFixture) apply(change edit) {
 		}
 		for _, stream := range change.streams {
 			for _, v := range stream.vips {
-				element := netip.MustParsePrefix(v).Addr().String() + " : jump stream/" + stream.name
+				element := netip.MustParsePrefix(v).Addr().String() + " : goto stream/" + stream.name
 				if !strings.Contains(installed, element+" ") && !strings.Contains(installed, element+",") {
 					return fmt.Errorf("no element %s in\n%s", element, installed)
 				}

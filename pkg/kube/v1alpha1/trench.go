@@ -50,6 +50,8 @@ const (
 	Advertised = "Advertised"
 	// Published, of a Trench with spec.publish, is false while a part of that has no effect.
 	Published = "Published"
+	// Held, of a Trench, is true while a removal waits for a confirmation.
+	Held = "Held"
 	// TargetsAccepted is false while pods that a Service selects cannot be targets.
 	TargetsAccepted = "TargetsAccepted"
 )

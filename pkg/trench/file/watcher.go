@@ -40,6 +40,8 @@ type Watcher struct {
 	// Hold, unless nil, returns the configuration to put in force for a valid file, and the removals
 	// that wait; see [change.Hold]. It is set before Run, which calls it.
 	Hold func(inForce, next *trench.Config, before trench.Held, confirmed string) (*trench.Config, trench.Held)
+	// Trial, unless nil, is the trial of the files. It is set before Run.
+	Trial *Trial
 
 	path     string
 	defaults trench.Defaults
@@ -122,6 +124,9 @@ func (watcher *Watcher) Run(ctx context.Context) error {
 	}
 	watcher.pulse.Next(0)
 	defer watcher.pulse.End()
+	if err := watcher.Trial.Refused(); err != nil {
+		watcher.refuse(watcher.content, err)
+	}
 	watcher.reload(ctx, notifier, true)
 	close(watcher.ready)
 
@@ -323,11 +328,15 @@ func (watcher *Watcher) publish(data []byte) {
 	if content == watcher.content {
 		return
 	}
+	// Before parsing, since a crash of the parser counts, too.
+	watcher.Trial.Begin(content)
 	config, err := Parse(watcher.path, data, watcher.defaults)
 	if err != nil {
+		watcher.Trial.Cancel()
 		watcher.refuse(content, err)
 		return
 	}
+	watcher.Trial.Accept(content, config)
 	edited := watcher.begun
 	watcher.content, watcher.failure, watcher.begun, watcher.next = content, "", true, config
 	// A change of comments or formatting must not create a new generation.

@@ -120,6 +120,9 @@ const (
 	// NOT_READY: too few targets are ready, and the stream has lastResort: traffic is forwarded to
 	// targets that fail their checks, unless some are ready.
 	VipReason_VIP_REASON_LAST_RESORT VipReason = 13
+	// NOT_READY: the VIP was ready until the current configuration came into force, and does not
+	// flap: its new stream, or its new targets or check, are not ready.
+	VipReason_VIP_REASON_RECONFIGURED VipReason = 14
 )
 
 // Enum value maps for VipReason.
@@ -139,6 +142,7 @@ var (
 		11: "VIP_REASON_REGISTERING",
 		12: "VIP_REASON_LEAVING",
 		13: "VIP_REASON_LAST_RESORT",
+		14: "VIP_REASON_RECONFIGURED",
 	}
 	VipReason_value = map[string]int32{
 		"VIP_REASON_UNSPECIFIED":       0,
@@ -155,6 +159,7 @@ var (
 		"VIP_REASON_REGISTERING":       11,
 		"VIP_REASON_LEAVING":           12,
 		"VIP_REASON_LAST_RESORT":       13,
+		"VIP_REASON_RECONFIGURED":      14,
 	}
 )
 
@@ -1545,7 +1550,7 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x15VIP_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fVIP_STATE_READY\x10\x01\x12\x17\n" +
 	"\x13VIP_STATE_NOT_READY\x10\x02\x12\x16\n" +
-	"\x12VIP_STATE_DRAINING\x10\x03*\x9f\x03\n" +
+	"\x12VIP_STATE_DRAINING\x10\x03*\xbc\x03\n" +
 	"\tVipReason\x12\x1a\n" +
 	"\x16VIP_REASON_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18VIP_REASON_TARGETS_READY\x10\x01\x12\x18\n" +
@@ -1561,7 +1566,8 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x12\x1a\n" +
 	"\x16VIP_REASON_REGISTERING\x10\v\x12\x16\n" +
 	"\x12VIP_REASON_LEAVING\x10\f\x12\x1a\n" +
-	"\x16VIP_REASON_LAST_RESORT\x10\r*\x87\x01\n" +
+	"\x16VIP_REASON_LAST_RESORT\x10\r\x12\x1b\n" +
+	"\x17VIP_REASON_RECONFIGURED\x10\x0e*\x87\x01\n" +
 	"\rAdvertisement\x12\x1d\n" +
 	"\x19ADVERTISEMENT_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ADVERTISEMENT_ANNOUNCED\x10\x01\x12\x1d\n" +
