@@ -46,6 +46,7 @@ func (resolver *resolver) takeTurns(w desired, state State, now *resolution, seq
 		Loaded: sequence > 0 && state.Loaded == sequence, State: map[string]turns.State{},
 		Drained:   func(name string) bool { return w.exports[name] == ExportNone },
 		Immediate: w.immediate,
+		Granted:   w.attractor.Turns == trench.ByWriter,
 	}
 	for _, gateway := range state.Gateways {
 		if state.Alive {

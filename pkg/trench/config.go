@@ -74,7 +74,26 @@ type Attractor struct {
 	Interface string `yaml:"interface" form:"interface"`
 	// The external routers. Write one for each family of a router that has both.
 	Gateways []Gateway `yaml:"gateways"`
+	// When a pod restarts the only session of a family with a new configuration: in its time slot, or
+	// without delay, because the writer of the file changes one pod after another, as kube does.
+	Turns Turns `yaml:"turns" default:"slots"`
 }
+
+// Turns is how pods take turns at restarts of the only session of a family. The zero value is
+// slots.
+type Turns uint8
+
+// The turns.
+const (
+	BySlots Turns = iota
+	ByWriter
+)
+
+// String returns "slots" or "writer", as in the file.
+func (t Turns) String() string { return t.Names()[t] }
+
+// Names lists the turns as written in the file.
+func (Turns) Names() []string { return []string{"slots", "writer"} }
 
 // Gateway is an external router that speaks BGP with the frontend and gets the VIPs of the family
 // of its address, or one that has static routes to them and follows a BFD session.
