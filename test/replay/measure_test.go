@@ -66,12 +66,14 @@ func TestMeasure(t *testing.T) {
 		{"failures before the withdrawal", between(200, 900), everywhere, numbers{BlackHole: 200 * ms, Dark: 500 * ms}},
 		{
 			"failures at the gateway without a route", func(t, g int) bool { return g == 0 && between(400, 900)(t, g) },
-			[]update{withdraw(300, 0, "trench0"), withdraw(300, 0, "trench2")}, numbers{},
+			[]update{withdraw(300, 0, "trench0"), withdraw(300, 0, "trench2")},
+			numbers{},
 		},
 		{"one session withdrawn", between(200, 500), everywhere[:1], numbers{BlackHole: 300 * ms}},
 		{
 			"a gateway lost with its routes", between(0, 0), []update{
-				withdraw(100, 1, "trench0"), withdraw(100, 1, "trench2"), {at: at(250), gateway: 0, withdrawn: true},
+				withdraw(100, 1, "trench0"), withdraw(100, 1, "trench2"),
+				{at: at(250), gateway: 0, withdrawn: true},
 				announce(500, 0, "trench0"),
 			}, numbers{Dark: 250 * ms},
 		},
