@@ -48,6 +48,7 @@ type Trial struct {
 	candidate *accepted
 	newest    *accepted
 	refused   error
+	base      *trench.Config
 	failure   string // last error of a write
 }
 
@@ -121,6 +122,11 @@ func (trial *Trial) Read(path string, defaults trench.Defaults) (*trench.Config,
 		return nil, err
 	}
 	config.Digest = digest
+	if good := trial.record.Good; good != "" && good != hex.EncodeToString(digest[:]) {
+		if trial.base, err = Read(trial.path("last-good.yaml"), defaults); err != nil {
+			trial.log.Warn("no last good configuration, holding no removal of the trench file", "error", err)
+		}
+	}
 	trial.Accept(digest, config)
 	return config, nil
 }
@@ -197,6 +203,31 @@ func (trial *Trial) Accept(digest [sha256.Size]byte, config *trench.Config) {
 		trial.candidate = trial.newest
 		latest.Wake(trial.started)
 	}
+}
+
+// Withdraw ends the trial of a file that is not completely in force.
+func (trial *Trial) Withdraw(digest [sha256.Size]byte) {
+	if trial == nil {
+		return
+	}
+	trial.Cancel()
+	trial.mu.Lock()
+	defer trial.mu.Unlock()
+	text := hex.EncodeToString(digest[:])
+	if trial.candidate != nil && trial.candidate.digest == text {
+		trial.candidate = nil
+	}
+	if trial.newest != nil && trial.newest.digest == text {
+		trial.newest = trial.candidate
+	}
+}
+
+// Base returns the last good configuration, which the file of Read changes; nil if there is none.
+func (trial *Trial) Base() *trench.Config {
+	if trial == nil {
+		return nil
+	}
+	return trial.base
 }
 
 // Run makes configurations good with which the process runs well.

@@ -88,6 +88,17 @@ func NewWatcher(path string, defaults trench.Defaults, initial *trench.Config, l
 	return watcher
 }
 
+// Resume makes the last good configuration the one that the file of the start changes, so that a
+// restart does not end a hold. It is called after Hold and Trial are set, and before Value is read.
+func (watcher *Watcher) Resume() {
+	initial := watcher.loaded.Load()
+	if base := watcher.Trial.Base(); base != nil && initial.Generation > 0 {
+		watcher.loaded.Set(trench.Loaded{Config: base, Generation: 1, At: initial.At})
+		watcher.next = initial.Config
+		watcher.accept(watcher.next)
+	}
+}
+
 // Value returns the configuration in force.
 func (watcher *Watcher) Value() *latest.Value[trench.Loaded] { return &watcher.loaded }
 
@@ -136,18 +147,14 @@ func (watcher *Watcher) Run(ctx context.Context) error {
 	quiet.Stop()
 	defer quiet.Stop()
 	var wait settling
-	_, confirmed := watcher.confirmed.Get()
+	confirmed := watcher.takeConfirmation()
 	for {
 		watcher.pulse.Next(watcher.poll + watcher.poll/8) // at most, see tick.Until
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-confirmed:
-			_, confirmed = watcher.confirmed.Get()
-			// A file that was rejected or confirmed since then leaves nothing to confirm.
-			if watcher.next != nil && watcher.loaded.Load().Held.ID != "" {
-				watcher.accept(watcher.next)
-			}
+			confirmed = watcher.takeConfirmation()
 			continue
 		case event, ok := <-events:
 			if !ok {
@@ -336,13 +343,24 @@ func (watcher *Watcher) publish(data []byte) {
 		watcher.refuse(content, err)
 		return
 	}
-	watcher.Trial.Accept(content, config)
 	edited := watcher.begun
 	watcher.content, watcher.failure, watcher.begun, watcher.next = content, "", true, config
 	// A change of comments or formatting must not create a new generation.
 	if !watcher.accept(config) && edited {
 		watcher.log.Info("trench file changed, no effect", "generation", watcher.loaded.Load().Generation)
 	}
+}
+
+// takeConfirmation puts confirmed removals in force. It returns a channel that is closed at the next
+// confirmation.
+func (watcher *Watcher) takeConfirmation() <-chan struct{} {
+	confirmed, changed := watcher.confirmed.Get()
+	// A file that was rejected or accepted since then leaves nothing to confirm.
+	if confirmed != "" && watcher.next != nil && watcher.loaded.Load().Held.ID != "" {
+		watcher.Trial.Begin(watcher.content)
+		watcher.accept(watcher.next)
+	}
+	return changed
 }
 
 // accept puts a valid configuration in force, without the removals that wait for a confirmation. It
@@ -354,9 +372,16 @@ func (watcher *Watcher) accept(config *trench.Config) bool {
 	if now.Generation > 0 && watcher.Hold != nil {
 		config, held = watcher.Hold(now.Config, config, now.Held, watcher.confirmed.Load())
 	}
-	if held.ID == "" && now.Held.ID != "" {
+	switch {
+	case held.ID != "":
+		// The last good configuration stays the one before the hold.
+		watcher.Trial.Withdraw(watcher.content)
+	case now.Held.ID != "":
 		// A confirmation is for these removals: the same ones may be a mistake the next time.
 		watcher.confirmed.Set("")
+		fallthrough
+	default:
+		watcher.Trial.Accept(watcher.content, config)
 	}
 	unchanged, refused := equal(config, now.Config), now.Err != nil
 	if unchanged && !refused && held.ID == now.Held.ID {
