@@ -93,6 +93,14 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
+func TestWithdrawers(t *testing.T) {
+	r := steady(between(0, 0))
+	r.updates = append(r.updates, withdraw(-300, 0, "trench0"), withdraw(300, 1, "trench2"), withdraw(400, 0, "trench3"))
+	if got := r.withdrawers(); got != 1 {
+		t.Errorf("%d pods withdrew, want 1", got)
+	}
+}
+
 // The gateway's kernel has a route some time after its BIRD.
 func TestRouteNotInstalled(t *testing.T) {
 	r := steady(between(900, 910))
@@ -118,6 +126,8 @@ func TestWithin(t *testing.T) {
 		{"at the limit", result{Worst: second}, unplanned, true},
 		{"black hole", result{Worst: numbers{BlackHole: time.Second + step}}, unplanned, false},
 		{"dark", result{Worst: numbers{Dark: step}}, planned, false},
+		{"both pods withdrew", result{Pods: 2}, unplanned, true},
+		{"both pods withdrew after a wrong edit", result{Pods: 2}, wrong, false},
 		{"error", result{Err: "failed"}, unplanned, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
