@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 )
@@ -135,5 +136,14 @@ func TestWithin(t *testing.T) {
 				t.Errorf("got %t, want %t", got, test.want)
 			}
 		})
+	}
+}
+
+func TestTable(t *testing.T) {
+	all := scenarios()
+	old := row{scenario: all[0], Met: true}.line() + row{scenario: all[1], Met: true}.line()
+	got := table([]row{{scenario: all[1], Vipgate: result{Worst: numbers{Dark: 20 * time.Millisecond}}}}, old)
+	if !strings.Contains(got, "0 / 0 | yes") || !strings.Contains(got, "0 / 0.02 | **no**") || strings.Count(got, "\n") != 4 {
+		t.Errorf("the second row is not replaced alone:\n%s", got)
 	}
 }
