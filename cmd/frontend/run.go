@@ -28,7 +28,10 @@ type runFlags struct {
 
 type runCommand struct{ runFlags }
 
-type validateCommand struct{ runFlags }
+type validateCommand struct {
+	runFlags
+	cli.ValidateFlags
+}
 
 type renderCommand struct {
 	trenchFlags
@@ -51,10 +54,28 @@ func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	return c.RunUntilStopped(ctx, o)
 }
 
-func (c *validateCommand) Run(out *cli.Output) error {
-	o, config, err := c.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, false)
+func (c *validateCommand) Run(ctx context.Context, out *cli.Output) error {
+	config, err := c.validate()
 	if err != nil {
 		return err
+	}
+	return c.Report(ctx, out, "frontend", c.AdminSocket, c.TrenchFile, config, c.defaults(), c.DrainTime)
+}
+
+// validate returns the valid configuration.
+func (c *validateCommand) validate() (*trench.Config, error) {
+	// A named file is checked alone: flags, identity and interfaces belong to the pod.
+	if c.File != "" {
+		c.TrenchFile = c.File
+		var refused cli.Refusals
+		config, err := c.read(false)
+		refused.Add(err)
+		c.checkPorts(&refused, config)
+		return config, refused.Err()
+	}
+	o, config, err := c.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, false)
+	if err != nil {
+		return nil, err
 	}
 	if err := c.checkInterface(config); err != nil {
 		fmt.Fprintf(os.Stderr, "frontend: warning: %v\n", err)
@@ -63,12 +84,11 @@ func (c *validateCommand) Run(out *cli.Output) error {
 		// would have no session.
 		_, problems, err := o.BIRD.Preview(config.Attractor)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		writeProblems("frontend: warning", config.Attractor.Gateways, problems)
 	}
-	out.Printf("%s: valid\n", c.TrenchFile)
-	return nil
+	return config, nil
 }
 
 // Run prints BIRD's configuration for the current trench file and interfaces.
@@ -128,6 +148,20 @@ func (c *trenchFlags) checkInterface(config *trench.Config) error {
 	return frontendcmd.CheckInterface("--external-interface", c.ExternalInterface)
 }
 
+// checkPorts refuses gateways with the port of the loopback session. config is nil if the trench
+// file was refused.
+func (c *runFlags) checkPorts(refused *cli.Refusals, config *trench.Config) {
+	if config == nil {
+		return
+	}
+	// BIRD would have to listen on the port for both sessions.
+	for _, gateway := range config.Attractor.Gateways {
+		refused.If(gateway.LocalPort == int(c.LBBGPPort),
+			"gateway %s uses local port %d, which is --lb-bgp-port's: choose another --lb-bgp-port", gateway.Name,
+			gateway.LocalPort)
+	}
+}
+
 // options returns the options of a frontend and the configuration in the trench file, which is nil
 // if lenient and the file was refused.
 func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Options, *trench.Config, error) {
@@ -135,14 +169,7 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 	config, err := c.read(lenient)
 	refused.Add(err)
 	c.Check(&refused)
-	if config != nil {
-		// BIRD would have to listen on the port for both sessions.
-		for _, gateway := range config.Attractor.Gateways {
-			refused.If(gateway.LocalPort == int(c.LBBGPPort),
-				"gateway %s uses local port %d, which is --lb-bgp-port's: choose another --lb-bgp-port", gateway.Name,
-				gateway.LocalPort)
-		}
-	}
+	c.checkPorts(&refused, config)
 	if c.UsesLB() {
 		refused.If(!c.NamesLB(), "--lb-id is required: no SPIFFE ID is authorized")
 		refused.Add(c.CachedIdentity.Check(frontendcmd.DefaultID, lenient))

@@ -225,12 +225,14 @@ func (supervisor *Supervisor) observe(ctx context.Context, process *process) {
 		supervisor.fast.start(at) // BIRD before 2.14 may sleep before it feeds the session
 		supervisor.sessionCame()  // the log line may be missing: an operator can disable it
 	}
-	if exports(gateways, supervisor.expect.Load()) {
+	// BIRD before 2.14 may sleep over the export after a change of a filter, which keeps the counts.
+	if exports(gateways, supervisor.expect.Load()) && !slices.ContainsFunc(gateways, GatewayState.changing) {
 		supervisor.fast.converged()
 	}
 	supervisor.state.Update(func(state State) State {
 		state.At, state.Alive, state.Err, state.Gateways = at, true, nil, gateways
 		state.Version, state.PID, state.Since, state.LeaseErr = version, process.pid(), process.since, lease.Err
+		state.Loaded = supervisor.apply.current.sequence
 		state.Loopback = loopback(protocols[LoopbackName])
 		return state
 	})

@@ -14,6 +14,7 @@ import (
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/turns"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -92,4 +93,26 @@ func (a *admin) drain(ctx context.Context, what string, names []string,
 	}
 	a.process.observer.note("an operator " + what + " " + which)
 	return d, nil
+}
+
+func (a *admin) ApplyNow(ctx context.Context, _ *frontendv1.ApplyNowRequest) (*frontendv1.ApplyNowResponse, error) {
+	response := &frontendv1.ApplyNowResponse{}
+	for _, g := range a.process.bird.State().Load().Gateways {
+		if g.Change.Phase != turns.Steady {
+			response.Gateways = append(response.Gateways, g.Name)
+		}
+	}
+	left := make(chan []vip.VIP, 1)
+	select {
+	case a.process.immediate <- left:
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+	for _, v := range <-left {
+		response.Vips = append(response.Vips, v.String())
+	}
+	a.process.Log.Info("operator applied the configuration now", "vips", len(response.GetVips()),
+		"gateways", response.GetGateways())
+	a.process.observer.note("an operator applied the configuration without drains and turns")
+	return response, nil
 }

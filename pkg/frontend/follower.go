@@ -30,11 +30,10 @@ type follower struct {
 	configured vip.Set
 	departed   departed
 	release    *time.Timer // ends the source routing of departed VIPs
-	// next is the attractor after leave, without the leaving VIPs and their gateways.
-	next     *trench.Attractor
-	leave    *time.Timer
-	leaving  vip.Set          // VIPs that are kept until leave
-	gateways []trench.Gateway // applied last
+	// next is the attractor after leave, without the leaving VIPs.
+	next    *trench.Attractor
+	leave   *time.Timer
+	leaving vip.Set // VIPs that are kept until leave
 
 	// Last shown.
 	shownFamilies   map[vip.Family]bool
@@ -127,10 +126,15 @@ func (f *follower) Run(ctx context.Context) error {
 			}
 		case <-staleChanged:
 		case <-f.leave.C:
-			f.leaving = nil
-			if err := f.apply(ctx, *f.next); err != nil {
+			if err := f.endLeaving(ctx); err != nil {
 				return err
 			}
+		case left := <-f.immediate:
+			left <- f.leaving.Sorted()
+			if err := f.endLeaving(ctx); err != nil {
+				return err
+			}
+			f.bird.ApplyNow() // until the next Configure
 		case <-f.release.C:
 			f.route()
 		case <-birdChanged:
@@ -228,7 +232,8 @@ func (f *follower) showBIRD(s bird.State) {
 	f.health.Report(BIRD, birdProblem(s))
 	f.health.Report(BIRDConfig, configProblem(s))
 	f.health.Report(Imports, importsProblem(s))
-	f.observer.journal.Add(sessionEvents(f.shownBIRD, s)...)
+	f.health.Report(GatewayChange, changeProblem(s))
+	f.observer.journal.Add(append(changeEvents(f.shownBIRD, s), sessionEvents(f.shownBIRD, s)...)...)
 	f.shownBIRD = s
 	families, now := f.families(), time.Now()
 	// Egress needs a session only; RouteBack below shows a missing route.

@@ -52,6 +52,7 @@ type process struct {
 	reporter   *reporter
 	attractor  *attractor
 	changed    *latest.Value[uint64] // counts changes of the status
+	immediate  chan chan<- []vip.VIP // requests to apply all changes now; answered with the leaving VIPs
 	stopping   atomic.Bool
 	reported   atomic.Bool // the watcher has a report of VIPs
 	applied    *latest.Value[readiness.Position]
@@ -88,6 +89,9 @@ const (
 	HealthSocket = "HealthSocket"
 	// Imports holds while BIRD ignores no route of a gateway; not part of Readiness.
 	Imports = "Imports"
+	// GatewayChange holds unless a session did not come back after a change of its configuration; not
+	// part of Readiness.
+	GatewayChange = "GatewayChange"
 	// RouteBack, by family, holds while a gateway advertises a route. It is not part of Readiness,
 	// because other pods have the same gateways.
 	RouteBack = "RouteBack"
@@ -111,7 +115,8 @@ func newProcess(o Options) (*process, error) {
 	o.BIRD.Log = o.Log
 	p := &process{
 		Options: o, metrics: metrics.NewFrontend(o.Version), changed: latest.New(uint64(0)),
-		applied: latest.New(readiness.Position{}), instance: rand.Text(),
+		immediate: make(chan chan<- []vip.VIP),
+		applied:   latest.New(readiness.Position{}), instance: rand.Text(),
 		parts: []string{BIRD, BIRDConfig, Announcer, Egress, Stopping},
 	}
 	p.Kernel.External, p.Kernel.Log = p.external, o.Log
@@ -164,6 +169,7 @@ func newProcess(o Options) (*process, error) {
 
 	// Both ends of the loopback session get the same key.
 	o.BIRD.Password, o.BIRD.OnAnswer = loopbackPassword(o), p.metrics.ControlLatency
+	o.BIRD.DrainTime, o.BIRD.SlotTime = o.Gate.DrainTime, slotTime
 	p.bird = bird.NewSupervisor(o.BIRD)
 	p.announcer = announce.New(announce.Options{
 		Local: bird.LoopbackAnnouncer, Peer: p.loopbackBIRD(),
@@ -238,6 +244,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		Admin: func(r grpc.ServiceRegistrar) {
 			frontendv1.RegisterFrontendServiceServer(r, newAdmin(p))
 			adminv1.RegisterEventServiceServer(r, p.observer.journal)
+			adminv1.RegisterConfigurationServiceServer(r, endpoint.ConfigurationService{InForce: p.Source.Value()})
 		},
 		MetricsRefused: p.isExternal, Signals: p.Signals,
 	})

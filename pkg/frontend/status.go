@@ -33,7 +33,7 @@ func (p *process) status() *frontendv1.Status {
 		}
 	}
 	b := p.bird.State().Load()
-	p.birdStatus(s, b)
+	p.birdStatus(s, b, now)
 	s.Vips = p.observer.state.vipStatus(now, loaded.Config.Attractor.VIPs,
 		receivers(b, p.announcer.Up().Load().Accepted(now)), senders(b))
 	return s
@@ -92,7 +92,8 @@ var reasons = [...]readinessv1.AdvertisementReason{
 func reasonProto(r gate.Reason) readinessv1.AdvertisementReason { return reasons[r] }
 
 // birdStatus adds BIRD and the gateways to s.
-func (p *process) birdStatus(s *frontendv1.Status, b bird.State) {
+func (p *process) birdStatus(s *frontendv1.Status, b bird.State, now time.Time) {
+	s.GatewayChange = isChanging(b)
 	s.Bird = &frontendv1.BirdStatus{
 		Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts),
 		Error: cmp.Or(birdProblem(b), configProblem(b)), Since: endpoint.Timestamp(b.Since),
@@ -104,7 +105,7 @@ func (p *process) birdStatus(s *frontendv1.Status, b bird.State) {
 			Imported: uint32(g.Imported), Exported: uint32(g.Exported), Expected: uint32(expectedOf(g, advertised)),
 			Bfd: g.BFD, Since: endpoint.Timestamp(g.Since), Protocol: g.Protocol.String(), Held: g.Held,
 			Usable:  g.Usable && b.Alive,
-			Warning: g.Warning, NoDelay: g.NoDelay, NoDelayProblem: g.NoDelayProblem,
+			Warning: g.Warning, NoDelay: g.NoDelay, NoDelayProblem: g.NoDelayProblem, Change: changeText(g.Change, now),
 		}
 		if !st.Up { // BIRD keeps the error of the previous session
 			st.LastError, st.LastErrorAt = g.LastError, endpoint.Timestamp(g.LastErrorAt)

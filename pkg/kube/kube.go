@@ -15,6 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/meridio2"
 	"github.com/vipgate/vipgate/pkg/kube/publication"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/kube/turn"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
@@ -90,7 +91,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	defer p.shell.Close()
 	tasks := []task.Task{p.cluster, p.agent, observer{p}}
 	if p.Gateway == "" {
-		tasks = append(tasks, p.publisher)
+		tasks = append(tasks, p.publisher, p.agent.turns)
 	} else {
 		more, err := p.meridio2Tasks()
 		if err != nil {
@@ -133,6 +134,10 @@ func newProcess(o Options) (*process, error) {
 		if err != nil {
 			return nil, err
 		}
+		p.agent.turns = turn.New(turn.Options{
+			Leases: p.publisher.Leases(), Namespace: o.Namespace, Trench: o.Trench, Pod: o.PodName,
+			FrontendSocket: o.FrontendSocket, Log: o.Log,
+		})
 	}
 	// lb and frontend can start with the file of a previous process.
 	p.health.Set(TrenchFile, p.agent.files.exists(), "the first translation of all objects was not written yet")

@@ -32,6 +32,7 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 			return nil, status.Errorf(codes.InvalidArgument, "drain for %v: between 0 and %v", drainFor, maxDrain)
 		}
 	}
+	lasts := r.GetEndsAfter().AsDuration()
 	done, now := &lbv1.DrainTargetsResponse{}, time.Now()
 	for _, id := range ids {
 		long := drainFor
@@ -40,10 +41,11 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 			s, _ := p.stream(id.Stream)
 			long = s.DrainTime
 		}
-		if err := p.sources.drains.Drain(id, long, now); err != nil {
+		if err := p.sources.drains.Drain(now, long, lasts, id); err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "drain %s: %v", id, err)
 		}
-		p.Log.Info("target drained by an operator", "stream", id.Stream, "target", id.Name, "drain_for", long)
+		p.Log.Info("target drained by an operator", "stream", id.Stream, "target", id.Name, "drain_for", long,
+			"ends_after", lasts)
 		done.Drained = append(done.Drained, id.String())
 		if end := now.Add(long); end.After(done.GetUntil().AsTime()) {
 			done.Until = timestamppb.New(end)
@@ -59,7 +61,9 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 		return nil, errNoTarget
 	}
 	// A drain outlives its target, so search the drains and not the index.
-	drained := slices.Collect(maps.Keys(p.sources.drains.All()))
+	now := time.Now()
+	orders, _ := p.sources.drains.All(now)
+	drained := slices.Collect(maps.Keys(orders))
 	drained = slices.DeleteFunc(drained, func(id targetset.ID) bool { return !named(id, r.GetStream(), names) })
 	// Names of targets that are not drained succeed. A name that no target has is a typing error,
 	// and then no drain ends.
@@ -73,7 +77,7 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 	}
 	done := &lbv1.UndrainTargetsResponse{}
 	for _, id := range drained {
-		if err := p.sources.drains.Undrain(id); err != nil {
+		if err := p.sources.drains.Undrain(now, id); err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "undrain %s: %v", id, err)
 		}
 		p.Log.Info("drain by an operator ended", "stream", id.Stream, "target", id.Name)

@@ -263,6 +263,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	err := p.shell.Listen(ctx, shell.Services{Admin: func(r grpc.ServiceRegistrar) {
 		lbv1.RegisterLBServiceServer(r, newAdmin(p))
 		adminv1.RegisterEventServiceServer(r, p.decisions.journal)
+		adminv1.RegisterConfigurationServiceServer(r, endpoint.ConfigurationService{InForce: p.config.Value()})
 		// Only the same user and root can use the admin socket, so its callers act as the operator.
 		targetv1.RegisterTargetServiceServer(r, p.targetService(true))
 	}})

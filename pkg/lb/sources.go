@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/registry"
 	"github.com/vipgate/vipgate/pkg/targetset"
@@ -22,11 +23,11 @@ type sources struct {
 	options  TargetOptions
 	file     *targetset.TrenchFile
 	registry *registry.Registry
-	drains   *targetset.Drains
+	drains   *drains.Drains[targetset.ID]
 	set      *targetset.Set
 	states   *latest.Value[[]sourceState] // for status
 	stale    bool                         // states must be updated
-	next     time.Time                    // when update must be called for the end of a drain; or zero
+	next     time.Time                    // when update must be called for a drain; or zero
 }
 
 // sourceState is a source with the number of its targets in the set.
@@ -40,7 +41,7 @@ func newSources(o TargetOptions, log *slog.Logger) (*sources, error) {
 	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("state directory (--state-dir): %w", err)
 	}
-	drains, err := targetset.OpenDrains(filepath.Join(o.StateDir, "drains.json"), log)
+	orders, err := drains.Open[targetset.ID](filepath.Join(o.StateDir, "drains.json"), log)
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +50,7 @@ func newSources(o TargetOptions, log *slog.Logger) (*sources, error) {
 		o.Registry.StateFile = filepath.Join(o.StateDir, "registrations.json")
 	}
 	return &sources{
-		options: o, file: targetset.NewTrenchFile(o.OnFileGone), registry: registry.New(o.Registry), drains: drains,
+		options: o, file: targetset.NewTrenchFile(o.OnFileGone), registry: registry.New(o.Registry), drains: orders,
 		set: targetset.New(), states: latest.New([]sourceState(nil)),
 	}, nil
 }
@@ -82,9 +83,10 @@ func (s *sources) update(now time.Time) targetset.Changes {
 		s.set.Offer(targetset.OriginRegistry, s.registry.Take())
 	}
 	// An operator may have ordered or ended drains since the last update.
-	s.set.SetManualDrains(s.drains.All())
+	orders, over := s.drains.All(now)
+	s.set.SetManualDrains(orders)
 	c := s.set.Update(now)
-	s.next = c.Next
+	s.next = targetset.Soonest(c.Next, over)
 	s.stale = true
 	return c
 }

@@ -212,6 +212,9 @@ func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 		if gateway.GetProtocol() != "static" {
 			exported = fmt.Sprintf("%d of %d", gateway.GetExported(), gateway.GetExpected())
 		}
+		if gateway.GetChange() != "" {
+			state += ", " + gateway.GetChange()
+		}
 		rows.add(gateway.GetName(), gateway.GetAddress(), session, ago(gateway.GetSince(), now),
 			gateway.GetImported(), exported, gateway.GetBfd(), state)
 	}

@@ -23,6 +23,7 @@ type Commands struct {
 	Events      eventsCommand      `cmd:"" help:"Show the last transitions with their causes."`
 	Drain       drainCommand       `cmd:"" help:"Move traffic away from VIPs: de-prefer, then withdraw."`
 	Undrain     undrainCommand     `cmd:"" help:"End a drain."`
+	Apply       applyCommand       `cmd:"" help:"Apply an edit without drains and turns. Traffic may be lost."`
 	Cleanup     cleanupCommand     `cmd:"" help:"Remove the marks, rules and blackhole of vipgate from the kernel."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
 	Version     cli.VersionCommand `cmd:"" help:"Print the version."`
@@ -90,6 +91,24 @@ func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {
 	default:
 		out.Printf("still drained: %s\n", strings.Join(r.GetDrained(), " "))
 	}
+	return nil
+}
+
+type applyCommand struct {
+	cli.AdminFlags
+	Now bool `help:"End the drains of VIPs and gateways that left, and restart waiting sessions." env:"-" required:""`
+}
+
+func (c *applyCommand) Run(ctx context.Context, out *cli.Output) error {
+	r, err := call(ctx, c.AdminFlags, client.ApplyNow, &frontendv1.ApplyNowRequest{})
+	if err != nil {
+		return err
+	}
+	if len(r.GetVips())+len(r.GetGateways()) == 0 {
+		out.Printf("no change was in progress\n")
+		return nil
+	}
+	out.Printf("applied now: %s\n", strings.Join(append(r.GetVips(), r.GetGateways()...), " "))
 	return nil
 }
 

@@ -128,6 +128,9 @@ func (*Publisher) String() string { return "publication" }
 // State returns the current state, and notifies of changes.
 func (publisher *Publisher) State() *latest.Value[State] { return publisher.state }
 
+// Leases returns the client of Leases, whose requests have a timeout.
+func (publisher *Publisher) Leases() coordinationclient.LeasesGetter { return publisher.leases }
+
 // Run publishes until ctx ends, and returns ctx's error. Failures are retried.
 func (publisher *Publisher) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)

@@ -48,6 +48,15 @@ func readFile(path string) ([]byte, error) {
 // attractor, and the default AS numbers, ports and hold time of gateways. The error is [*Errors]
 // with all problems of the file, unless [trench.Defaults.Validate] rejects d.
 func Parse(name string, data []byte, defaults trench.Defaults) (*trench.Config, error) {
+	config, err := ParseExplicit(name, data, defaults)
+	if err != nil {
+		return nil, err
+	}
+	return config.Complete(defaults), nil
+}
+
+// ParseExplicit is Parse except that omitted fields are zero: [Marshal] omits them, too.
+func ParseExplicit(name string, data []byte, defaults trench.Defaults) (*trench.Config, error) {
 	if err := defaults.Validate(); err != nil {
 		return nil, err
 	}
@@ -69,7 +78,7 @@ func Parse(name string, data []byte, defaults trench.Defaults) (*trench.Config, 
 	if err := rejected.err(); err != nil {
 		return nil, err
 	}
-	return config.Complete(defaults), nil
+	return config, nil
 }
 
 // load returns the root node of the only document. Otherwise it records the reason and returns
