@@ -142,6 +142,10 @@ func (engine *engine) handOver(list []handover, now time.Time) {
 		}
 		if !target.drains {
 			target.DrainEnd, target.DrainEndMilli, target.DrainMilli = time.Time{}, 0, 0
+			// In another stream a check must pass first, through its VIPs.
+			if target.to.stream != target.Stream {
+				target.request = target.request.WithoutNewFlows()
+			}
 			record.requests[target.to.target] = target.request
 		}
 		target.Stream, target.Name, target.Stage = target.to.stream, target.to.target, plan.StagePending

@@ -31,7 +31,7 @@ func (evaluator *Evaluator) planStream(stream *stream, before *plan.Stream) *pla
 		}
 		desired.Targets = append(desired.Targets, target)
 	}
-	disableMoved(desired, before)
+	drainMoved(desired, before)
 	return desired
 }
 
@@ -84,9 +84,9 @@ func (evaluator *Evaluator) role(stream *stream, member *targetset.Member, ip ne
 	return plan.Down
 }
 
-// disableMoved replaces the role Unknown by Down for targets whose addresses changed: until a check
-// passes at the new addresses, kernel entries with the target's name lead to the old ones.
-func disableMoved(desired, before *plan.Stream) {
+// drainMoved replaces the role Unknown by Draining for targets whose addresses changed: until a check
+// passes at the new addresses they get no new flows. Flows that another target had there stay.
+func drainMoved(desired, before *plan.Stream) {
 	var old map[string]*plan.Target
 	for i := range desired.Targets {
 		target := &desired.Targets[i]
@@ -100,7 +100,9 @@ func disableMoved(desired, before *plan.Stream) {
 			continue
 		}
 		for f, role := range target.Roles {
-			target.Roles[f] = max(role, plan.Down) // all but Unknown stay
+			if role == plan.Unknown {
+				target.Roles[f] = plan.Draining
+			}
 		}
 	}
 }

@@ -3,7 +3,9 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -35,14 +37,21 @@ func editedTrench(streams []editedStream) string {
 		text += fmt.Sprintf("  - name: %s\n    vips: [%s]\n    check: {tcp: {port: %d}, %s}\n    drainTime: 2m\n    targets:\n",
 			stream.name, quoted(stream.vips), lab.HealthPort, dataPlaneCheck)
 		for _, target := range stream.targets {
-			name, number, _ := strings.Cut(target, "=")
-			var n int
-			fmt.Sscan(number, &n)
-			a := lab.TargetAddrs(n)
+			name, a := targetOf(target)
 			text += fmt.Sprintf("      - {name: %s, ips: [%s, \"%s\"]}\n", name, a[0], a[1])
 		}
 	}
 	return text
+}
+
+// targetOf returns the name and the addresses of "NAME=NUMBER".
+func targetOf(text string) (name string, addresses []netip.Addr) {
+	name, digits, _ := strings.Cut(text, "=")
+	number, err := strconv.Atoi(digits)
+	if err != nil {
+		panic(err)
+	}
+	return name, lab.TargetAddrs(number)
 }
 
 // quoted returns a YAML list of strings.
@@ -69,7 +78,7 @@ func newEditFixture(t *testing.T, streams ...editedStream) *editFixture {
 	for _, v := range editVIPs {
 		vips = append(vips, netip.MustParsePrefix(v).Addr())
 	}
-	f := &editFixture{dataPlaneFixture: newDataPlaneFixtureWith(t, lab.TopologyConfig{Pods: 1, Targets: 4, VIPs: vips})}
+	f := &editFixture{dataPlaneFixture: newDataPlaneFixtureWith(t, lab.TopologyConfig{Pods: 1, Targets: 6, VIPs: vips})}
 	f.must(f.WriteTrench(editedTrench(streams)))
 	f.start()
 	var err error
@@ -92,28 +101,29 @@ func (f *editFixture) settle() {
 	f.must(err)
 }
 
-// apply writes an edit and waits until the kernel sends each VIP to its stream.
+// apply writes an edit and waits until the kernel has it: each VIP leads to its stream, and the
+// chains of the targets have their names and addresses.
 func (f *editFixture) apply(change edit) {
 	f.t.Helper()
 	f.must(f.WriteTrench(editedTrench(change.streams)))
 	err := lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
-		var installed string
-		for _, name := range []string{"vip4", "vip6"} {
-			out, err := f.pod.Namespace().Run(f.ctx, "nft", "list", "map", "inet", "vipgate-lb", name)
-			if err != nil {
-				return err
-			}
-			installed += out
-		}
+		installed, err := f.pod.Namespace().Run(f.ctx, "nft", "-s", "list", "table", "inet", "vipgate-lb")
 		for _, stream := range change.streams {
 			for _, v := range stream.vips {
-				element := netip.MustParsePrefix(v).Addr().String() + " : goto stream/" + stream.name
-				if !strings.Contains(installed, element+" ") && !strings.Contains(installed, element+",") {
-					return fmt.Errorf("no element %s in\n%s", element, installed)
+				element := regexp.QuoteMeta(netip.MustParsePrefix(v).Addr().String() + " : goto stream/" + stream.name)
+				if err == nil && !regexp.MustCompile(element+`[ ,]`).MatchString(installed) {
+					err = fmt.Errorf("no element %s in\n%s", element, installed)
+				}
+			}
+			for _, target := range stream.targets {
+				name, a := targetOf(target)
+				comment := fmt.Sprintf("%q", stream.name+"/"+name+" "+a[0].String()+" "+a[1].String())
+				if err == nil && len(stream.vips) > 0 && !strings.Contains(installed, comment) {
+					err = fmt.Errorf("no chain with the comment %s in\n%s", comment, installed)
 				}
 			}
 		}
-		return nil
+		return err
 	})
 	if err != nil {
 		f.t.Fatalf("%s: %v", change.name, err)
@@ -187,6 +197,10 @@ func TestAddressSwapLosesNothing(t *testing.T) {
 	f.edits(
 		edit{name: "within a stream", streams: streams([]string{"a=2", "b=1"}, secondPair)},
 		edit{name: "between streams", streams: streams([]string{"a=3", "b=1"}, []string{"c=2", "d=4"})},
+		edit{name: "one target each", streams: streams([]string{"a=3"}, []string{"c=2"})},
+		edit{name: "between streams of one target each", streams: streams([]string{"a=2"}, []string{"c=3"})},
+		edit{name: "another address", streams: streams([]string{"a=5"}, []string{"c=6"})},
+		edit{name: "another name", streams: streams([]string{"x=5"}, []string{"y=6"})},
 	)
 }
 
