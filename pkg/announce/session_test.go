@@ -297,8 +297,7 @@ func TestSilentPeerHoldTime(t *testing.T) {
 			t.Errorf("given up after %s", d)
 		}
 		awaitState(t, a, "down", func(s State) bool {
-			return s.LastError != nil &&
-				strings.Contains(s.LastError.Error(), "silent")
+			return s.LastError != nil && strings.Contains(s.LastError.Error(), "silent")
 		})
 	})
 }
@@ -453,8 +452,7 @@ func TestProtocolErrorsAreNotified(t *testing.T) {
 		},
 		{"garbage later", true, func(*testing.T) []byte { return bytes.Repeat([]byte{0}, 5000) }, 1, 1},
 		{"length below the header", true, func(*testing.T) []byte {
-			return append(header[:16:16], 0, 18,
-				bgp.BGP_MSG_KEEPALIVE)
+			return append(header[:16:16], 0, 18, bgp.BGP_MSG_KEEPALIVE)
 		}, 1, 2},
 		{
 			"length over 4096", true, func(*testing.T) []byte { return append(header[:16:16], 0x10, 1, bgp.BGP_MSG_UPDATE) },

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -73,15 +72,7 @@ func newFixture(t *testing.T, lease time.Duration) *fixture {
 	}
 	server := grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(f.creds("/lb")))...)
 	loadbalancerv1.RegisterStreamAvailabilityServiceServer(server, f.availability)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(listener) }()
-	f.kill = sync.OnceFunc(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			t.Errorf("Serve: %v", err)
-		}
-	})
-	t.Cleanup(f.kill)
+	f.kill = harness.Serve(t, server, listener)
 	return f
 }
 

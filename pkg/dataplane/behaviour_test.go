@@ -388,8 +388,7 @@ func TestReconcileBeforeFirstConfigure(t *testing.T) {
 
 func TestNoChangeBeforeFirstConfigure(t *testing.T) {
 	w := newModelFixture()
-	w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)),
-		false)
+	w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)), false)
 	w.settle(streamA(testTarget("x1", plan.Serving)), false)
 	w.clock = w.clock.Add(time.Hour)
 	writes := w.k.writes

@@ -78,10 +78,8 @@ func TestLostWritesAreRetried(t *testing.T) {
 	}
 	t.Run("a removal", func(t *testing.T) {
 		w := newModelFixture()
-		w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)),
-			false)
-		w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Down)),
-			false)
+		w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)), false)
+		w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Down)), false)
 		number := w.number("a", "x2")
 		left := *w.k.Targets[number]
 		loses := true

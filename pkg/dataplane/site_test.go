@@ -95,10 +95,7 @@ func (s *site) handles(number string) string {
 }
 
 func (s *site) options() Options {
-	return Options{
-		StateDir: s.dir,
-		Log:      slog.New(slog.NewTextHandler(s.t.Output(), nil)),
-	}
+	return Options{StateDir: s.dir, Log: slog.New(slog.NewTextHandler(s.t.Output(), nil))}
 }
 
 // running is a running Plane.

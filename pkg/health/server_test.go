@@ -22,6 +22,7 @@ import (
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -78,14 +79,7 @@ func serve(t *testing.T, s *Server) string {
 	}
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
 	s.Register(server)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(listener) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	harness.Serve(t, server, listener)
 	return listener.Addr().String()
 }
 

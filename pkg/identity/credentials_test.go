@@ -28,6 +28,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -55,14 +56,7 @@ func serve(t *testing.T, creds credentials.TransportCredentials) (path string, w
 	server := grpc.NewServer(grpc.Creds(creds))
 	w = &whoami{Server: health.NewServer()}
 	healthpb.RegisterHealthServer(server, w)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	harness.Serve(t, server, l)
 	return path, w
 }
 
@@ -98,25 +92,6 @@ func bare(svid *x509svid.SVID) *tls.Config {
 		c.Certificates = []tls.Certificate{cert}
 	}
 	return c
-}
-
-func TestMutualTLSPeerIDs(t *testing.T) {
-	ca := identitytest.NewCA(t, "example.org")
-	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
-	lbSource, feSource := ca.Source(ca.SVID(lb, time.Hour)), ca.Source(ca.SVID(fe, time.Hour))
-	path, w := serve(t, identity.NewCredentials(lbSource,
-		identity.CredentialOptions{Authorize: identity.Authorize(fe)}))
-	c := client(t, path, identity.NewCredentials(feSource,
-		identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
-	if err := check(t, c); err != nil {
-		t.Fatal(err)
-	}
-	if got := w.caller.Load(); got != fe {
-		t.Fatalf("the server saw %v", got)
-	}
-	if _, ok := identity.PeerID(t.Context()); ok {
-		t.Fatal("a peer ID out of nothing")
-	}
 }
 
 func TestAuthorizeErrors(t *testing.T) {
@@ -294,22 +269,6 @@ func TestServerLogsRejections(t *testing.T) {
 	if got := w.caller.Load(); got != nil {
 		t.Fatalf("%v came through", got)
 	}
-}
-
-func TestServerRejectsGarbage(t *testing.T) {
-	ca := identitytest.NewCA(t, "example.org")
-	journal, log := newJournal()
-	path, _ := serve(t, identity.NewCredentials(ca.Source(ca.SVID(ca.ID("/lb"), time.Hour)),
-		identity.CredentialOptions{Authorize: identity.Authorize(ca.ID("/frontend")), Log: log}))
-	c, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if _, err := c.Write([]byte(strings.Repeat("\x00garbage\xff", 1000))); err != nil {
-		t.Fatal(err)
-	}
-	journal.wait(t, map[string]any{"msg": "client refused", "reason": "not_tls"})
 }
 
 // socketPair returns the ends of a unix socket. Unlike with net.Pipe, both sides can write

@@ -33,26 +33,6 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestFilesAreFollowed(t *testing.T) {
-	ca := identitytest.NewCA(t, "example.org")
-	dir := t.TempDir()
-	first := ca.SVID(ca.ID("/lb"), time.Hour)
-	ca.WriteFiles(dir, first)
-	src := filesSource(t, dir, identity.Options{})
-	st := identitytest.WaitStatus(t, src, "usable", usable)
-	if st.Serial != serialOf(first) {
-		t.Fatalf("got %+v", st)
-	}
-	for i := range 3 {
-		next := ca.SVID(ca.ID("/lb"), time.Hour)
-		ca.WriteFiles(dir, next)
-		st = identitytest.WaitStatus(t, src, "rotated", func(s identity.Status) bool { return s.Serial == serialOf(next) })
-		if st.Rotations != uint64(i+1) || st.Err != nil {
-			t.Fatalf("got %+v", st)
-		}
-	}
-}
-
 func TestFilesFollowSymlinkSwap(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	dir := t.TempDir()

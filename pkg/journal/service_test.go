@@ -18,6 +18,7 @@ import (
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // serve serves the events of a journal.
@@ -27,23 +28,14 @@ func serve(t *testing.T) (*Journal, adminv1.EventServiceClient) {
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
 	adminv1.RegisterEventServiceServer(server, f.Journal)
 	listener := bufconn.Listen(64 << 10)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
+	harness.Serve(t, server, listener)
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn,
-			error,
-		) {
-			return listener.DialContext(ctx)
-		}))
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if err := conn.Close(); err != nil {
-			t.Error(err)
-		}
-		server.Stop()
-		if err := <-served; err != nil {
 			t.Error(err)
 		}
 	})

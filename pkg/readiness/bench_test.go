@@ -9,13 +9,11 @@ import (
 	"crypto/x509"
 	"fmt"
 	"math/big"
-	"net"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -165,19 +163,12 @@ func startTLSLB(b *testing.B) (*testLB, credentials.TransportCredentials) {
 		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
 		RootCAs:      roots, ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13,
 	})
-	lb := &testLB{table: NewTable(TableOptions{}), path: socketPath(b), log: &harness.Log{}, done: make(chan error, 1)}
+	lb := &testLB{table: NewTable(TableOptions{}), path: socketPath(b), log: &harness.Log{}}
 	lb.Server = NewServer(lb.table, ServerOptions{
 		Peer: func(context.Context) (spiffeid.ID, bool) { return frontendID, true },
 		Role: RolesOf([]spiffeid.ID{frontendID}, nil), Log: lb.log.Logger(),
 	})
-	listener, err := net.Listen("unix", lb.path)
-	if err != nil {
-		b.Fatal(err)
-	}
-	lb.grpc = grpc.NewServer(append(GRPCOptions(), grpc.Creds(c))...)
-	readinessv1.RegisterReadinessServiceServer(lb.grpc, lb.Server)
-	go func() { lb.done <- lb.grpc.Serve(listener) }()
-	b.Cleanup(lb.kill)
+	lb.kill = serveGRPC(b, lb.path, lb.Server, c)
 	return lb, c
 }
 

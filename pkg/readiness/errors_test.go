@@ -123,10 +123,7 @@ func TestHandshakeErrorIsWrapped(t *testing.T) {
 	b := startSyncedLB(t, 1)
 	cause := errors.New("the peer is spiffe://example.org/other, expected spiffe://example.org/lb")
 	f := startFrontend(t, b.path, func(o *WatcherOptions) {
-		o.Credentials = failing{
-			fakeCredentials{id: frontendID},
-			cause,
-		}
+		o.Credentials = failing{fakeCredentials{id: frontendID}, cause}
 	})
 	f.waitFor(t, "an error", func() bool { return f.Err != nil })
 	if !errors.Is(f.Err, cause) || !strings.Contains(f.Err.Error(), "TLS handshake") {

@@ -377,10 +377,8 @@ func startNonReading(t *testing.T, refuse func() error) (path string) {
 	table := NewTable(TableOptions{Lease: time.Minute})
 	table.Commit(Decision{Synced: true})
 	path = socketPath(t)
-	done := make(chan error, 1)
-	g := serveGRPC(t, path, nonReadingServer{NewServer(table,
-		ServerOptions{Peer: fakePeer, Role: RolesOf([]spiffeid.ID{frontendID}, nil)}), refuse}, done)
-	t.Cleanup(func() { g.Stop(); <-done })
+	server := NewServer(table, ServerOptions{Peer: fakePeer, Role: RolesOf([]spiffeid.ID{frontendID}, nil)})
+	serveGRPC(t, path, nonReadingServer{server, refuse}, fakeCredentials{})
 	return path
 }
 

@@ -14,6 +14,7 @@ import (
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -31,8 +32,7 @@ func TestLoadBalancerIsAuthorized(t *testing.T) {
 		creds := identity.NewCredentials(ca.Source(ca.SVID(ca.ID(path), time.Hour)), identity.CredentialOptions{
 			Authorize: func(spiffeid.ID, [][]*x509.Certificate) error { return nil },
 		})
-		server, served := grpc.NewServer(grpc.Creds(creds)), make(chan error, 1)
-		go func() { served <- server.Serve(l) }()
+		stop := harness.Serve(t, grpc.NewServer(grpc.Creds(creds)), l)
 		address, err := ParseAddress("unix://" + socket)
 		if err != nil {
 			t.Fatal(err)
@@ -46,9 +46,6 @@ func TestLoadBalancerIsAuthorized(t *testing.T) {
 			t.Errorf("%s: %v, want %v", path, err, want)
 		}
 		_ = conn.Close()
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
+		stop()
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -49,14 +50,7 @@ func TestSilentLoadBalancer(t *testing.T) {
 	}
 	server, s := grpc.NewServer(grpc.WaitForHandlers(true)), &silent{}
 	targetv1.RegisterTargetServiceServer(server, s)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
+	harness.Serve(t, server, l)
 	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)

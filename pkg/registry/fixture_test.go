@@ -81,14 +81,7 @@ func (h *fixture) serve(network, address string, s *Service, creds credentials.T
 	}
 	server := grpc.NewServer(append(GRPCOptions(), grpc.Creds(creds))...)
 	targetv1.RegisterTargetServiceServer(server, s)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	h.t.Cleanup(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			h.t.Error(err)
-		}
-	})
+	harness.Serve(h.t, server, l)
 	if network == "unix" {
 		return "unix:" + address
 	}

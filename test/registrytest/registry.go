@@ -20,6 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -90,16 +91,7 @@ func (r *Registry) Serve(network, address string, operator bool, services ...fun
 	for _, register := range services {
 		register(server)
 	}
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	stop = sync.OnceFunc(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			r.tb.Error(err)
-		}
-	})
-	r.tb.Cleanup(stop)
-	return l.Addr().String(), stop
+	return l.Addr().String(), harness.Serve(r.tb, server, l)
 }
 
 // States returns the states of all addresses of all targets.

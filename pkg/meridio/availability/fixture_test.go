@@ -5,7 +5,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -83,16 +82,7 @@ func (f *fixture) serve(path string, register func(grpc.ServiceRegistrar)) (kill
 	listener.(*net.UnixListener).SetUnlinkOnClose(false)
 	s := grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(f.creds(f.lb)))...)
 	register(s)
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(listener) }()
-	kill = sync.OnceFunc(func() {
-		s.Stop()
-		if err := <-done; err != nil {
-			f.t.Errorf("Serve: %v", err)
-		}
-	})
-	f.t.Cleanup(kill)
-	return kill
+	return harness.Serve(f.t, s, listener)
 }
 
 // lb is a load balancer of vipgate: both services of one table.
