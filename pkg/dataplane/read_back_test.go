@@ -55,9 +55,7 @@ func TestLostWritesAreRetried(t *testing.T) {
 				}
 			}})
 			w.e.now = func() time.Time { return w.clock }
-			if err := w.e.load(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.e.load())
 			desired := streamA(testTarget("x1", plan.Serving))
 			desired.Streams["a"].Match = siteMatch
 			w.e.pass(desired, false)

@@ -15,6 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -58,9 +59,7 @@ func newSite(t testing.TB) *site {
 
 func (s *site) must(err error) {
 	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 }
 
 // sh runs a command line in the plane's namespace.
@@ -273,12 +272,7 @@ func sortedLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = harness.Must
 
 // openConn opens a kernel connection in a namespace.
 func openConn(t testing.TB, ns *lab.NetNS, c fwstate.Config) *fwstate.Conn {

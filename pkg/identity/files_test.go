@@ -12,26 +12,20 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
 func filesSource(t *testing.T, dir string, o identity.Options) *identity.Source {
 	t.Helper()
 	src, err := identity.NewFiles(dir, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	identity.SetPoll(src, 10*time.Millisecond)
 	identitytest.Run(t, src)
 	return src
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = harness.Must
 
 func TestFilesFollowSymlinkSwap(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")

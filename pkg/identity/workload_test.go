@@ -17,9 +17,7 @@ func workloadSource(t *testing.T, api *identitytest.WorkloadAPI, o identity.Opti
 	t.Helper()
 	t.Setenv("SPIFFE_ENDPOINT_SOCKET", api.Addr())
 	src, err := identity.NewWorkloadAPI(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return src
 }
 
@@ -255,9 +253,7 @@ func TestWorkloadAPIAddress(t *testing.T) {
 	}
 	t.Setenv("SPIFFE_ENDPOINT_SOCKET", "unix:///run/agent.sock")
 	src, err := identity.NewWorkloadAPI(identity.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got := src.String(); got != "identity from the Workload API at unix:///run/agent.sock" {
 		t.Errorf("got %q", got)
 	}

@@ -31,9 +31,7 @@ func serve(t *testing.T) (*Journal, adminv1.EventServiceClient) {
 	harness.Serve(t, server, listener)
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if err := conn.Close(); err != nil {
 			t.Error(err)
@@ -62,9 +60,7 @@ func watchEvents(t *testing.T, c adminv1.EventServiceClient, r *adminv1.WatchEve
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	t.Cleanup(cancel)
 	s, err := c.WatchEvents(ctx, r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	stream := &eventStream{t: t, ServerStreamingClient: s}
 	stream.next()
 	stream.first = slices.Clone(stream.numbers)
@@ -75,9 +71,7 @@ func watchEvents(t *testing.T, c adminv1.EventServiceClient, r *adminv1.WatchEve
 func (s *eventStream) next() {
 	s.t.Helper()
 	m, err := s.Recv()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	harness.Must(s.t, err)
 	s.instance, s.upTo, s.lost = m.GetInstanceId(), m.GetUpTo(), s.lost+m.GetLost()
 	if len(m.GetEvents()) > maxEventsPerMessage {
 		s.t.Errorf("a message has %d events", len(m.GetEvents()))

@@ -132,9 +132,7 @@ func BenchmarkMassChange(b *testing.B) {
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var r syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
-		b.Fatal(err)
-	}
+	harness.Must(b, syscall.Getrusage(syscall.RUSAGE_SELF, &r))
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
@@ -142,21 +140,15 @@ func processorTime(b *testing.B) time.Duration {
 func startTLSLB(b *testing.B) (*testLB, credentials.TransportCredentials) {
 	b.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		b.Fatal(err)
-	}
+	harness.Must(b, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), DNSNames: []string{"localhost"}, NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		b.Fatal(err)
-	}
+	harness.Must(b, err)
 	certificate, err := x509.ParseCertificate(der)
-	if err != nil {
-		b.Fatal(err)
-	}
+	harness.Must(b, err)
 	roots := x509.NewCertPool()
 	roots.AddCert(certificate)
 	c := credentials.NewTLS(&tls.Config{

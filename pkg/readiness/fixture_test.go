@@ -98,9 +98,7 @@ func fakePeer(ctx context.Context) (spiffeid.ID, bool) {
 func socketPath(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return filepath.Join(dir, "lb.sock")
 }
@@ -133,9 +131,7 @@ func serveGRPC(t testing.TB, path string, impl readinessv1.ReadinessServiceServe
 ) (stop func()) {
 	t.Helper()
 	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	// Calls are counted, as in the load balancer.
 	s := grpc.NewServer(slices.Concat(GRPCOptions(), metrics.NewLB("test").ServerOptions(),
 		[]grpc.ServerOption{grpc.Creds(creds)})...)
@@ -259,9 +255,7 @@ func numberedReady(n int) []VIPReadiness {
 func dialRaw(t testing.TB, path string, id spiffeid.ID) readinessv1.ReadinessServiceClient {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(fakeCredentials{id: id}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return readinessv1.NewReadinessServiceClient(conn)
 }

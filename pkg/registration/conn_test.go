@@ -26,21 +26,15 @@ func TestLoadBalancerIsAuthorized(t *testing.T) {
 	for path, want := range map[string]codes.Code{"/lb": codes.Unimplemented, "/app": codes.Unavailable} {
 		socket := filepath.Join(identitytest.ShortDir(t), "lb.sock")
 		l, err := net.Listen("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		creds := identity.NewCredentials(ca.Source(ca.SVID(ca.ID(path), time.Hour)), identity.CredentialOptions{
 			Authorize: func(spiffeid.ID, [][]*x509.Certificate) error { return nil },
 		})
 		stop := harness.Serve(t, grpc.NewServer(grpc.Creds(creds)), l)
 		address, err := ParseAddress("unix://" + socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		conn, err := Dial(address, target, ca.ID("/lb"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		_, err = targetv1.NewTargetServiceClient(conn).Deregister(t.Context(), &targetv1.DeregisterRequest{})
 		if got := grpcstatus.Code(err); got != want {
 			t.Errorf("%s: %v, want %v", path, err, want)

@@ -45,16 +45,12 @@ func TestSilentLoadBalancer(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(identitytest.ShortDir(t), "lb.sock")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	server, s := grpc.NewServer(grpc.WaitForHandlers(true)), &silent{}
 	targetv1.RegisterTargetServiceServer(server, s)
 	harness.Serve(t, server, l)
 	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer conn.Close()
 	r := Registration{
 		Conn:    NewConn(conn, "the load balancer", func(err error) error { return err }),

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -45,9 +46,7 @@ func newWire(t testing.TB, ns *lab.NetNS, dev string, target net.HardwareAddr) *
 		}
 		return unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: i.Index})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return w
 }
 

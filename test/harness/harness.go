@@ -11,6 +11,18 @@ import (
 	"testing"
 )
 
+// Must ends the test, which may be a *rapid.T, unless err is nil.
+func Must(t interface {
+	Helper()
+	Fatal(args ...any)
+}, err error,
+) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Run runs a task until the test ends or stop is called, and waits for it. An error of the task
 // fails the test, except the end of its context.
 func Run(t testing.TB, task func(context.Context) error) (stop func()) {

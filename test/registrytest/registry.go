@@ -38,9 +38,7 @@ type Registry struct {
 func New(tb testing.TB, ca *identitytest.CA, drainTime time.Duration) *Registry {
 	tb.Helper()
 	allowance, err := registry.ParseAllowance(ca.ID("/app").String())
-	if err != nil {
-		tb.Fatal(err)
-	}
+	harness.Must(tb, err)
 	r := &Registry{
 		Registry: registry.New(registry.Options{
 			Allow: registry.Allowances{allowance}, Grace: time.Minute, OnGone: targetset.Drain,
@@ -71,9 +69,7 @@ func (r *Registry) Serve(network, address string, operator bool, services ...fun
 ) (bound string, stop func()) {
 	r.tb.Helper()
 	l, err := lab.Listen(network, address)
-	if err != nil {
-		r.tb.Fatal(err)
-	}
+	harness.Must(r.tb, err)
 	creds := insecure.NewCredentials()
 	if !operator {
 		creds = identity.NewCredentials(r.ca.Source(r.ca.SVID(r.ca.ID("/lb"), time.Hour)),

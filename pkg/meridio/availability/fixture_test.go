@@ -60,9 +60,7 @@ func (f *fixture) creds(s *identity.Source) credentials.TransportCredentials {
 func (f *fixture) meridio() *meridiotest.LB {
 	f.t.Helper()
 	l := meridiotest.New(meridiotest.Options{Socket: f.socket, Credentials: f.creds(f.lb), Host: host})
-	if err := l.Start(); err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, l.Start())
 	f.t.Cleanup(func() {
 		if err := l.Kill(); err != nil {
 			f.t.Error(err)
@@ -75,9 +73,7 @@ func (f *fixture) meridio() *meridiotest.LB {
 func (f *fixture) serve(path string, register func(grpc.ServiceRegistrar)) (kill func()) {
 	f.t.Helper()
 	listener, err := net.Listen("unix", path)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	// Close must not unlink the socket, because another server may have replaced it.
 	listener.(*net.UnixListener).SetUnlinkOnClose(false)
 	s := grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(f.creds(f.lb)))...)
@@ -111,9 +107,7 @@ func (f *fixture) vipgate(path string, o readiness.TableOptions) *vipgateLB {
 // replace moves the socket of path to the pod's socket.
 func (f *fixture) replace(path string) {
 	f.t.Helper()
-	if err := os.Rename(path, f.socket); err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, os.Rename(path, f.socket))
 }
 
 // watcher is a running readiness.Watcher with a Client, and its merged state.
