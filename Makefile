@@ -63,6 +63,13 @@ chaos: check-root check-go ## Inject FAULTS=20 random faults from SEED=75 and ch
 	@$(GO) build -o $(BIN)/ ./test/chaos
 	@$(BIN)/chaos --binaries=$(BIN) --faults=$(FAULTS) --seed=$(SEED)
 
+.PHONY: replay
+replay: check-root check-go ## Replay 19 public incidents and write their table into docs/proof.md (INCIDENT=I7 for one, without the table)
+	@test/setup/packages.sh bird2 iproute2 nftables
+	@$(MAKE) --no-print-directory build
+	@$(GO) build -o $(BIN)/ ./test/replay
+	@$(BIN)/replay --binaries=$(BIN) --json=$(BIN)/replay.json $(if $(INCIDENT),--incident=$(INCIDENT),--document=docs/proof.md)
+
 FUZZTIME := 10s
 
 .PHONY: fuzz

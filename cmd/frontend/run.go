@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/trench/change"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
@@ -28,7 +29,10 @@ type runFlags struct {
 
 type runCommand struct{ runFlags }
 
-type validateCommand struct{ runFlags }
+type validateCommand struct {
+	runFlags
+	cli.ValidateFlags
+}
 
 type renderCommand struct {
 	trenchFlags
@@ -37,10 +41,18 @@ type renderCommand struct {
 }
 
 func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
+	settings := c.Settings(stderr)
+	settings.Trial = trenchfile.OpenTrial(c.StateDir, settings.Log)
+	err := c.run(ctx, settings)
+	settings.Trial.End()
+	return err
+}
+
+func (c *runCommand) run(ctx context.Context, settings process.Settings) error {
 	// Memory peaks during the start; frontend.Options.Started ends this.
 	started := cli.CollectOften()
 	// A refused trench file must not prevent the start: the watcher reports it.
-	o, config, err := c.options(c.Settings(stderr), true)
+	o, config, err := c.options(settings, true)
 	if err != nil {
 		return err
 	}
@@ -51,10 +63,28 @@ func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	return c.RunUntilStopped(ctx, o)
 }
 
-func (c *validateCommand) Run(out *cli.Output) error {
-	o, config, err := c.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, false)
+func (c *validateCommand) Run(ctx context.Context, out *cli.Output) error {
+	config, err := c.validate()
 	if err != nil {
 		return err
+	}
+	return c.Report(ctx, out, "frontend", c.AdminSocket, c.TrenchFile, config, c.defaults(), c.DrainTime)
+}
+
+// validate returns the valid configuration.
+func (c *validateCommand) validate() (*trench.Config, error) {
+	// A named file is checked alone: flags, identity and interfaces belong to the pod.
+	if c.File != "" {
+		c.TrenchFile = c.File
+		var refused cli.Refusals
+		config, err := c.read(nil, false)
+		refused.Add(err)
+		c.checkPorts(&refused, config)
+		return config, refused.Err()
+	}
+	o, config, err := c.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, false)
+	if err != nil {
+		return nil, err
 	}
 	if err := c.checkInterface(config); err != nil {
 		fmt.Fprintf(os.Stderr, "frontend: warning: %v\n", err)
@@ -63,17 +93,16 @@ func (c *validateCommand) Run(out *cli.Output) error {
 		// would have no session.
 		_, problems, err := o.BIRD.Preview(config.Attractor)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		writeProblems("frontend: warning", config.Attractor.Gateways, problems)
 	}
-	out.Printf("%s: valid\n", c.TrenchFile)
-	return nil
+	return config, nil
 }
 
 // Run prints BIRD's configuration for the current trench file and interfaces.
 func (c *renderCommand) Run(out *cli.Output) error {
-	config, err := c.read(false)
+	config, err := c.read(nil, false)
 	if err != nil {
 		return err
 	}
@@ -107,11 +136,11 @@ func (c *trenchFlags) defaults() trench.Defaults {
 
 // read reads the trench file. With lenient it returns nil without an error for a refused file. The
 // watcher reports the refusal until the file is corrected.
-func (c *trenchFlags) read(lenient bool) (*trench.Config, error) {
+func (c *trenchFlags) read(trial *trenchfile.Trial, lenient bool) (*trench.Config, error) {
 	if err := c.defaults().Validate(); err != nil {
 		return nil, cli.Usage("--external-interface: %w", err)
 	}
-	config, err := trenchfile.Read(c.TrenchFile, c.defaults())
+	config, err := trial.Read(c.TrenchFile, c.defaults())
 	if err != nil && !lenient {
 		return nil, cli.Usage("trench file refused:\n%w", err)
 	}
@@ -128,21 +157,28 @@ func (c *trenchFlags) checkInterface(config *trench.Config) error {
 	return frontendcmd.CheckInterface("--external-interface", c.ExternalInterface)
 }
 
+// checkPorts refuses gateways with the port of the loopback session. config is nil if the trench
+// file was refused.
+func (c *runFlags) checkPorts(refused *cli.Refusals, config *trench.Config) {
+	if config == nil {
+		return
+	}
+	// BIRD would have to listen on the port for both sessions.
+	for _, gateway := range config.Attractor.Gateways {
+		refused.If(gateway.LocalPort == int(c.LBBGPPort),
+			"gateway %s uses local port %d, which is --lb-bgp-port's: choose another --lb-bgp-port", gateway.Name,
+			gateway.LocalPort)
+	}
+}
+
 // options returns the options of a frontend and the configuration in the trench file, which is nil
 // if lenient and the file was refused.
 func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Options, *trench.Config, error) {
 	var refused cli.Refusals
-	config, err := c.read(lenient)
+	config, err := c.read(settings.Trial, lenient)
 	refused.Add(err)
 	c.Check(&refused)
-	if config != nil {
-		// BIRD would have to listen on the port for both sessions.
-		for _, gateway := range config.Attractor.Gateways {
-			refused.If(gateway.LocalPort == int(c.LBBGPPort),
-				"gateway %s uses local port %d, which is --lb-bgp-port's: choose another --lb-bgp-port", gateway.Name,
-				gateway.LocalPort)
-		}
-	}
+	c.checkPorts(&refused, config)
 	if c.UsesLB() {
 		refused.If(!c.NamesLB(), "--lb-id is required: no SPIFFE ID is authorized")
 		refused.Add(c.CachedIdentity.Check(frontendcmd.DefaultID, lenient))
@@ -157,7 +193,15 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 		}
 	}
 	o := c.Options(own, identity.AuthorizeMember(c.LBTrustDomain, c.LBID...), settings)
-	o.Source = trenchfile.NewWatcher(c.TrenchFile, c.defaults(), config, settings.Log)
+	watcher := trenchfile.NewWatcher(c.TrenchFile, c.defaults(), config, settings.Log)
+	watcher.Trial = settings.Trial
+	// The frontend has no verdicts on targets; lb holds their removal.
+	watcher.Hold = func(inForce, next *trench.Config, before trench.Held, confirmed string,
+	) (*trench.Config, trench.Held) {
+		return change.Hold(inForce, next, before, confirmed, nil)
+	}
+	watcher.Resume()
+	o.Source = watcher
 	o.SourceName, o.StaleCondition = "trench file", frontend.TrenchFile
 	return o, config, nil
 }

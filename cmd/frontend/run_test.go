@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"io"
 	"os"
 	"path/filepath"
@@ -71,6 +72,7 @@ func TestValidateNamesGatewaysOffTheLink(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			parsed.BindTo(t.Context(), (*context.Context)(nil))
 			if err := parsed.Run(&cli.Output{Writer: io.Discard}); err != nil {
 				t.Fatal(err)
 			}

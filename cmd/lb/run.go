@@ -46,12 +46,23 @@ type runFlags struct {
 
 type runCommand struct{ runFlags }
 
-type validateCommand struct{ runFlags }
+type validateCommand struct {
+	runFlags
+	cli.ValidateFlags
+}
 
 func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
+	settings := c.Settings(stderr)
+	settings.Trial = trenchfile.OpenTrial(c.StateDir, settings.Log)
+	err := c.run(ctx, settings)
+	settings.Trial.End()
+	return err
+}
+
+func (c *runCommand) run(ctx context.Context, settings process.Settings) error {
 	// Memory peaks during the start; lb.Options.Configured ends this.
 	configured := cli.CollectOften()
-	o, err := c.options(c.Settings(stderr), true)
+	o, err := c.options(settings, true)
 	if err != nil {
 		return err
 	}
@@ -72,19 +83,34 @@ func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	return cli.RunUntilStopped(c.DrainTime, func(stops <-chan struct{}) error { return lb.Run(ctx, o, stops) })
 }
 
-func (c *validateCommand) Run(out *cli.Output) error {
-	if _, err := c.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, false); err != nil {
+func (c *validateCommand) Run(ctx context.Context, out *cli.Output) error {
+	config, err := c.validate()
+	if err != nil {
 		return err
 	}
-	out.Printf("%s: valid\n", c.TrenchFile)
-	return nil
+	return c.Report(ctx, out, "lb", c.AdminSocket, c.TrenchFile, config, trench.DefaultDefaults(), c.DrainTime)
+}
+
+// validate returns the valid configuration.
+func (c *validateCommand) validate() (*trench.Config, error) {
+	if c.File == "" {
+		o, err := c.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, false)
+		return o.Config, err
+	}
+	// A named file is checked alone: the flags of its lb are unknown outside of the pod.
+	c.TrenchFile = c.File
+	config, err := trenchfile.Read(c.File, trench.DefaultDefaults())
+	if err != nil {
+		return nil, cli.Usage("trench file refused:\n%w", err)
+	}
+	return config, nil
 }
 
 // options returns the options of the load balancer. If lenient, it accepts a refused trench file,
 // or one that lacks a stream: an operator can repair it while lb runs, and the watcher reports it.
 func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options, error) {
 	var refused cli.Refusals
-	config, err := trenchfile.Read(c.TrenchFile, trench.DefaultDefaults())
+	config, err := settings.Trial.Read(c.TrenchFile, trench.DefaultDefaults())
 	if err != nil && !lenient {
 		refused.Add(fmt.Errorf("trench file refused:\n%w", err))
 	}

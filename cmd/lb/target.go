@@ -20,7 +20,7 @@ type targetCommand struct {
 	List    targetListCommand    `cmd:"" help:"List the targets of all sources."`
 	Add     targetAddCommand     `cmd:"" help:"Register a target and keep it registered while this runs, such as in a sidecar. SIGTERM deregisters it and waits for its drain."`
 	Remove  targetRemoveCommand  `cmd:"" help:"Deregister targets: they drain, and their registrations end."`
-	Drain   targetDrainCommand   `cmd:"" help:"Drain targets of any source until they are undrained. It survives restarts."`
+	Drain   targetDrainCommand   `cmd:"" help:"Drain targets of any source until they are undrained, or for --for. It survives restarts."`
 	Undrain targetUndrainCommand `cmd:"" help:"End drains by an operator."`
 }
 
@@ -116,6 +116,7 @@ func (c *targetRemoveCommand) Run(ctx context.Context, out *cli.Output) error {
 
 type targetDrainCommand struct {
 	cli.AdminFlags
+	cli.DrainEnd
 	drainFlags
 	namesFlag
 	Stream string `help:"Stream of the targets; absent: every stream that has a target of such a name." placeholder:"STREAM" env:"-"`
@@ -126,8 +127,12 @@ func (c *targetDrainCommand) Run(ctx context.Context, out *cli.Output) error {
 	if err != nil {
 		return err
 	}
+	endsAfter, err := c.EndsAfter()
+	if err != nil {
+		return err
+	}
 	r, err := call(ctx, c.AdminFlags, client.DrainTargets,
-		&lbv1.DrainTargetsRequest{Stream: c.Stream, Names: c.Names, DrainFor: drainFor})
+		&lbv1.DrainTargetsRequest{Stream: c.Stream, Names: c.Names, DrainFor: drainFor, EndsAfter: endsAfter})
 	if err != nil {
 		return err
 	}

@@ -34,15 +34,36 @@ var (
 	LoopbackAnnouncer = netip.AddrFrom4([4]byte{127, 0, 0, 2})
 )
 
+// Export is how VIPs are exported to one gateway. A change does not reset the session. The values
+// are ordered: of two reasons the larger value wins.
+type Export uint8
+
+// The exports.
+const (
+	ExportFull        Export = iota // as the announcer sends them
+	ExportDepreferred               // with GRACEFUL_SHUTDOWN and a longer path
+	ExportNone                      // not at all
+)
+
+// String returns the export in lower case.
+func (export Export) String() string {
+	return [...]string{"full", "depreferred", "none"}[export]
+}
+
 // Session is one gateway session in the configuration.
 type Session struct {
 	trench.Gateway
 	Local    netip.Addr // the local address on the external interface
 	Password string     // validated by ParsePassword
+	Export   Export
 }
 
 // IsStatic reports whether the gateway has static routes instead of a BGP session.
 func (session Session) IsStatic() bool { return session.Protocol == trench.Static }
+
+// Attracts reports whether BIRD has a BFD session with a static gateway. Without BFD the gateway
+// sends traffic until its routes are removed.
+func (session Session) Attracts() bool { return session.BFD == nil || session.Export == ExportFull }
 
 // Channel is BIRD's name of the session's family.
 func (session Session) Channel() string { return session.Family().String() }
@@ -211,11 +232,13 @@ protocol static '{{.Name}}' {
 {{- end}}
 {{- range .Sessions}}
 {{- if .IsStatic}}
+{{- if .Attracts}}
 
 protocol static 'NBR-{{.Name}}' {
 	{{.Channel}} { import {{if $.VRRP}}none{{else}}all{{end}}; };
 	route {{.Default}} via {{.Address}}%'{{$.Interface}}'{{if .BFD}} bfd{{end}};
 }
+{{- end}}
 {{- if and .BFD (not $.VRRP)}}
 # Replies of flows that remain while BFD is down; the worst route.
 protocol static '` + egressPrefix + `{{.Name}}' {
@@ -251,8 +274,14 @@ protocol bgp 'NBR-{{.Name}}' {
 		import {{if $.VRRP}}none{{else}}filter {{if .Address.Is4}}NBR_IN_4{{else}}NBR_IN_6{{end}}{{end}};
 		next hop self;
 		import limit {{$.ImportLimit}} action block;
+{{- if eq .Export.String "none"}}
+		export none;
+{{- else}}
 		export filter {
 			if proto != "` + LoopbackName + `" then reject;
+{{- if eq .Export.String "depreferred"}}
+			bgp_community.add((65535,0));
+{{- end}}
 			# GRACEFUL_SHUTDOWN (RFC 8326), which many gateways ignore: make the path worse as well.
 			if (65535,0) ~ bgp_community then {
 {{- if eq .LocalASN .RemoteASN}}
@@ -265,6 +294,7 @@ protocol bgp 'NBR-{{.Name}}' {
 			}
 			accept;
 		};
+{{- end}}
 	};
 }
 {{- end}}

@@ -20,6 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/turns"
 )
 
 const (
@@ -36,8 +37,11 @@ const (
 // resolution is the desired configuration of BIRD with the addresses and passwords of its
 // sessions.
 type resolution struct {
-	generation uint64 // generation of desired; 0 before the first Configure
+	generation uint64          // generation of desired; 0 before the first Configure
+	sequence   uint64          // counts the contents
+	desired    []turns.Session // with the addresses and passwords of now
 	gateways   []trench.Gateway
+	changes    map[string]Change // by gateway; gateways without a change are missing
 	problems   map[string]string // why a gateway has no session, by gateway
 	input      renderInput
 	content    []byte
@@ -50,6 +54,7 @@ type resolver struct {
 	options   Options
 	desired   *latest.Value[desired]
 	result    *latest.Value[resolution]
+	state     *latest.Value[State] // of BIRD
 	addresses func(name string) ([]rtnetlink.Address, error)
 	// listen subscribes to changes of addresses; wake must not block.
 	listen func(wake func()) (*rtnetlink.Listener, error)
@@ -57,6 +62,8 @@ type resolver struct {
 	pulse task.Pulse
 
 	// Owned by run.
+	plan      turns.Plan
+	wake      time.Time               // next step of the plan; zero without one
 	calls     map[string]*files.Calls // by password file: each may be on another mount that hangs
 	external  string                  // interface of lastKnown
 	lastKnown []rtnetlink.Address     // result of the last successful read
@@ -66,7 +73,11 @@ type resolver struct {
 func newResolver(options Options, w *latest.Value[desired]) *resolver {
 	return &resolver{
 		options: options, desired: w, result: latest.New(resolution{}), addresses: interfaceAddresses,
-		listen: listenAddresses, calls: map[string]*files.Calls{},
+		listen: listenAddresses, calls: map[string]*files.Calls{}, state: latest.New(State{}),
+		plan: turns.Plan{Options: turns.Options{
+			Drain: options.DrainTime, Confirm: leaveMargin, Limit: sessionLimit, SlotTime: options.SlotTime,
+			Slot: turns.Slot(options.RouterID.String()),
+		}},
 	}
 }
 
@@ -81,13 +92,25 @@ func (resolver *resolver) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	defer resolver.pulse.End()
-	for {
+	for read := true; ; read = true {
 		resolver.pulse.Next(0)
 		w, changed := resolver.desired.Get()
+		state, observed := resolver.state.Get() // before the state is used
 		if w.generation > 0 {
-			if now, changed := resolver.resolve(ctx, w, resolver.result.Load()); changed && ctx.Err() == nil {
+			before := resolver.result.Load()
+			now, changed := before, false
+			if read || w.generation != before.generation {
+				now, changed = resolver.resolve(ctx, w, state, before)
+			} else {
+				now, changed = resolver.proceed(w, state, before, before)
+			}
+			if changed && ctx.Err() == nil {
 				resolver.result.Set(now)
 			}
+		}
+		// Only a change in progress depends on the state of BIRD.
+		if !resolver.plan.Active() && !state.hung() {
+			observed = nil
 		}
 		interval := resolveInterval
 		withPassword := func(g trench.Gateway) bool { return g.PasswordFile != "" }
@@ -96,10 +119,16 @@ func (resolver *resolver) run(ctx context.Context) {
 			interval = checkInterval
 		}
 		next := tick.Until(time.Now(), interval)
+		if !resolver.wake.IsZero() {
+			next = max(0, min(next, time.Until(resolver.wake)))
+		}
 		timer.Reset(next)
 		resolver.pulse.Next(next)
 		select {
 		case <-changed:
+		case <-observed:
+			read = false
+			continue
 		case <-timer.C:
 		case <-failed:
 			// A closed channel is always ready, so stop the select on it.
@@ -129,17 +158,29 @@ func listenAddresses(wake func()) (*rtnetlink.Listener, error) {
 	})
 }
 
-// resolve returns a resolution and reports whether it differs from the previous one. It renders
-// the configuration only after a change, because rendering many VIPs is expensive.
-func (resolver *resolver) resolve(ctx context.Context, w desired, before resolution) (now resolution, changed bool) {
+// resolve reads addresses and passwords, and returns a resolution as proceed does.
+func (resolver *resolver) resolve(ctx context.Context, w desired, state State, before resolution) (now resolution,
+	changed bool,
+) {
+	read := resolution{}
+	read.desired, read.problems = resolver.resolveSessions(ctx, w.attractor, before.desired)
+	return resolver.proceed(w, state, read, before)
+}
+
+// proceed returns a resolution with the sessions that the plan allows now, and reports whether it
+// differs from the previous one. It renders the configuration only after a change, because
+// rendering many VIPs is expensive.
+func (resolver *resolver) proceed(w desired, state State, read, before resolution) (now resolution, changed bool) {
 	a := w.attractor
-	now = resolution{generation: w.generation, gateways: a.Gateways}
+	now = resolution{generation: w.generation, desired: read.desired, problems: read.problems}
 	now.input = renderInput{Options: resolver.options, Interface: a.Interface, VIPs: a.VIPs}
-	now.input.Sessions, now.problems = resolver.resolveSessions(ctx, a, before.input.Sessions)
+	resolver.takeTurns(w, state, &now, before.sequence)
 	if before.generation == w.generation && slices.Equal(before.input.Sessions, now.input.Sessions) {
+		now.sequence = before.sequence
 		now.content, now.protocols, now.err = before.content, before.protocols, before.err
-		return now, !maps.Equal(before.problems, now.problems)
+		return now, !maps.Equal(before.problems, now.problems) || !maps.EqualFunc(before.changes, now.changes, Change.equal)
 	}
+	now.sequence = before.sequence + 1
 	now.content, now.err = render(now.input)
 	now.protocols = now.input.protocols()
 	return now, true
@@ -147,8 +188,8 @@ func (resolver *resolver) resolve(ctx context.Context, w desired, before resolut
 
 // resolveSessions returns the sessions, and the problem of each gateway without a session.
 func (resolver *resolver) resolveSessions(
-	ctx context.Context, a trench.Attractor, before []Session,
-) (sessions []Session, problems map[string]string) {
+	ctx context.Context, a trench.Attractor, before []turns.Session,
+) (sessions []turns.Session, problems map[string]string) {
 	addrs, err := resolver.localAddresses(a.Interface)
 	problems = map[string]string{}
 	// One deadline for all files: consecutive hangs would delay address changes by minutes.
@@ -160,7 +201,7 @@ func (resolver *resolver) resolveSessions(
 			continue
 		}
 		var current netip.Addr
-		same := func(b Session) bool { return b.Name == gateway.Name && b.Address == gateway.Address }
+		same := func(b turns.Session) bool { return b.Name == gateway.Name && b.Address == gateway.Address }
 		if i := slices.IndexFunc(before, same); i >= 0 {
 			current = before[i].Local
 		}
@@ -170,7 +211,7 @@ func (resolver *resolver) resolveSessions(
 			continue
 		}
 		password, err := resolver.password(reading, gateway.PasswordFile)
-		sameFile := func(b Session) bool { return b.PasswordFile == gateway.PasswordFile }
+		sameFile := func(b turns.Session) bool { return b.PasswordFile == gateway.PasswordFile }
 		if i := slices.IndexFunc(before, sameFile); i >= 0 && errors.Is(err, files.ErrHung) {
 			password, err = before[i].Password, nil // a file system that hangs must not end the session
 		}
@@ -179,7 +220,7 @@ func (resolver *resolver) resolveSessions(
 			problems[gateway.Name] = err.Error()
 			continue
 		}
-		sessions = append(sessions, Session{Gateway: gateway, Local: local, Password: password})
+		sessions = append(sessions, turns.Session{Gateway: gateway, Local: local, Password: password})
 	}
 	return sessions, problems
 }

@@ -171,7 +171,7 @@ func newAround(t *testing.T, gateways ...trench.Gateway) *resolverFixture {
 
 // resolveAgain resolves and publishes, and reports whether the resolution changed.
 func (a *resolverFixture) resolveAgain() (resolution, bool) {
-	v, changed := a.resolve(context.Background(), a.desired.Load(), a.result.Load())
+	v, changed := a.resolve(context.Background(), a.desired.Load(), State{}, a.result.Load())
 	a.result.Set(v)
 	return v, changed
 }

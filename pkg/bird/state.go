@@ -22,6 +22,7 @@ type State struct {
 	PID            int       // 0 while BIRD does not run
 	Since          time.Time // start of the process
 	Restarts       int       // starts after the first one
+	Loaded         uint64    // sequence of the resolution that BIRD had loaded at the poll
 	Configures     uint64    // configurations that a running BIRD loaded
 	ConfigFailures uint64    // configurations that were refused, or not rendered, written or sent
 	Restores       uint64    // configurations loaded again because BIRD lacked some of their protocols
@@ -69,10 +70,12 @@ type GatewayState struct {
 	// Usable reports whether the gateway is up, or is static and may come up once its family
 	// attracts.
 	Usable   bool
-	State    string    // the session's state as BIRD names it, or StateHeld or StateNoBFD
+	State    string    // the session's state as BIRD names it, or a state of static gateways
 	Since    time.Time // when Up last changed
 	Imported int
 	Exported int
+	Export   Export // in BIRD's configuration
+	Change   Change // in progress, or failed
 	// LastError is the reason why the session was lost or does not come up under the current
 	// configuration. The next attempt does not clear it.
 	LastError   string
@@ -85,7 +88,8 @@ type GatewayState struct {
 	// NoDelay reports whether the session's TCP connection has TCP_NODELAY.
 	NoDelay        bool
 	NoDelayProblem string // why TCP_NODELAY is not set although the session is up
-	// Announced counts the VIPs of the gateway's family that the announcer has sent to BIRD.
+	// Announced counts the VIPs of the gateway's family that the announcer has sent to BIRD; 0 with
+	// ExportNone.
 	Announced int
 	// Short reports whether BIRD has exported fewer VIPs than Announced for longer than an export
 	// takes.
@@ -100,8 +104,9 @@ type GatewayState struct {
 
 // States of static gateways that BIRD has no name for.
 const (
-	StateHeld  = "Held"
-	StateNoBFD = "No BFD"
+	StateHeld     = "Held"
+	StateNoBFD    = "No BFD"
+	StateDraining = "Draining"
 )
 
 // Expect sets the number of VIPs of each family that were announced to BIRD. The supervisor polls
@@ -160,11 +165,19 @@ func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
 		switch {
 		case !gateway.Up:
 		case gateway.Protocol == trench.Static && gateway.Held, gateway.Protocol == trench.BGP &&
-			gateway.Exported != want[gateway.Family]:
+			gateway.Exported != gateway.expected(want):
 			return false
 		}
 	}
 	return true
+}
+
+// expected returns how many of the announced VIPs BIRD exports to the gateway after a convergence.
+func (g *GatewayState) expected(announced [len(vip.Families)]int) int {
+	if g.Export == ExportNone {
+		return 0
+	}
+	return announced[g.Family]
 }
 
 // states returns the state of each desired gateway; protocols is nil while BIRD does not run.
@@ -176,7 +189,7 @@ func (resolution resolution) states(
 	for _, gateway := range resolution.gateways {
 		g := GatewayState{
 			Name: gateway.Name, Address: gateway.Address, Family: gateway.Family(),
-			Protocol: gateway.Protocol, Since: at,
+			Protocol: gateway.Protocol, Since: at, Change: resolution.changes[gateway.Name],
 		}
 		old, known := was[gateway.Name]
 		g.evidence = old.evidence.about(gateway, resolution.input.Interface)
@@ -186,6 +199,9 @@ func (resolution resolution) states(
 			g.Problem = resolution.problems[gateway.Name]
 		case protocols == nil:
 			g.State = "BIRD is not running"
+		case !ok && protocols[egressPrefix+gateway.Name].Name != "":
+			// The gateway sends no traffic without a BFD session, and replies still leave.
+			g.State, g.Usable, g.Imported = StateDraining, true, protocols[egressPrefix+gateway.Name].Imported
 		// A refused configuration explains why BIRD lacks the session.
 		case !ok && before.ConfigErr != nil:
 			g.Problem = "BIRD has no such session: " + before.ConfigErr.Error()

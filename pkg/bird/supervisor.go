@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/bfdlease"
+	"github.com/vipgate/vipgate/pkg/bird/orphan"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -45,6 +47,13 @@ type Options struct {
 	LogFileSize    int    // bytes of BIRD's log file; 0: no file
 	LogFile        string // empty: bird.log in Dir
 	Log            *slog.Logger
+	// DrainTime is the time for gateways to move traffic before their session restarts or ends.
+	DrainTime time.Duration
+	// SlotTime is the time of one pod to restart the only session of a family; 0: no wait for other
+	// pods. Ordered, if set, reports whether another program lets one pod after another change; pods
+	// then have no slots. It must not block.
+	SlotTime time.Duration
+	Ordered  func() bool
 	// OnAnswer, if set, is called with the latency of each answer of BIRD. It must not block.
 	OnAnswer func(time.Duration)
 	// ExplainPassword, if set, returns why a password file does not exist, or "". It must not block.
@@ -53,7 +62,9 @@ type Options struct {
 
 type desired struct {
 	attractor  trench.Attractor
-	generation uint64 // 0 before the first
+	exports    map[string]Export // by gateway; absent: ExportFull
+	immediate  bool              // no drains and turns until the next Configure
+	generation uint64            // 0 before the first
 }
 
 // Supervisor runs BIRD. It implements task.Task.
@@ -105,10 +116,11 @@ func (options Options) withDefaults() Options {
 func NewSupervisor(options Options) *Supervisor {
 	options = options.withDefaults()
 	w := latest.New(desired{})
+	resolver := newResolver(options, w)
 	return &Supervisor{
-		options: options, file: newConfigFile(options), desired: w, resolver: newResolver(options, w), dial: Dial,
+		options: options, file: newConfigFile(options), desired: w, resolver: resolver, dial: Dial,
 		lease:  bfdlease.New(options.Log),
-		expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}), failures: map[string]string{},
+		expect: latest.New([len(vip.Families)]int{}), state: resolver.state, failures: map[string]string{},
 		hint: make(chan struct{}, 1), export: make(chan struct{}, 1), sessionUp: make(chan struct{}, 1),
 	}
 }
@@ -138,7 +150,31 @@ func (supervisor *Supervisor) State() *latest.Value[State] { return supervisor.s
 // Configure replaces gateways and VIPs. It does not block.
 func (supervisor *Supervisor) Configure(a trench.Attractor) {
 	supervisor.desired.Update(func(w desired) desired {
-		return desired{a, w.generation + 1}
+		return desired{attractor: a, exports: w.exports, generation: w.generation + 1}
+	})
+}
+
+// ApplyNow ends drains of gateways that leave, and restarts sessions that wait for their turn. It
+// does not block.
+func (supervisor *Supervisor) ApplyNow() {
+	supervisor.desired.Update(func(w desired) desired {
+		if w.generation > 0 {
+			w.immediate, w.generation = true, w.generation+1
+		}
+		return w
+	})
+}
+
+// Export replaces the exports that are not ExportFull, by gateway. Gateways that are not configured
+// yet are kept for later. It does not block, and before Configure it starts nothing. The map must
+// not be modified afterwards.
+func (supervisor *Supervisor) Export(exports map[string]Export) {
+	supervisor.desired.Update(func(w desired) desired {
+		if w.generation > 0 && !maps.Equal(w.exports, exports) {
+			w.generation++
+		}
+		w.exports = exports
+		return w
 	})
 }
 
@@ -186,12 +222,12 @@ func (supervisor *Supervisor) Run(ctx context.Context) error {
 			return fmt.Errorf("failed to create directory for BIRD: %w", err)
 		}
 	}
-	unlock, err := lockSocket(supervisor.options.Socket)
+	unlock, err := orphan.Lock(supervisor.options.Socket)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := terminateOrphans(ctx, supervisor.options.Executable, supervisor.options.Socket,
+	if err := orphan.Terminate(ctx, supervisor.options.Executable, supervisor.options.Socket,
 		supervisor.options.Log); err != nil {
 		supervisor.options.Log.Error("failed to terminate BIRD of an earlier run", "error", err)
 	}
@@ -278,7 +314,7 @@ func (supervisor *Supervisor) runOnce(ctx context.Context, starts int) error {
 // each gateway without a session to its problem.
 func (options Options) Preview(a trench.Attractor) ([]byte, map[string]string, error) {
 	r := newResolver(options.withDefaults(), nil)
-	v, _ := r.resolve(context.Background(), desired{a, 1}, resolution{})
+	v, _ := r.resolve(context.Background(), desired{attractor: a, generation: 1}, State{}, resolution{})
 	content, err := render(v.input.Masked())
 	return content, v.problems, err
 }

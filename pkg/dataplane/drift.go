@@ -58,7 +58,7 @@ func (observed *observation) streamState(stream *plan.InstalledStream, record *s
 	kernel := observed.observed.Streams[stream.Name]
 	for _, family := range vip.Families {
 		state.Serving[family] = map[string]struct{}{}
-		if !plan.HasFamily(stream.VIPs, family) {
+		if !plan.HasFamily(stream.VIPs, family) && stream.Tables[family] == nil {
 			continue
 		}
 		if problem := observed.observed.Problem; problem != "" {

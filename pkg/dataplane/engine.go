@@ -90,6 +90,7 @@ func (engine *engine) converge(desired *plan.Desired, urgent bool) {
 		// Adopted targets change the drift, from which repairs are decided.
 		engine.diff()
 	}
+	engine.followAddresses(now)
 	// Keep the drift before the repair: noteRepairs compares it with the result.
 	drift := engine.drift()
 	repairBase := engine.decideRepairs(now, urgent)

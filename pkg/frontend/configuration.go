@@ -32,6 +32,8 @@ func (f *follower) showConfiguration(l trench.Loaded) {
 	valid := l.Err == nil && l.Generation > 0
 	f.health.Set(Configuration, valid, cmp.Or(logs.Text(l.Err), f.SourceName+" not read yet"))
 	f.metrics.Configuration(valid)
+	f.health.Report(Held, l.Held.Problem())
+	f.metrics.Held(l.Held.Count())
 }
 
 // showStale shows whether the configuration is current.
@@ -47,8 +49,8 @@ func (f *follower) showStale(s *trench.Stale) {
 }
 
 // configure puts a configuration in force. It de-prefers removed VIPs for the drain time, as at a
-// stop, and keeps their gateways until then. The load balancer, which may read the same trench
-// file, keeps forwarding these VIPs.
+// stop; BIRD's supervisor drains removed gateways. The load balancer, which may read the same
+// trench file, keeps forwarding these VIPs.
 func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 	if f.Gate.DrainTime == 0 {
 		return f.apply(ctx, c.Attractor)
@@ -81,33 +83,22 @@ func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 	if len(leaving) == 0 {
 		return f.apply(ctx, c.Attractor)
 	}
-	// Keep the sessions until gateways have confirmed the withdrawal, also for VIPs that return soon.
+	// Until gateways have confirmed the withdrawal, also for VIPs that return soon.
 	f.leave.Reset(f.Gate.DrainTime + confirmTimeout)
 	f.observer.note(fmt.Sprintf("%d VIPs left the configuration: de-preferred for %v, then withdrawn", len(leaving),
 		f.Gate.DrainTime))
-	return f.apply(ctx, f.withLeaving(c.Attractor))
+	both := c.Attractor
+	both.VIPs = append(slices.Clone(both.VIPs), leaving.Sorted()...)
+	return f.apply(ctx, both)
 }
 
-// withLeaving returns the attractor with the leaving VIPs and with the leaving gateways of their
-// families. Closing a session would withdraw the VIPs immediately.
-func (f *follower) withLeaving(a trench.Attractor) trench.Attractor {
-	var families [len(vip.Families)]bool
-	for v := range f.leaving {
-		families[v.Family()] = true
+// endLeaving removes the VIPs that left the configuration.
+func (f *follower) endLeaving(ctx context.Context) error {
+	if f.leave.Stop(); len(f.leaving) == 0 {
+		return nil
 	}
-	vips, gateways := slices.Clone(a.VIPs), slices.Clone(a.Gateways)
-	vips = append(vips, f.leaving.Sorted()...)
-	for _, was := range f.gateways {
-		// BIRD cannot have two sessions with the same name or neighbor address.
-		replaced := slices.ContainsFunc(a.Gateways, func(g trench.Gateway) bool {
-			return g.Name == was.Name || g.Address == was.Address
-		})
-		if families[was.Family()] && !replaced {
-			gateways = append(gateways, was)
-		}
-	}
-	a.VIPs, a.Gateways = vips, gateways
-	return a
+	f.leaving = nil
+	return f.apply(ctx, *f.next)
 }
 
 // apply passes an attractor to gate, kernel and BIRD.
@@ -126,10 +117,9 @@ func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 	if err != nil {
 		return err
 	}
-	// BIRD closes the sessions of removed gateways, so it is configured after the gate.
+	// BIRD may end the sessions of removed gateways, so it is configured after the gate.
 	f.bird.Configure(a)
 	f.warnStatic(a.Gateways)
-	f.gateways = a.Gateways
 	return nil
 }
 

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net/netip"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,43 +17,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
-
-// Leaving VIPs keep the leaving gateways of their family, unless a new gateway has the same name
-// or address.
-func TestLeavingVIPs(t *testing.T) {
-	gateway := func(name, address string) trench.Gateway {
-		return trench.Gateway{Name: name, Address: netip.MustParseAddr(address)}
-	}
-	staying, leaving := vip.Require("20.0.0.1/32"), vip.Require("20.0.0.2/32")
-	f := &follower{
-		process: &process{}, leaving: vip.NewSet(leaving),
-		gateways: []trench.Gateway{
-			gateway("kept", "10.0.0.1"), gateway("leaves", "10.0.0.2"), gateway("renamed", "10.0.0.3"),
-			gateway("moved", "10.0.0.4"), gateway("other-family", "fd00::1"),
-		},
-	}
-	next := trench.Attractor{
-		Name: "a", VIPs: []vip.VIP{staying},
-		Gateways: []trench.Gateway{
-			gateway("kept", "10.0.0.1"), gateway("new-name", "10.0.0.3"), gateway("moved", "10.0.0.5"),
-		},
-	}
-	got := f.withLeaving(next)
-	if want := []vip.VIP{staying, leaving}; got.Name != "a" || !slices.Equal(got.VIPs, want) {
-		t.Errorf("the attractor %s has the VIPs %v, want %v", got.Name, got.VIPs, want)
-	}
-	var names []string
-	for _, g := range got.Gateways {
-		names = append(names, g.Name+" "+g.Address.String())
-	}
-	want := []string{"kept 10.0.0.1", "new-name 10.0.0.3", "moved 10.0.0.5", "leaves 10.0.0.2"}
-	if !slices.Equal(names, want) {
-		t.Errorf("gateways are %q, want %q", names, want)
-	}
-	if len(next.VIPs) != 1 || len(next.Gateways) != 3 {
-		t.Errorf("the next attractor was changed: %v", next)
-	}
-}
 
 func TestReloadDetail(t *testing.T) {
 	p := &process{Options: Options{SourceName: "trench file"}}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/announce"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
@@ -244,6 +245,10 @@ func gateways(s bird.State, requireRoute bool) gate.Gateways {
 		return g
 	}
 	for _, gw := range s.Gateways {
+		// An operator drained the gateway: it receives no VIP.
+		if gw.Export == bird.ExportNone {
+			continue
+		}
 		if gw.Usable && (gw.Imported > 0 || !requireRoute) {
 			g.Up[gw.Family] = true
 			g.Static[gw.Family] = g.Static[gw.Family] || isStatic(gw)
@@ -256,7 +261,9 @@ func gateways(s bird.State, requireRoute bool) gate.Gateways {
 // lacks some of them and BIRD has listed its exports.
 func withExports(g gate.Gateways, s bird.State) gate.Gateways {
 	for _, family := range vip.Families {
-		isUp := func(gw bird.GatewayState) bool { return gw.Family == family && gw.Up }
+		isUp := func(gw bird.GatewayState) bool {
+			return gw.Family == family && gw.Up && gw.Export != bird.ExportNone
+		}
 		complete := func(gw bird.GatewayState) bool { return isUp(gw) && (!gw.Short || gw.Exports == nil) }
 		if !s.Alive || !slices.ContainsFunc(s.Gateways, isUp) || slices.ContainsFunc(s.Gateways, complete) {
 			continue
@@ -299,7 +306,11 @@ func lbUpdate(u readiness.Update, states []gate.VIPState) gate.LBUpdate {
 		VIPs: slices.Grow(states, len(u.Changed)), Removed: u.Removed,
 	}
 	for _, r := range u.Changed {
-		g.VIPs = append(g.VIPs, gate.VIPState{VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd})
+		g.VIPs = append(g.VIPs, gate.VIPState{
+			VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd,
+			Reconfigured: r.Reason == readinessv1.VipReason_VIP_REASON_RECONFIGURED,
+			LastResort:   r.Reason == readinessv1.VipReason_VIP_REASON_LAST_RESORT,
+		})
 	}
 	return g
 }

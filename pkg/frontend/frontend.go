@@ -51,7 +51,9 @@ type process struct {
 	observer   *observer
 	reporter   *reporter
 	attractor  *attractor
+	drains     *operatorDrains
 	changed    *latest.Value[uint64] // counts changes of the status
+	immediate  chan chan<- []vip.VIP // requests to apply all changes now; answered with the leaving VIPs
 	stopping   atomic.Bool
 	reported   atomic.Bool // the watcher has a report of VIPs
 	applied    *latest.Value[readiness.Position]
@@ -67,6 +69,8 @@ const (
 	// Configuration holds while the complete configuration of its source is in force; not part of
 	// Readiness.
 	Configuration = "Configuration"
+	// Held holds while no removal of the configuration waits for a confirmation; not part of Readiness.
+	Held = "Held"
 	// TrenchFile holds while the writer of the trench file refreshes it; not part of Readiness. Other
 	// sources of the configuration have other names.
 	TrenchFile = "TrenchFile"
@@ -88,6 +92,9 @@ const (
 	HealthSocket = "HealthSocket"
 	// Imports holds while BIRD ignores no route of a gateway; not part of Readiness.
 	Imports = "Imports"
+	// GatewayChange holds unless a session did not come back after a change of its configuration; not
+	// part of Readiness.
+	GatewayChange = "GatewayChange"
 	// RouteBack, by family, holds while a gateway advertises a route. It is not part of Readiness,
 	// because other pods have the same gateways.
 	RouteBack = "RouteBack"
@@ -111,7 +118,8 @@ func newProcess(o Options) (*process, error) {
 	o.BIRD.Log = o.Log
 	p := &process{
 		Options: o, metrics: metrics.NewFrontend(o.Version), changed: latest.New(uint64(0)),
-		applied: latest.New(readiness.Position{}), instance: rand.Text(),
+		immediate: make(chan chan<- []vip.VIP),
+		applied:   latest.New(readiness.Position{}), instance: rand.Text(),
 		parts: []string{BIRD, BIRDConfig, Announcer, Egress, Stopping},
 	}
 	p.Kernel.External, p.Kernel.Log = p.external, o.Log
@@ -123,6 +131,7 @@ func newProcess(o Options) (*process, error) {
 	loaded := p.Source.Value().Load()
 	p.health.Set(Configuration, loaded.Generation > 0 && loaded.Err == nil,
 		cmp.Or(logs.Text(loaded.Err), p.SourceName+" not accepted yet"))
+	p.health.Report(Held, loaded.Held.Problem())
 	p.health.Report(p.StaleCondition, p.Source.Stale().Load().Problem(time.Now()))
 	// BIRD has not refused a configuration yet, and this process does not stop yet.
 	p.health.Set(BIRDConfig, true, "")
@@ -164,6 +173,8 @@ func newProcess(o Options) (*process, error) {
 
 	// Both ends of the loopback session get the same key.
 	o.BIRD.Password, o.BIRD.OnAnswer = loopbackPassword(o), p.metrics.ControlLatency
+	o.BIRD.DrainTime, o.BIRD.SlotTime = o.Gate.DrainTime, slotTime
+	o.BIRD.Ordered = func() bool { return p.Source.Value().Load().Config.OnePodAtATime }
 	p.bird = bird.NewSupervisor(o.BIRD)
 	p.announcer = announce.New(announce.Options{
 		Local: bird.LoopbackAnnouncer, Peer: p.loopbackBIRD(),
@@ -184,9 +195,16 @@ func newProcess(o Options) (*process, error) {
 	p.reporter.shared = p.shared
 	p.reporter.detection = p.detectionTime
 	p.attractor = &attractor{all: o.StaticAll, current: latest.New(attraction{}), apply: p.bird.Attract}
+	var err error
+	if p.drains, err = o.openDrains(); err != nil {
+		return nil, err
+	}
+	// Drains of the previous process are in force before the first VIP is configured.
+	decides := gate.New(o.Gate)
+	p.applyDrains(decides, time.Now())
 	// Last, because the controller needs the state of every other part.
 	p.controller = &controller{
-		gate: gate.New(o.Gate), source: p.source, bird: p.bird.State(), kernel: p.kernel.Confirmed(),
+		gate: decides, source: p.source, bird: p.bird.State(), kernel: p.kernel.Confirmed(),
 		announcer: p.announcer, session: p.announcer.Up(), observer: p.observer,
 		requireRoute: o.RequireRoute, attractor: p.attractor,
 		commands: make(chan command), ready: make(chan struct{}),
@@ -238,6 +256,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		Admin: func(r grpc.ServiceRegistrar) {
 			frontendv1.RegisterFrontendServiceServer(r, newAdmin(p))
 			adminv1.RegisterEventServiceServer(r, p.observer.journal)
+			adminv1.RegisterConfigurationServiceServer(r, endpoint.ConfigurationService{
+				InForce: p.Source.Value(), Confirm: p.Source.Confirm, Log: p.Log,
+			})
 		},
 		MetricsRefused: p.isExternal, Signals: p.Signals,
 	})

@@ -33,9 +33,10 @@ func (p *process) status() *frontendv1.Status {
 		}
 	}
 	b := p.bird.State().Load()
-	p.birdStatus(s, b)
+	p.birdStatus(s, b, now)
 	s.Vips = p.observer.state.vipStatus(now, loaded.Config.Attractor.VIPs,
 		receivers(b, p.announcer.Up().Load().Accepted(now)), senders(b))
+	p.drainStatus(s, now, vip.NewSet(loaded.Config.Attractor.VIPs...).Sorted())
 	return s
 }
 
@@ -84,6 +85,7 @@ var reasons = [...]readinessv1.AdvertisementReason{
 	gate.Drained:         readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED,
 	gate.LBDraining:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING,
 	gate.LBStale:         readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_STALE,
+	gate.LastResort:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LAST_RESORT,
 	gate.Flapping:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_FLAPPING,
 	gate.NotExported:     readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED,
 	gate.Ready:           readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
@@ -92,7 +94,8 @@ var reasons = [...]readinessv1.AdvertisementReason{
 func reasonProto(r gate.Reason) readinessv1.AdvertisementReason { return reasons[r] }
 
 // birdStatus adds BIRD and the gateways to s.
-func (p *process) birdStatus(s *frontendv1.Status, b bird.State) {
+func (p *process) birdStatus(s *frontendv1.Status, b bird.State, now time.Time) {
+	s.GatewayChange = isChanging(b)
 	s.Bird = &frontendv1.BirdStatus{
 		Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts),
 		Error: cmp.Or(birdProblem(b), configProblem(b)), Since: endpoint.Timestamp(b.Since),
@@ -103,7 +106,7 @@ func (p *process) birdStatus(s *frontendv1.Status, b bird.State) {
 			Name: g.Name, Address: g.Address.String(), Up: g.Up && b.Alive, State: gatewayDetail(g),
 			Imported: uint32(g.Imported), Exported: uint32(g.Exported), Expected: uint32(expectedOf(g, advertised)),
 			Bfd: g.BFD, Since: endpoint.Timestamp(g.Since), Protocol: g.Protocol.String(), Held: g.Held,
-			Usable:  g.Usable && b.Alive,
+			Usable: g.Usable && b.Alive, Export: g.Export.String(), Change: changeText(g.Change, now),
 			Warning: g.Warning, NoDelay: g.NoDelay, NoDelayProblem: g.NoDelayProblem,
 		}
 		if !st.Up { // BIRD keeps the error of the previous session
@@ -121,7 +124,7 @@ func (p *process) birdStatus(s *frontendv1.Status, b bird.State) {
 
 // expectedOf returns the number of VIPs that BIRD should export to a gateway.
 func expectedOf(g bird.GatewayState, advertised [len(vip.Families)]int) int {
-	if isStatic(g) {
+	if isStatic(g) || g.Export == bird.ExportNone {
 		return 0
 	}
 	return advertised[g.Family]
@@ -136,7 +139,7 @@ func receivers(b bird.State, accepted bool) func(vip.VIP) []string {
 	for _, g := range b.Gateways {
 		switch {
 		// Without the loopback session BIRD has no VIPs to export.
-		case !g.Up || !b.Alive, !isStatic(g) && !accepted:
+		case !g.Up || !b.Alive, !isStatic(g) && !accepted, g.Export == bird.ExportNone:
 		case !isStatic(g) && g.Short:
 			lacking = append(lacking, g)
 		default:

@@ -65,8 +65,12 @@ type Checker struct {
 	entered     chan struct{} // of size 1: there are new targets
 	pulse       task.Pulse
 
-	mu         sync.Mutex
-	streams    map[string]map[Key]*entry
+	mu      sync.Mutex
+	streams map[string]map[Key]*entry
+	// addresses holds the targets of all streams by address. gone lists those that the running Update
+	// removes: they pass on their verdicts until it ends.
+	addresses  map[netip.Addr][]*entry
+	gone       []*entry
 	schedule   schedule[*entry]
 	running    int                // checks in flight
 	complained time.Time          // time of the last log line about checks that cannot run
@@ -102,7 +106,7 @@ func New(options Options) *Checker {
 		Options: options, epoch: time.Now(), ready: make(chan struct{}),
 		changed: make(chan struct{}, 1), rescheduled: make(chan struct{}, 1), entered: make(chan struct{}, 1),
 		waiting: map[Key]*entry{}, diagnoses: make(chan probe, maxDiagnoses),
-		streams: map[string]map[Key]*entry{}, dirty: map[Key]struct{}{}, reported: map[Key]reportedAs{},
+		streams: map[string]map[Key]*entry{}, addresses: map[netip.Addr][]*entry{}, dirty: map[Key]struct{}{}, reported: map[Key]reportedAs{},
 	}
 }
 
@@ -121,10 +125,11 @@ func (checker *Checker) Changed() <-chan struct{} { return checker.changed }
 
 // Update replaces the targets of the changed streams, and removes streams. A target that remains
 // keeps its state, even with a new interval, timeout, rise or fall. If the check itself changes,
-// such as its port, the target starts again. A stream without a check has no targets here, and
-// addresses of families that are not checked are ignored. The first Update is the first
-// configuration of [Evaluation.Synced]. The cost follows the number of targets of the changed
-// streams.
+// such as its port, the target starts again. A new target has the verdict of another one with the
+// same address and check, which may leave with this Update: its stream may have got another name. A
+// stream without a check has no targets here, and addresses of families that are not checked are
+// ignored. The first Update is the first configuration of [Evaluation.Synced]. The cost follows the
+// number of targets of the changed streams.
 func (checker *Checker) Update(changed []trench.Stream, removed []string) {
 	checker.mu.Lock()
 	defer checker.mu.Unlock()
@@ -141,12 +146,16 @@ func (checker *Checker) Update(changed []trench.Stream, removed []string) {
 	}
 	// Spread the first checks, or a large new stream would cause a burst of packets.
 	for i, entry := range fresh {
-		spacing := min(firstSpacing, entry.plan.Interval/time.Duration(len(fresh)))
-		entry.due = now.Add(time.Duration(i) * spacing)
-		entry.alive = entry.due
+		// A target with a verdict keeps the time of its next check.
+		if !entry.judged {
+			spacing := min(firstSpacing, entry.plan.Interval/time.Duration(len(fresh)))
+			entry.due = now.Add(time.Duration(i) * spacing)
+			entry.alive = entry.due
+		}
 		heap.Push(&checker.schedule, entry)
 		checker.expect(entry)
 	}
+	checker.forget()
 	if len(fresh) > 0 {
 		latest.Wake(checker.entered)
 	}
@@ -185,7 +194,10 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 				checker.retime(e, p, now)
 			} else {
 				e = &entry{Health: Health{Key: key, Since: now}, plan: p, slot: slot{index: -1}}
-				checker.unjudged++
+				if !checker.inherit(e) {
+					checker.unjudged++
+				}
+				checker.addresses[a] = append(checker.addresses[a], e)
 				checker.dirty[key] = struct{}{}
 				fresh = append(fresh, e)
 			}
@@ -199,9 +211,42 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 	return fresh
 }
 
+// inherit gives a new target the newest verdict on its address that a check with the same subject
+// reached, with its counters, and reports whether there is one. A check of VIPs counts only if it
+// covers the VIPs of the new target: its stream may serve one that the application does not have.
+func (checker *Checker) inherit(heir *entry) (judged bool) {
+	family := vip.FamilyOf(heir.Addr)
+	var from *entry
+	for _, entry := range checker.addresses[heir.Addr] {
+		if entry.judged && !entry.overdue && entry.plan.subject(family) == heir.plan.subject(family) &&
+			entry.plan.covers(heir.plan, family) && (from == nil || entry.alive.After(from.alive)) {
+			from = entry
+		}
+	}
+	if from == nil {
+		return false
+	}
+	key := heir.Key
+	heir.Health, heir.streak, heir.passing, heir.judged = from.Health, from.streak, from.passing, true
+	heir.Key, heir.alive, heir.due = key, from.alive, from.due
+	return true
+}
+
+// forget ends the inheritance of targets that the running Update removed.
+func (checker *Checker) forget() {
+	for _, gone := range checker.gone {
+		left := slices.DeleteFunc(checker.addresses[gone.Addr], func(e *entry) bool { return e == gone })
+		if checker.addresses[gone.Addr] = left; len(left) == 0 {
+			delete(checker.addresses, gone.Addr)
+		}
+	}
+	checker.gone = nil
+}
+
 // remove ends the checks of a target that is in no stream any more.
 func (checker *Checker) remove(entry *entry) {
 	entry.removed = true
+	checker.gone = append(checker.gone, entry)
 	if entry.index >= 0 {
 		heap.Remove(&checker.schedule, entry.index)
 	}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -65,6 +66,13 @@ func (plan *plan) subject(family vip.Family) trench.Check {
 	return trench.Check{
 		TCP: plan.TCP, HTTP: plan.HTTP, GRPC: plan.GRPC, Via: via, Sources: [2]netip.Addr{plan.Source(family)},
 	}
+}
+
+// covers reports whether the checks of a plan include the VIPs of another plan.
+func (plan *plan) covers(other *plan, family vip.Family) bool {
+	return !slices.ContainsFunc(other.vips[family], func(a netip.Addr) bool {
+		return !slices.Contains(plan.vips[family], a)
+	})
 }
 
 // dialFunc opens a connection.

@@ -65,13 +65,13 @@ func TestUpdateReplacesNamedStreams(t *testing.T) {
 				"a new stream",
 				[]trench.Stream{named("d", 1, testCheck)},
 				[]string{"none"},
-				[]string{"d/target-1=starting"},
+				[]string{"d/target-1=ready"}, // as in stream a
 			},
 			{
 				"moved to another stream",
 				[]trench.Stream{named("d", 0, testCheck), named("e", 1, testCheck)},
 				nil,
-				[]string{"d/target-1 removed", "e/target-1=starting"},
+				[]string{"d/target-1 removed", "e/target-1=ready"},
 			},
 		} {
 			c.Update(step.changed, step.removed)

@@ -8,6 +8,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/kube/turn"
+	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 const (
@@ -30,9 +32,12 @@ type agent struct {
 	// translated is called after each translation, when its file and keys are on disk or failed to be
 	// written.
 	translated func(cluster.Snapshot, translation.Result, outcome)
+	turns      *turn.Taker // nil with a Gateway
 
-	next  time.Time // the earliest time of the next translation
-	retry backoff.Backoff
+	gateways []trench.Gateway // of the trench file on disk; nil before the first write
+	turn     <-chan struct{}  // closed when a waiting change may have its turn; nil if none waits
+	next     time.Time        // the earliest time of the next translation
+	retry    backoff.Backoff
 }
 
 // outcome is the result of a translation and of its write.
@@ -66,6 +71,8 @@ func (a *agent) Run(ctx context.Context) error {
 		// A new state alone changes the stale file, not the trench file.
 		case <-stateChanged:
 			continue
+		case <-a.turn:
+			a.turn = nil
 		case <-again.C:
 		case <-a.cluster.Changes():
 			a.collect(ctx, a.cluster.Changes())
@@ -121,7 +128,7 @@ func (a *agent) translate() error {
 	o := outcome{took: time.Since(begin)}
 	// Without a file the Trench is refused, and the previous file stays in force.
 	if result.File != nil {
-		o.wrote, o.err = a.files.write(result)
+		o.wrote, o.err = a.write(result)
 	}
 	// Each write makes lb and frontend read the file again, so writes have a longer pause.
 	a.next = time.Now().Add(min(pause*o.took, interval))

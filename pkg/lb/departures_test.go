@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -17,6 +18,28 @@ func trenchOf(others []vip.VIP, streams ...trench.Stream) *trench.Config {
 	}
 	return c
 }
+
+// fakeMover serves every VIP by the first stream that lists it in a configuration.
+type fakeMover struct {
+	inForce *trench.Config
+	down    bool // the VIPs attract no traffic
+	ready   bool // the new streams
+}
+
+func (f *fakeMover) Owners() map[vip.VIP]string {
+	owners := map[vip.VIP]string{}
+	for _, s := range slices.Backward(f.inForce.Streams) {
+		for _, v := range s.VIPs {
+			if !f.down {
+				owners[v] = s.Name
+			}
+		}
+	}
+	return owners
+}
+
+func (f *fakeMover) Attracts(v vip.VIP) bool           { return f.Owners()[v] != "" }
+func (f *fakeMover) CanServe(_ string, _ vip.VIP) bool { return f.ready }
 
 func TestDepartures(t *testing.T) {
 	parse := func(text string) vip.VIP {
@@ -38,30 +61,36 @@ func TestDepartures(t *testing.T) {
 		next    *trench.Config
 		down    bool // the VIPs attract no traffic
 		leaving int
+		moving  int
 		streams map[string]int // number of VIPs by stream
 	}{
-		{"nothing leaves", trenchOf(nil, stream("web", drain, a, b)), false, 0, map[string]int{"web": 2}},
-		{"stream", trenchOf([]vip.VIP{a, b}), false, 2, map[string]int{"web": 2}},
-		{"stream and its VIPs", trenchOf(nil), false, 2, map[string]int{"web": 2}},
-		{"VIP", trenchOf(nil, stream("web", drain, a)), false, 1, map[string]int{"web": 2}},
+		{"nothing leaves", trenchOf(nil, stream("web", drain, a, b)), false, 0, 0, map[string]int{"web": 2}},
+		{"stream", trenchOf([]vip.VIP{a, b}), false, 2, 0, map[string]int{"web": 2}},
+		{"stream and its VIPs", trenchOf(nil), false, 2, 0, map[string]int{"web": 2}},
+		{"VIP", trenchOf(nil, stream("web", drain, a)), false, 1, 0, map[string]int{"web": 2}},
 		{
-			"VIP moves", trenchOf(nil, stream("web", drain, a), stream("other", drain, b)), false, 0,
-			map[string]int{"web": 1, "other": 1},
+			"VIP moves", trenchOf(nil, stream("web", drain, a), stream("other", drain, b)), false, 0, 1,
+			map[string]int{"web": 2, "other": 1},
 		},
-		{"stream renamed", trenchOf(nil, stream("other", drain, a, b)), false, 0, map[string]int{"other": 2}},
-		{"stream that is down", trenchOf(nil), true, 0, map[string]int{}},
-		{"VIP within another one", trenchOf(nil, stream("other", drain, wide)), false, 0, map[string]int{"other": 1}},
+		{
+			"stream renamed", trenchOf(nil, stream("other", drain, a, b)), false, 0, 2,
+			map[string]int{"web": 2, "other": 2},
+		},
+		{"stream renamed while down", trenchOf(nil, stream("other", drain, a, b)), true, 0, 0, map[string]int{"other": 2}},
+		{"VIP leaves, VIP moves", trenchOf(nil, stream("new", drain, b)), false, 1, 1, map[string]int{"web": 2, "new": 1}},
+		{"stream that is down", trenchOf(nil), true, 0, 0, map[string]int{}},
+		{"VIP within another one", trenchOf(nil, stream("other", drain, wide)), false, 0, 0, map[string]int{"other": 1}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var d departures
-			serves := func(vip.VIP) bool { return !test.down }
+			serves := &fakeMover{inForce: all, down: test.down}
 			if d.configure(t0, all, serves) != all {
 				t.Fatal("the first configuration is not in force as it is")
 			}
 			check := func(what string, c *trench.Config, leaving int, streams map[string]int) {
 				t.Helper()
-				if len(d.ends) != leaving || len(c.Streams) != len(streams) {
-					t.Fatalf("%s: %d VIPs leave, streams are %v", what, len(d.ends), c.Streams)
+				if len(d.ends) != leaving || len(d.moves) != test.moving || len(c.Streams) != len(streams) {
+					t.Fatalf("%s: %d VIPs leave, %d move, streams are %v", what, len(d.ends), len(d.moves), c.Streams)
 				}
 				for _, s := range c.Streams {
 					if len(s.VIPs) != streams[s.Name] {
@@ -79,20 +108,34 @@ func TestDepartures(t *testing.T) {
 				}
 			}
 			check("changed", d.configure(t0, test.next, serves), test.leaving, test.streams)
-			if next := d.next(); next.IsZero() != (test.leaving == 0) {
-				t.Errorf("the next drain ends at %v", next)
+			next := d.next(t0, serves)
+			if next.IsZero() != (test.leaving+test.moving == 0) {
+				t.Errorf("the next drain or move ends at %v", next)
 			}
-			check("changed once more", d.configure(t0.Add(drain/2), test.next, serves), test.leaving, test.streams)
-			if c := d.expire(t0.Add(drain - 1)); c != nil {
-				t.Error("a drain ended before its time")
+			// Neither a drain nor a move is prolonged.
+			check("changed once more", d.configure(t0.Add(maxMove/2), test.next, serves), test.leaving, test.streams)
+			if c, _ := d.expire(t0.Add(maxMove-1), serves); c != nil {
+				t.Error("a drain or a move ended before its time")
 			}
-			if c := d.expire(t0.Add(drain)); test.leaving > 0 && (c != test.next || len(d.ends) > 0) {
-				t.Errorf("after the drain %v is in force", c)
+			if c, late := d.expire(t0.Add(maxMove), serves); (c != nil) != (test.moving > 0) || len(late) != test.moving {
+				t.Errorf("after the moves %v is in force, %d are late", c, len(late))
+			}
+			c, _ := d.expire(t0.Add(drain), serves)
+			if test.leaving > 0 && (c != test.next || len(d.ends) > 0) || d.inForce != test.next {
+				t.Errorf("after the drain %v is in force", d.inForce)
 			}
 			d.configure(t0, all, serves)
 			d.configure(t0, test.next, serves)
-			if c := d.configure(t0, all, serves); c != all || len(d.ends) > 0 {
+			if c := d.configure(t0, all, serves); c != all || len(d.ends)+len(d.moves) > 0 {
 				t.Errorf("with the old file %v is in force", c)
+			}
+			d.configure(t0, test.next, serves)
+			serves.ready = true
+			if test.moving > 0 && d.next(t0, serves) != t0 {
+				t.Error("a move waits although the new stream is ready")
+			}
+			if d.expire(t0, serves); test.leaving == 0 && d.inForce != test.next {
+				t.Errorf("with a new stream that is ready %v is in force", d.inForce)
 			}
 		})
 	}

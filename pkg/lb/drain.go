@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
@@ -32,7 +33,11 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 			return nil, status.Errorf(codes.InvalidArgument, "drain for %v: between 0 and %v", drainFor, maxDrain)
 		}
 	}
-	done, now := &lbv1.DrainTargetsResponse{}, time.Now()
+	lasts := r.GetEndsAfter().AsDuration()
+	if lasts < 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "ends after %v: must not be negative", lasts)
+	}
+	done, now, added := &lbv1.DrainTargetsResponse{}, time.Now(), map[targetset.ID]drains.Drain{}
 	for _, id := range ids {
 		long := drainFor
 		if long < 0 {
@@ -40,15 +45,17 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 			s, _ := p.stream(id.Stream)
 			long = s.DrainTime
 		}
-		if err := p.sources.drains.Drain(id, long, now); err != nil {
-			return nil, status.Errorf(codes.FailedPrecondition, "drain %s: %v", id, err)
-		}
-		p.Log.Info("target drained by an operator", "stream", id.Stream, "target", id.Name, "drain_for", long)
+		added[id] = drains.New(now, long, lasts)
 		done.Drained = append(done.Drained, id.String())
 		if end := now.Add(long); end.After(done.GetUntil().AsTime()) {
 			done.Until = timestamppb.New(end)
 		}
 	}
+	if err := p.sources.drains.Drain(now, added); err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	p.Log.Info("targets drained by an operator", "targets", done.GetDrained(), "until", done.GetUntil().AsTime(),
+		"ends_after", lasts)
 	return done, nil
 }
 
@@ -59,7 +66,9 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 		return nil, errNoTarget
 	}
 	// A drain outlives its target, so search the drains and not the index.
-	drained := slices.Collect(maps.Keys(p.sources.drains.All()))
+	now := time.Now()
+	orders, _ := p.sources.drains.All(now)
+	drained := slices.Collect(maps.Keys(orders))
 	drained = slices.DeleteFunc(drained, func(id targetset.ID) bool { return !named(id, r.GetStream(), names) })
 	// Names of targets that are not drained succeed. A name that no target has is a typing error,
 	// and then no drain ends.
@@ -72,15 +81,15 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 		}
 	}
 	done := &lbv1.UndrainTargetsResponse{}
+	if err := p.sources.drains.Undrain(now, drained...); err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
 	for _, id := range drained {
-		if err := p.sources.drains.Undrain(id); err != nil {
-			return nil, status.Errorf(codes.FailedPrecondition, "undrain %s: %v", id, err)
-		}
-		p.Log.Info("drain by an operator ended", "stream", id.Stream, "target", id.Name)
 		done.Undrained = append(done.Undrained, id.String())
 	}
 	// The order of a map is random.
 	slices.Sort(done.Undrained)
+	p.Log.Info("drains by an operator ended", "targets", done.GetUndrained())
 	return done, nil
 }
 

@@ -111,7 +111,8 @@ func (l *loop) Run(ctx context.Context) error {
 	l.sources.publish()
 	close(l.ready)
 	for {
-		next := targetset.Soonest(targetset.Soonest(l.sources.next, l.next), l.departures.next())
+		next := targetset.Soonest(l.sources.next, l.next)
+		next = targetset.Soonest(next, l.departures.next(time.Now(), l.evaluator))
 		if !next.IsZero() {
 			timer.Reset(time.Until(next))
 		}
@@ -235,15 +236,20 @@ func (l *loop) decide(in input) decision {
 }
 
 // depart returns the configuration to put in force for a new trench file, or once a VIP that left
-// the file has drained; nil for the same as before.
+// the file has drained or one has moved; nil for the same as before.
 func (l *loop) depart(now time.Time, file *trench.Config) *trench.Config {
-	config := l.departures.expire(now)
-	if file != nil {
-		config = l.departures.configure(now, file, l.evaluator.Attracts)
+	config, late := l.departures.expire(now, l.evaluator)
+	if len(late) > 0 {
+		l.log.Warn("VIPs move to a stream that is not ready", "vips", len(late), "from", late[0].From, "to", late[0].To,
+			"after", maxMove)
 	}
-	// The evaluator keeps these VIPs at most DRAINING until their ends.
+	if file != nil {
+		config = l.departures.configure(now, file, l.evaluator)
+	}
+	// The evaluator keeps these VIPs at most DRAINING until their ends, or with their old streams.
 	if config != nil {
 		l.evaluator.Leave(l.departures.ends)
+		l.evaluator.Move(l.departures.moving())
 	}
 	return config
 }

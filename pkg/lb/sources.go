@@ -9,10 +9,13 @@ import (
 	"slices"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/drains"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/registry"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/trench/change"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -22,11 +25,11 @@ type sources struct {
 	options  TargetOptions
 	file     *targetset.TrenchFile
 	registry *registry.Registry
-	drains   *targetset.Drains
+	drains   *drains.Drains[targetset.ID]
 	set      *targetset.Set
 	states   *latest.Value[[]sourceState] // for status
 	stale    bool                         // states must be updated
-	next     time.Time                    // when update must be called for the end of a drain; or zero
+	next     time.Time                    // when update must be called for a drain; or zero
 }
 
 // sourceState is a source with the number of its targets in the set.
@@ -40,7 +43,7 @@ func newSources(o TargetOptions, log *slog.Logger) (*sources, error) {
 	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("state directory (--state-dir): %w", err)
 	}
-	drains, err := targetset.OpenDrains(filepath.Join(o.StateDir, "drains.json"), log)
+	orders, err := drains.Open[targetset.ID](filepath.Join(o.StateDir, "drains.json"), log)
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +52,7 @@ func newSources(o TargetOptions, log *slog.Logger) (*sources, error) {
 		o.Registry.StateFile = filepath.Join(o.StateDir, "registrations.json")
 	}
 	return &sources{
-		options: o, file: targetset.NewTrenchFile(o.OnFileGone), registry: registry.New(o.Registry), drains: drains,
+		options: o, file: targetset.NewTrenchFile(o.OnFileGone), registry: registry.New(o.Registry), drains: orders,
 		set: targetset.New(), states: latest.New([]sourceState(nil)),
 	}, nil
 }
@@ -67,6 +70,33 @@ func (s *sources) configure(now time.Time, c *trench.Config) {
 	s.registry.Configure(c.Streams, policy)
 }
 
+// hold returns the configuration to put in force for a trench file; see [change.Hold].
+func (p *process) hold(inForce, next *trench.Config, before trench.Held,
+	confirmed string,
+) (*trench.Config, trench.Held) {
+	// Without targets in the file, no change of the file removes one.
+	if !p.Targets.File {
+		return change.Hold(inForce, next, before, confirmed, nil)
+	}
+	return change.Hold(inForce, next, before, confirmed, alive(p.index.List(nil), p.table.Synced()))
+}
+
+// alive reports which targets of the trench file pass their checks and do not drain. Before the first
+// verdicts, at a restart, each may.
+func alive(views []targetset.View, synced bool) change.Alive {
+	ready, others := map[targetset.ID]bool{}, map[string]bool{}
+	for _, view := range views {
+		if view.State == healthcheck.Ready {
+			ready[targetset.ID{Stream: view.Stream, Name: view.Name}] = true
+			others[view.Stream] = others[view.Stream] || view.Origins != targetset.OriginSet(0).With(targetset.OriginFile)
+		}
+	}
+	return func(stream, target string) bool {
+		// A stream with a ready target of another source does not lose all targets.
+		return (!synced || ready[targetset.ID{Stream: stream, Name: target}]) && !others[stream]
+	}
+}
+
 // missing notes that the trench file cannot be read. A refused one leaves the older in force.
 func (s *sources) missing(now time.Time, err error) {
 	var refused *trenchfile.Errors
@@ -82,9 +112,10 @@ func (s *sources) update(now time.Time) targetset.Changes {
 		s.set.Offer(targetset.OriginRegistry, s.registry.Take())
 	}
 	// An operator may have ordered or ended drains since the last update.
-	s.set.SetManualDrains(s.drains.All())
+	orders, over := s.drains.All(now)
+	s.set.SetManualDrains(orders)
 	c := s.set.Update(now)
-	s.next = c.Next
+	s.next = targetset.Soonest(c.Next, over)
 	s.stale = true
 	return c
 }

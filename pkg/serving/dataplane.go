@@ -17,7 +17,7 @@ func (evaluator *Evaluator) planStream(stream *stream, before *plan.Stream) *pla
 	desired := &plan.Stream{
 		Name: stream.Name, VIPs: stream.VIPs, Size: stream.Maglev.Size, Seed: stream.Maglev.Seed, DrainTime: stream.DrainTime,
 		Match: ports(stream.Match), Targets: make([]plan.Target, 0, len(stream.members)),
-		RouteAll: stream.Check.Via.ToVIP(true),
+		RouteAll: stream.Check.Via.ToVIP(true), Prepare: stream.prepare,
 	}
 	for i := range stream.members {
 		if stream.shadowed[i] {
@@ -80,6 +80,8 @@ func (evaluator *Evaluator) role(stream *stream, member *targetset.Member, ip ne
 	case health.State == healthcheck.Overdue:
 		// An overdue target may be alive, and too many of them make the VIP not ready anyway.
 		return plan.Unknown
+	case stream.LastResort == trench.Depreferred && !draining && counts.alive+counts.leaving == 0:
+		return plan.Serving // no target passes its checks
 	}
 	return plan.Down
 }

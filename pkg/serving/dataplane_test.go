@@ -287,17 +287,18 @@ func TestReturnOfTargetEndsHold(t *testing.T) {
 
 // A VIP that moves to a serving stream leaves the hold of its former stream, which ends no later.
 func TestVIPLeavesHold(t *testing.T) {
-	p := startPlaneRig(t, trenchOf(streamOf("s", vipA, vipB), streamOf("t", vip6)), map[string][]targetset.Member{
+	vipC := vip.Require("20.0.0.3/32")
+	p := startPlaneRig(t, trenchOf(streamOf("s", vipA, vipB), streamOf("t", vipC)), map[string][]targetset.Member{
 		"s": {member("a", "172.16.0.1")}, "t": {member("b", "172.16.0.2", "fd00::2")},
 	})
 	p.health("s", "a", healthcheck.Ready)
 	p.health("t", "b", healthcheck.Ready)
 	p.confirm()
-	p.reports(vipA, vipB, vip6)
+	p.reports(vipA, vipB, vipC)
 	p.health("s", "a", healthcheck.NotReady)
 	ends := p.now.Add(testWithdrawTime)
 	p.later(time.Second)
-	p.configure(trenchOf(streamOf("s", vipA), streamOf("t", vip6, vipB)))
+	p.configure(trenchOf(streamOf("s", vipA), streamOf("t", vipC, vipB)))
 	if h := p.e.forwarding.holds[holdKey{"s", vip.IPv4}]; h == nil || !slices.Equal(h.vips, []vip.VIP{vipA}) {
 		t.Fatalf("not only %s is held: %+v", vipA, h)
 	}
@@ -517,7 +518,7 @@ func TestVIPMovesToStreamWithoutTargets(t *testing.T) {
 	p.confirm()
 	p.reports(vipA)
 	p.configure(trenchOf(streamOf("s", vip6), streamOf("t", vipA, vipB)))
-	p.want(vipA, vip.NotReady, reasonNotChecked, 0, 1)
+	p.want(vipA, vip.NotReady, reasonReconfigured, 0, 1)
 	if has := p.streamsOf(vipA); !slices.Equal(has, []string{"s"}) {
 		t.Errorf("streams %v have the VIP", has)
 	}

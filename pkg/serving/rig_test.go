@@ -30,6 +30,8 @@ const (
 	reasonDataPlane  = readinessv1.VipReason_VIP_REASON_DATA_PLANE
 	reasonTooFew     = readinessv1.VipReason_VIP_REASON_TOO_FEW_READY
 	reasonDraining   = readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
+
+	reasonReconfigured = readinessv1.VipReason_VIP_REASON_RECONFIGURED
 )
 
 // rig is an evaluator with the targets that its streams have.
@@ -236,6 +238,9 @@ func applied(before plan.State, w *plan.Desired) plan.State {
 		st := &plan.StreamState{}
 		for _, f := range vip.Families {
 			st.Serving[f] = map[string]struct{}{}
+			if !plan.HasFamily(w.Streams[name].VIPs, f) && !w.Streams[name].Prepare[f] {
+				continue // no map
+			}
 			for _, t := range w.Streams[name].Targets {
 				was := false
 				if b := before.Streams[name]; b != nil {

@@ -43,6 +43,8 @@ type Evaluator struct {
 	gathering []*stream // that wait for more registrations
 	// evaluation counts the calls of Evaluate.
 	evaluation uint64
+	// reconfigured reports whether Configure was called since the last Evaluate.
+	reconfigured bool
 	// changed is empty between two evaluations, and keeps its memory.
 	changed []int
 
@@ -83,6 +85,7 @@ func New(options Options) *Evaluator {
 // Configure replaces the VIPs and streams. members returns the targets of a stream from all
 // sources; those of the configuration are ignored.
 func (evaluator *Evaluator) Configure(now time.Time, c *trench.Config, members func(string) []targetset.Member) {
+	evaluator.reconfigured = true
 	before := evaluator.streams
 	for _, s := range before {
 		evaluator.leave(s)
@@ -109,6 +112,7 @@ func (evaluator *Evaluator) Configure(now time.Time, c *trench.Config, members f
 		}
 		evaluator.join(now, s, members(s.Name))
 	}
+	evaluator.roster.keep(evaluator.streams)
 }
 
 // Retarget replaces the targets of some streams.
@@ -184,6 +188,7 @@ func (evaluator *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluatio
 	result.Settling = settling
 	result.Next = targetset.Soonest(settleEnd, gatherEnd)
 	result.Changed = evaluator.judgeTouched()
+	evaluator.reconfigured = false
 	slices.SortFunc(evaluator.roster.removed, vip.Compare)
 	result.Removed, evaluator.roster.removed = evaluator.roster.removed, nil
 	return result

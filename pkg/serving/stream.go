@@ -26,6 +26,7 @@ type stream struct {
 	settleEnd time.Time // of the wait for first verdicts; zero: over
 	gathering *gathering
 	vips      [len(vip.Families)][]int32 // indices of its VIPs in Evaluator.vips
+	prepare   [len(vip.Families)]bool    // it is to serve VIPs that another stream keeps
 	// dirty and gathers report whether the stream is in Evaluator.dirty and in Evaluator.gathering.
 	dirty, gathers bool
 }
@@ -38,6 +39,7 @@ type tally struct {
 	deferred uint32 // starting targets whose checks lack a source address
 	alive    uint32 // would be ready if the kernel forwarded to them
 	leaving  uint32 // drain and pass their checks
+	failed   uint32 // with lastResort: fail their checks, and are forwarded to
 	problem  string // of the first target that is not ready
 	failing  string // of the first target that its checks, or its neighbor entry, failed
 
@@ -141,6 +143,9 @@ func (evaluator *Evaluator) count(stream *stream) {
 				}
 			case health.State == healthcheck.Overdue:
 				counts.overdue++
+			case stream.LastResort == trench.Depreferred && !shadowed &&
+				evaluator.kernel.serves(stream.Name, family, member.Name):
+				counts.failed++
 			}
 		}
 	}

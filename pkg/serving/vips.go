@@ -31,7 +31,9 @@ type group struct {
 	streams []*stream // in the order of the trench file
 	// owner serves the VIPs in the kernel: the stream whose name sorts first; nil for none.
 	owner *stream
-	memos [circumstances]memo
+	// successor is the stream that serves the VIPs once it is ready; nil if owner stays.
+	successor *stream
+	memos     [circumstances]memo
 }
 
 // memo is a verdict of the evaluation with this number.
@@ -51,6 +53,7 @@ const (
 type roster struct {
 	vips    []judged              // in ascending order
 	leaving map[vip.VIP]time.Time // see Leave
+	moves   map[vip.VIP]Move      // see Move
 	touched marks
 	removed []vip.VIP
 }
@@ -105,10 +108,44 @@ func (evaluator *Evaluator) Leave(ends map[vip.VIP]time.Time) {
 	evaluator.roster.leaving = maps.Clone(ends)
 }
 
+// Move is the change of the stream that serves a VIP.
+type Move struct{ From, To string }
+
+// Move sets the VIPs that the next Configure leaves with their old streams, although it lists them
+// in their new ones. They move with a later Configure, once [Evaluator.CanServe] holds.
+func (evaluator *Evaluator) Move(moves map[vip.VIP]Move) {
+	evaluator.roster.moves = maps.Clone(moves)
+}
+
+// Owners returns the stream that serves each VIP that is ready or drains.
+func (evaluator *Evaluator) Owners() map[vip.VIP]string {
+	owners := map[vip.VIP]string{}
+	for i := range evaluator.roster.vips {
+		entry := &evaluator.roster.vips[i]
+		if owner := entry.group.owner; owner != nil && entry.attracts() {
+			owners[entry.VIP] = owner.Name
+		}
+	}
+	return owners
+}
+
+// CanServe reports whether a stream has enough ready targets of the family of a VIP, and waits for
+// no more.
+func (evaluator *Evaluator) CanServe(name string, v vip.VIP) bool {
+	stream := evaluator.streams[name]
+	return stream != nil && stream.gathering.over && !stream.settles(v.Family()) &&
+		stream.enough(stream.tallies[v.Family()].ready)
+}
+
+// attracts reports whether the VIP is ready, or drains.
+func (entry *judged) attracts() bool {
+	return entry.verdict != nil && entry.verdict.State != vip.NotReady
+}
+
 // Attracts reports whether a VIP is ready, or drains.
 func (evaluator *Evaluator) Attracts(v vip.VIP) bool {
 	entry := evaluator.roster.find(v, new(int))
-	return entry != nil && entry.verdict != nil && entry.verdict.State != vip.NotReady
+	return entry != nil && entry.attracts()
 }
 
 // remove notes a VIP that is no longer configured.
@@ -169,6 +206,36 @@ func (r *roster) assign(added *stream, known map[extension]*group) {
 			}
 		}
 		entry.group = extended
+	}
+}
+
+// keep makes the old streams the owners of the VIPs that move. Other streams do not have these VIPs,
+// and the new ones prepare.
+func (r *roster) keep(streams map[string]*stream) {
+	known := map[extension]*group{}
+	kept := map[*stream]vip.Set{} // by the streams that list the VIPs and do not serve them
+	for v, move := range r.moves {
+		entry, from, to := r.find(v, new(int)), streams[move.From], streams[move.To]
+		if entry == nil || from == nil || to == nil {
+			continue
+		}
+		before := entry.group
+		if known[extension{before, from}] == nil {
+			known[extension{before, from}] = &group{family: before.family, streams: before.streams, owner: from, successor: to}
+		}
+		entry.group = known[extension{before, from}]
+		to.prepare[v.Family()] = true
+		for _, other := range before.streams {
+			if kept[other] == nil {
+				kept[other] = vip.Set{}
+			}
+			if other != from {
+				kept[other][v] = struct{}{}
+			}
+		}
+	}
+	for stream, vips := range kept {
+		stream.VIPs = slices.DeleteFunc(slices.Clone(stream.VIPs), vips.Has)
 	}
 }
 

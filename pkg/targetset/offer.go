@@ -1,17 +1,14 @@
 package targetset
 
 import (
-	"cmp"
 	"errors"
 	"net/netip"
+	"strings"
 	"time"
 )
 
 // ID names a target.
-type ID struct {
-	Stream string `json:"stream"`
-	Name   string `json:"name"`
-}
+type ID struct{ Stream, Name string }
 
 // String returns "STREAM/NAME".
 func (i ID) String() string { return i.Stream + "/" + i.Name }
@@ -19,8 +16,13 @@ func (i ID) String() string { return i.Stream + "/" + i.Name }
 // Check returns why the names are invalid.
 func (i ID) Check() error { return errors.Join(CheckName(i.Stream), CheckName(i.Name)) }
 
-func (i ID) compare(j ID) int {
-	return cmp.Or(cmp.Compare(i.Stream, j.Stream), cmp.Compare(i.Name, j.Name))
+// MarshalText implements encoding.TextMarshaler.
+func (i ID) MarshalText() ([]byte, error) { return []byte(i.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (i *ID) UnmarshalText(text []byte) error {
+	i.Stream, i.Name, _ = strings.Cut(string(text), "/")
+	return i.Check()
 }
 
 // Origin is a source of targets.

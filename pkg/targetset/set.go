@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -37,7 +38,7 @@ type Set struct {
 	policy  AddressPolicy
 	streams map[string]*streamState
 	offers  [origins]Offers
-	drains  map[ID]time.Time
+	drains  map[ID]drains.Drain
 	dirty   map[string]struct{}
 	removed []string
 	// ends maps each stream with a running drain to the end of its next one.
@@ -94,18 +95,17 @@ func (set *Set) Offer(origin Origin, changed Offers) {
 	}
 }
 
-// SetManualDrains replaces the drains by operators. The map contains the end of each on the
-// monotonic clock, and must not change later.
-func (set *Set) SetManualDrains(drains map[ID]time.Time) {
-	if !maps.EqualFunc(set.drains, drains, time.Time.Equal) {
+// SetManualDrains replaces the drains by operators. The map must not change later.
+func (set *Set) SetManualDrains(orders map[ID]drains.Drain) {
+	if !maps.Equal(set.drains, orders) {
 		// The old map has the streams of ended drains, the new map those of new drains.
-		for _, ids := range []map[ID]time.Time{set.drains, drains} {
+		for _, ids := range []map[ID]drains.Drain{set.drains, orders} {
 			for id := range ids {
 				set.dirty[id.Stream] = struct{}{}
 			}
 		}
 	}
-	set.drains = drains
+	set.drains = orders
 }
 
 // Changes lists the changes of an update.
@@ -225,10 +225,10 @@ func (set *Set) resolve(now time.Time, state *streamState) {
 	// Drains by an operator come last: no source overrides them.
 	for i := range state.members {
 		member := &state.members[i]
-		if end, ok := set.drains[ID{name, member.Name}]; ok {
-			member.drain(now, end)
-			if end.After(now) {
-				next = Soonest(next, end)
+		if order, ok := set.drains[ID{name, member.Name}]; ok {
+			member.drain(now, order)
+			if order.End.After(now) {
+				next = Soonest(next, order.End)
 			}
 		}
 		state.config.Targets = append(state.config.Targets, trench.Target{Name: member.Name, IPs: member.IPs})
@@ -239,12 +239,16 @@ func (set *Set) resolve(now time.Time, state *streamState) {
 }
 
 // drain applies a drain by an operator, which no source overrides.
-func (member *Member) drain(now, end time.Time) {
+func (member *Member) drain(now time.Time, order drains.Drain) {
+	cause := manualDrain
+	if !order.Over.IsZero() {
+		cause += ", until " + order.Over.UTC().Format(time.RFC3339)
+	}
 	switch {
-	case !end.After(now):
-		member.Draining, member.DrainEnd, member.Cause = healthcheck.Drained, end, manualDrain
-	case member.Draining != healthcheck.Draining || end.Before(member.DrainEnd):
-		member.Draining, member.DrainEnd, member.Cause = healthcheck.Draining, end, manualDrain
+	case !order.End.After(now):
+		member.Draining, member.DrainEnd, member.Cause = healthcheck.Drained, order.End, cause
+	case member.Draining != healthcheck.Draining || order.End.Before(member.DrainEnd):
+		member.Draining, member.DrainEnd, member.Cause = healthcheck.Draining, order.End, cause
 	}
 }
 

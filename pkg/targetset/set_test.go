@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -212,7 +213,7 @@ func TestMovedAddressDoesNotDrain(t *testing.T) {
 func TestManualDrainOutlivesSources(t *testing.T) {
 	r := newSetRig(t)
 	id := ID{"s", "a"}
-	r.set.SetManualDrains(map[ID]time.Time{id: r.now.Add(3 * time.Second), {"s", "none"}: r.now})
+	r.set.SetManualDrains(map[ID]drains.Drain{id: {End: r.now.Add(3 * time.Second)}, {"s", "none"}: {End: r.now}})
 	r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1"), offer("b", "172.16.0.2")}})
 	c := r.want("a 172.16.0.1 file draining until 3s (by an operator)", "b 172.16.0.2 file")
 	if !c.Next.Equal(r.now.Add(3 * time.Second)) {
@@ -229,15 +230,15 @@ func TestManualDrainOutlivesSources(t *testing.T) {
 	r.want()
 	r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1")}})
 	r.want("a 172.16.0.1 file drained until 0s (by an operator)")
-	r.set.SetManualDrains(map[ID]time.Time{})
+	r.set.SetManualDrains(map[ID]drains.Drain{})
 	r.want("a 172.16.0.1 file")
 }
 
 func TestEarlierEndOfTwoDrainsCounts(t *testing.T) {
 	r := newSetRig(t)
-	r.set.SetManualDrains(map[ID]time.Time{
-		{"s", "a"}: r.now.Add(8 * time.Second),
-		{"s", "b"}: r.now.Add(2 * time.Second),
+	r.set.SetManualDrains(map[ID]drains.Drain{
+		{"s", "a"}: {End: r.now.Add(8 * time.Second)},
+		{"s", "b"}: {End: r.now.Add(2 * time.Second)},
 	})
 	r.set.Offer(OriginFile, Offers{"s": {
 		r.leaving(offer("a", "172.16.0.1"), Terminating, 5*time.Second),

@@ -65,15 +65,17 @@ func newDataPlaneFixture(t *testing.T) *dataPlaneFixture { return newDataPlaneFi
 // targets.
 func newDataPlaneFixtureOf(t *testing.T, pods, targets int) *dataPlaneFixture {
 	t.Helper()
+	vips := []netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}
+	return newDataPlaneFixtureWith(t, lab.TopologyConfig{Pods: pods, Targets: targets, VIPs: vips})
+}
+
+func newDataPlaneFixtureWith(t *testing.T, config lab.TopologyConfig) *dataPlaneFixture {
+	t.Helper()
 	if lack := lab.MissingForTopology(); lack != "" {
 		lab.Skip(t, lack)
 	}
-	topology, err := lab.NewTopology(lab.TopologyConfig{
-		Pods: pods, Targets: targets, VIPs: []netip.Addr{
-			netip.MustParseAddr("20.0.0.1"),
-			netip.MustParseAddr("2000::1"),
-		}, Binaries: binaries, Options: []lab.Option{lab.QuickDAD},
-	})
+	config.Binaries, config.Options = binaries, []lab.Option{lab.QuickDAD}
+	topology, err := lab.NewTopology(config)
 	if err != nil {
 		t.Fatal(err)
 	}

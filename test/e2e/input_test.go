@@ -36,6 +36,7 @@ func TestCommandLines(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"bad": scriptBad, "refused": scriptRefused,
 			"valid": scriptValid, "warned": scriptWarned, "invalid": scriptInvalid,
+			"validates": scriptValidates,
 		},
 	})
 }
@@ -202,6 +203,19 @@ func scriptInvalid(ts *testscript.TestScript, neg bool, args []string) {
 	stdout, stderr, status := call(ts, program, "validate", append(usualFlags(ts, program, "good.yaml"), args[2:]...))
 	if status != 2 || stdout != "" || !matches(ts, "^"+program+": "+args[1], stderr) {
 		ts.Fatalf("validate: exit status %d, %q, %q; want a refusal like %q", status, stdout, stderr, args[1])
+	}
+}
+
+// scriptValidates implements: validates STATUS OUTPUT PROGRAM ARGUMENT... No flag or variable is
+// set, as in CI. OUTPUT is a file with the expected output.
+func scriptValidates(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 3 {
+		ts.Fatalf("usage: validates STATUS OUTPUT PROGRAM ARGUMENT...")
+	}
+	// The programs run in the script's folder, so the output has the names of the script.
+	stdout, stderr, status := call(ts, args[2], "validate", args[3:])
+	if want := ts.ReadFile(args[1]); strconv.Itoa(status) != args[0] || stdout+stderr != want {
+		ts.Fatalf("validate: exit status %d, want %s:\n%s%s\nwant\n%s", status, args[0], stdout, stderr, want)
 	}
 }
 

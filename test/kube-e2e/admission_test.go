@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -27,6 +28,7 @@ func TestAdmissionPolicies(t *testing.T) {
 	f.createTrenchPod(2)
 	f.wrongEditsAreRefused()
 	f.foreignReports()
+	f.removalsAreWarned()
 }
 
 // said collects the warnings of the API server.
@@ -115,6 +117,58 @@ func (f *fixture) wrongEditsAreRefused() {
 			f.t.Errorf("%s: %v, warning %q, want %q", c.patch, err, warning, c.warning)
 		}
 	}
+}
+
+// removalsAreWarned checks that kubectl names the removals that will be held.
+func (f *fixture) removalsAreWarned() {
+	f.t.Helper()
+	trench := func(fields, vips, gateways string) string {
+		return `{"apiVersion": "vipgate.io/v1alpha1", "kind": "Trench", "metadata": {"name": "trench-a",
+			"namespace": "trench-a"}, "spec": {` + fields + `"attractor": {"name": "a", "vips": [` + vips +
+			`], "gateways": [` + gateways + `]}}}`
+	}
+	const (
+		five     = `"20.0.0.1/32", "20.0.0.2/32", "20.0.0.3/32", "20.0.0.4/32", "2000::1/128"`
+		two      = `"20.0.0.1/32", "2000::1/128"`
+		gateway4 = `{"name": "g4", "address": "169.254.100.150"}`
+		gateway6 = `{"name": "g6", "address": "fd00:100::150"}`
+		both     = gateway4 + ", " + gateway6
+		family   = "the removal of the last gateway of a family is held"
+	)
+	f.kubectl(trench("", five, both))
+	for _, c := range []struct{ manifest, warning string }{
+		{trench("", two, both), "the removal of 3 of 5 VIPs is held until it is confirmed"},
+		{trench("", `"20.0.0.1/32", "20.0.1.2/32", "20.0.1.3/32", "20.0.1.4/32"`, both), "the removal of 4 of 5 VIPs"},
+		{trench("", five, gateway4), family},
+		{trench("", five, ""), family},
+		{trench("", `"20.0.0.1/32", "20.0.0.2/32", "20.0.0.3/32", "20.0.0.4/32"`, gateway4), ""},
+		{trench("", `"20.0.0.1/32", "20.0.0.2/32", "2000::1/128"`, both), ""},
+		{trench(`"maxRemoval": 60, `, two, both), ""},
+		{trench(`"maxRemoval": 100, `, two, ""), ""},
+		{trench("", five+`, "20.0.9.1/32"`, both), ""},
+	} {
+		f.wait(func(context.Context) error { // the API server watches its policies
+			said := f.kubectl(c.manifest, "--dry-run=server")
+			if !strings.Contains(said, c.warning) || c.warning == "" && strings.Contains(said, "Warning") {
+				return fmt.Errorf("%s: %q, want %q", c.manifest, said, c.warning)
+			}
+			return nil
+		})
+	}
+}
+
+// kubectl applies a manifest with kubectl, and returns its output.
+func (f *fixture) kubectl(manifest string, args ...string) string {
+	f.t.Helper()
+	config := f.cluster.Kubeconfig(f.t, f.cluster.Admin())
+	command := exec.CommandContext(f.t.Context(), "../../bin/tools/kubectl",
+		append([]string{"--kubeconfig=" + config, "apply", "-f", "-"}, args...)...)
+	command.Stdin = strings.NewReader(manifest)
+	out, err := command.CombinedOutput()
+	if err != nil {
+		f.t.Fatalf("kubectl apply: %v: %s", err, out)
+	}
+	return string(out)
 }
 
 // foreignReports checks that a trench pod cannot write the report of another pod.

@@ -21,6 +21,8 @@ type RouteUpdate struct {
 	At        time.Time
 	Prefix    netip.Prefix
 	Withdrawn bool
+	// Session is BIRD's name of the session, such as trench0; "" with other daemons.
+	Session string
 	// Attributes of an announcement.
 	ASPath      []string
 	Communities []string
@@ -58,13 +60,13 @@ const traceTime = "2006-01-02 15:04:05.000000"
 
 // Lines of BIRD's log, after date, time and level.
 var (
-	announcedPattern = regexp.MustCompile(`^heard (\S+) \(path ([^)]*)\) \(clist (.*)\)$`)
-	removedPattern   = regexp.MustCompile(`^trench\S+ > removed (?:\[\S+\] )?(\S+)`)
+	announcedPattern = regexp.MustCompile(`^heard (\S+) \(path ([^)]*)\) \(clist (.*)\) (\S+)$`)
+	removedPattern   = regexp.MustCompile(`^(trench[^.\s]+)\S* > removed (?:\[\S+\] )?(\S+)`)
 )
 
 // parseTrace reads BIRD's log, where these lines report received updates:
 //
-//	DATE TIME <INFO> heard 20.0.0.1/32 (path 8103 8103) (clist (65535,0))
+//	DATE TIME <INFO> heard 20.0.0.1/32 (path 8103 8103) (clist (65535,0)) trench0
 //	DATE TIME <TRACE> trench0.ipv4 > removed [sole] 20.0.0.1/32 0L 7G unicast
 func parseTrace(log string) ([]RouteUpdate, error) {
 	var trace []RouteUpdate
@@ -77,9 +79,9 @@ func parseTrace(log string) ([]RouteUpdate, error) {
 		u := RouteUpdate{}
 		var prefix string
 		if m := announcedPattern.FindStringSubmatch(words[3]); m != nil {
-			prefix, u.ASPath, u.Communities = m[1], strings.Fields(m[2]), strings.Fields(m[3])
+			prefix, u.ASPath, u.Communities, u.Session = m[1], strings.Fields(m[2]), strings.Fields(m[3]), m[4]
 		} else if m := removedPattern.FindStringSubmatch(words[3]); m != nil {
-			prefix, u.Withdrawn = m[1], true
+			u.Session, prefix, u.Withdrawn = m[1], m[2], true
 		} else {
 			continue
 		}

@@ -67,8 +67,9 @@ const (
 type Topology struct {
 	*Lab
 	VIPs    []netip.Addr
-	Pods    []*Pod // pod 1 is the first
-	Targets []*App // target-1 is the first
+	Pods    []*Pod   // pod 1 is the first
+	Targets []*App   // target-1 is the first
+	Routers []Router // the gateways, once StartGateways has started them
 
 	replies  Replies
 	binaries string

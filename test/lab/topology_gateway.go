@@ -73,9 +73,11 @@ func (t *Topology) StartGateways(change func(*GatewayConfig)) error {
 		if change != nil {
 			change(&c)
 		}
-		if _, err := t.StartRouter(KindBIRD, t.gateways()[i], c); err != nil {
+		router, err := t.StartRouter(KindBIRD, t.gateways()[i], c)
+		if err != nil {
 			return err
 		}
+		t.Routers = append(t.Routers, router)
 	}
 	return nil
 }

@@ -81,7 +81,10 @@ func (t *Topology) startSidecar(n int) (err error) {
 		program, "run", "--interface=net0", "--admin-socket=unix://" + a.Admin(), "--log-format=text",
 	}
 	for _, vip := range t.VIPs {
-		args = append(args, "--pool="+pool(vip).String())
+		// VIPs may share a pool, and pools must not overlap.
+		if arg := "--pool=" + pool(vip).String(); !slices.Contains(args, arg) {
+			args = append(args, arg)
+		}
 	}
 	if n == onceTarget {
 		args = append(args, "--once")

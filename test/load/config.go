@@ -61,6 +61,15 @@ type Config struct {
 	// Inside runs the function that creates a socket, for example lab.NetNS.Do; nil creates sockets
 	// in the current namespace.
 	Inside func(func() error) error
+	// Observe, if set, is called with the outcome of each request, by several goroutines.
+	Observe func(Outcome)
+}
+
+// Outcome is the outcome of one request.
+type Outcome struct {
+	To   netip.AddrPort
+	Sent time.Time
+	Err  error // nil if it was answered
 }
 
 // complete fills in the defaults and returns an error that names each value out of bounds.

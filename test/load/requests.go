@@ -61,6 +61,9 @@ func (g *Generator) request(ctx context.Context, c *phase, to netip.AddrPort) {
 	began := time.Now()
 	target, stage, err := g.ask(ctx, to)
 	took := time.Since(began)
+	if g.c.Observe != nil {
+		g.c.Observe(Outcome{To: to, Sent: began, Err: err})
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	c.open--

@@ -21,7 +21,7 @@ const (
 	maxPackageLines = 3_500
 	maxProductLines = 61_900
 	maxMethods      = 40
-	maxFlags        = 136
+	maxFlags        = 140
 	// maxPhrases is the number of stilted phrases per 10 000 words of comments.
 	maxPhrases = 15.0
 )

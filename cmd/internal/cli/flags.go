@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -167,4 +168,20 @@ func (l *Listeners) Check(r *Refusals, other Port) {
 	r.Socket("--admin-socket", l.AdminSocket)
 	r.If(!l.HealthAddress.IsValid(), "--health-address is empty: probes need a known one, such as 127.0.0.1")
 	r.Ports(Port{"--health-address", l.HealthAddress.Port()}, Port{"--metrics-address", l.MetricsAddress.Port()}, other)
+}
+
+// DrainEnd is the flag of a drain that ends by itself.
+type DrainEnd struct {
+	For *time.Duration `help:"The drain ends by itself after this time; absent: it lasts until it is undrained." placeholder:"DURATION" env:"-"`
+}
+
+// EndsAfter returns the time after which the drain ends; nil for never.
+func (f DrainEnd) EndsAfter() (*durationpb.Duration, error) {
+	switch {
+	case f.For == nil:
+		return nil, nil
+	case *f.For <= 0:
+		return nil, Usage("--for=%v must be positive", *f.For)
+	}
+	return durationpb.New(*f.For), nil
 }

@@ -24,6 +24,8 @@ type changeWriter struct {
 	observed map[string]*ruleset
 	// live holds the live maps by name with the change applied; nil is a missing map.
 	live map[string]map[uint32]string
+	// moved holds the previous streams of targets that get another one, by fwmark.
+	moved map[uint32]string
 }
 
 // tableEntries holds the entries to change in one Maglev map.
@@ -75,7 +77,7 @@ func (conn *Conn) Write(change plan.Change) error {
 	}
 	writer := &changeWriter{
 		Conn: conn, first: newTransaction(), last: newTransaction(), observed: map[string]*ruleset{},
-		live: map[string]map[uint32]string{},
+		live: map[string]map[uint32]string{}, moved: map[uint32]string{},
 	}
 	writer.last.Sets = 1 << 16 // set IDs must not collide with IDs in first
 	// Objects precede their references: target chains precede live map elements, live maps precede
@@ -231,6 +233,9 @@ func (writer *changeWriter) targetChains(change plan.Change) error {
 		if len(rules[chain]) == 0 {
 			writer.first.AddChain(nft.Chain{Name: chain})
 		}
+		if was, found := writer.config.targetFrom(target.FWMark, rules[chain]); found && was.Stream != target.Stream {
+			writer.moved[target.FWMark] = was.Stream
+		}
 		setRules(writer.first, chain, rules[chain], writer.config.targetRule(target))
 	}
 	return nil
@@ -273,6 +278,18 @@ func (writer *changeWriter) targetFlows(change plan.Change) error {
 			case !target.Flows[family] && exists:
 				delete(live, target.FWMark)
 				removed.add(name, nft.Element{Key: markKey(target.FWMark)})
+			}
+			// The chain of the previous stream looks up its own live map until the end of the transaction.
+			was, moved := writer.moved[target.FWMark]
+			if !moved {
+				continue
+			}
+			if live, err = writer.liveOf(family, was); err != nil {
+				return err
+			}
+			if live[target.FWMark] == chain {
+				delete(live, target.FWMark)
+				removed.add(plan.LiveMap(family, was), nft.Element{Key: markKey(target.FWMark)})
 			}
 		}
 	}

@@ -59,6 +59,9 @@ type Stream struct {
 	// Match lists the forwarded ports, sorted and unique. Packets to any other port are dropped,
 	// except ICMP. An empty list forwards all packets.
 	Match []Port
+	// Prepare installs the Maglev map of a family although the stream has no VIP of it yet: another
+	// stream serves the VIPs until the kernel is confirmed to have the map.
+	Prepare [len(vip.Families)]bool
 	// RouteAll installs a rule and routes also for targets that never served, so that health
 	// checks can use their fwmarks.
 	RouteAll bool
@@ -70,7 +73,7 @@ func (s *Stream) Equal(t *Stream) bool {
 		return s == t
 	}
 	return s.Name == t.Name && s.Size == t.Size && s.Seed == t.Seed && s.DrainTime == t.DrainTime &&
-		s.RouteAll == t.RouteAll && slices.Equal(s.VIPs, t.VIPs) && slices.Equal(s.Match, t.Match) &&
+		s.RouteAll == t.RouteAll && s.Prepare == t.Prepare && slices.Equal(s.VIPs, t.VIPs) && slices.Equal(s.Match, t.Match) &&
 		slices.EqualFunc(s.Targets, t.Targets, func(a, b Target) bool {
 			return a.Name == b.Name && a.Roles == b.Roles && slices.Equal(a.IPs, b.IPs)
 		})

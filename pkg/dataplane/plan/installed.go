@@ -100,8 +100,8 @@ func ParseLabel(comment string) (label Label) {
 	return label
 }
 
-// drain starts the drain of a target that is no longer desired.
-func (target *InstalledTarget) drain(end time.Time, d time.Duration) {
+// Drain starts the drain of a target that is no longer desired.
+func (target *InstalledTarget) Drain(end time.Time, d time.Duration) {
 	target.DrainEnd, target.DrainEndMilli, target.DrainMilli = end, end.UnixMilli(), d.Milliseconds()
 }
 
@@ -112,7 +112,7 @@ func (target *InstalledTarget) ResumeDrain(now time.Time) {
 		return
 	}
 	d := time.Duration(target.DrainMilli) * time.Millisecond
-	target.drain(now.Add(min(time.UnixMilli(target.DrainEndMilli).Sub(now), d)), d)
+	target.Drain(now.Add(min(time.UnixMilli(target.DrainEndMilli).Sub(now), d)), d)
 }
 
 // Kernel returns the expected kernel state of the target.

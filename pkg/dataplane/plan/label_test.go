@@ -22,7 +22,7 @@ func TestLabelsAreReadBack(t *testing.T) {
 		}
 		now := time.UnixMilli(1_800_000_000_000)
 		if rapid.Bool().Draw(t, "drains") {
-			x.drain(now.Add(time.Hour), time.Hour)
+			x.Drain(now.Add(time.Hour), time.Hour)
 		}
 		l := ParseLabel(x.Label.String())
 		if l != x.Label || len(l.String()) > MaxLabel {

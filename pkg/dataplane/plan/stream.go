@@ -117,7 +117,7 @@ func ForStream(input StreamInput) StreamPlan {
 	for _, family := range vip.Families {
 		slices.Sort(next.Stream.Tables[family])
 		// Without a VIP of the family no packet looks up its map.
-		if !HasFamily(input.VIPs, family) {
+		if !HasFamily(input.VIPs, family) && !desired.Prepare[family] {
 			next.Stream.Tables[family] = nil
 		}
 	}
@@ -230,7 +230,7 @@ func drainOrRemove(input StreamInput, target InstalledTarget) (InstalledTarget, 
 	case !target.DrainEnd.IsZero():
 		return target, input.Now.Before(target.DrainEnd)
 	case wasServing(input.Installed, target.Name) && input.Desired.DrainTime > 0:
-		target.drain(input.Now.Add(input.Desired.DrainTime), input.Desired.DrainTime)
+		target.Drain(input.Now.Add(input.Desired.DrainTime), input.Desired.DrainTime)
 		return target, true
 	}
 	return target, false

@@ -40,7 +40,7 @@ func Translate(objects Objects, options Options) Result {
 	result.Trench.Object.UID, result.Trench.Generation = object.GetUID(), object.GetGeneration()
 	if err := result.translate(objects, options); err != nil {
 		result.Trench.Reason, result.Trench.Message = ReasonInvalid, message("%v", err)
-		result.File, result.Keys, result.Services = nil, nil, nil
+		result.File, result.Config, result.Keys, result.Services = nil, nil, nil, nil
 		return result
 	}
 	result.Trench.Accepted, result.Trench.Reason, result.Trench.Message = true, ReasonValid, "the trench file is valid"
@@ -87,7 +87,7 @@ func (result *Result) translate(objects Objects, options Options) error {
 	})
 	slices.SortFunc(state.streams, func(a, b *trench.Stream) int { return strings.Compare(a.Name, b.Name) })
 	result.Keys, result.Trench.Problems = settings.keys, settings.problems
-	result.File, err = state.file()
+	result.Config, result.File, err = state.file()
 	return err
 }
 
@@ -111,27 +111,31 @@ func reference(service *corev1.Service) corev1.ObjectReference {
 	}
 }
 
-// file returns the content of the trench file, or why it is refused.
-func (state *translator) file() ([]byte, error) {
+// file returns the configuration and the content of the trench file, or why it is refused.
+func (state *translator) file() (*trench.Config, []byte, error) {
 	config := *state.settings.config
 	config.Streams = slices.Clone(config.Streams)
 	for _, stream := range state.streams {
 		config.Streams = append(config.Streams, *stream)
 	}
 	if problems := trench.Validate(config.Complete(trench.DefaultDefaults())); len(problems) > 0 {
-		return nil, errors.New(joined(problems, state.path))
+		return nil, nil, errors.New(joined(problems, state.path))
 	}
-	meta := state.settings.trench.ObjectMeta
-	// fileName replaces characters that would end the comment.
-	file := fmt.Appendf(nil, "# Translated from Trench %s/%s: changes are overwritten.\n",
-		fileName(meta.Namespace), fileName(meta.Name))
-	file = append(file, trenchfile.Marshal(&config)...)
+	file := File(state.settings.trench.Namespace, &config)
 	// The readers refuse a larger file.
 	if len(file) > trenchfile.MaxSize {
-		return nil, fmt.Errorf("the trench file has %d bytes, more than the %d that are read: "+
+		return nil, nil, fmt.Errorf("the trench file has %d bytes, more than the %d that are read: "+
 			"divide the Services among several Trenches", len(file), trenchfile.MaxSize)
 	}
-	return file, nil
+	return &config, file, nil
+}
+
+// File returns the trench file of a configuration. Its comment names the Trench.
+func File(namespace string, config *trench.Config) []byte {
+	// fileName replaces characters that would end the comment.
+	file := fmt.Appendf(nil, "# Translated from Trench %s/%s: changes are overwritten.\n",
+		fileName(namespace), fileName(config.Trench))
+	return append(file, trenchfile.Marshal(config)...)
 }
 
 // joined returns the first problems, each with the path of its origin.

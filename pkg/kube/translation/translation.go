@@ -5,6 +5,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -27,6 +28,8 @@ type Options struct {
 type Result struct {
 	// File is the trench file. If nil, the previous file stays in force.
 	File []byte
+	// Config is the content of File without defaults; nil without File and for a Gateway of Meridio 2.
+	Config *trench.Config
 	// Keys maps names in KeyDir to the contents of the password files. It is valid only with File.
 	Keys map[string][]byte
 	// Trench is the verdict on the Trench. Services lists the verdicts on the Services of its class,

@@ -253,7 +253,7 @@ func TestCRDHasFieldsOfTypes(t *testing.T) {
 	publish := &Publish{Addresses: []string{""}, FromService: "x", IngressClass: "x", GatewayClass: "x"}
 	full := Spec{
 		Network: network, Namespaces: []string{""}, Attractor: object{}, Streams: []any{""}, Defaults: object{"x": ""},
-		Publish: publish,
+		Publish: publish, MaxRemoval: 1, NodeDrain: true,
 	}
 	for path, of := range map[string]any{"spec": full, "network": network, "publish": publish} {
 		text, err := json.Marshal(of)

@@ -28,14 +28,20 @@ const (
 	// TrenchPodLabel is on the pods of the trench itself, which hold lb and frontend.
 	TrenchPodLabel = Group + "/trench-pod"
 
+	// DrainLabel is on Nodes whose trench pods drain; its value is "true".
+	DrainLabel = Group + "/drain"
+	// ConfirmAnnotation of a Trench has the identifiers of held removals that may take effect.
+	ConfirmAnnotation = Group + "/confirm"
+
 	// Annotations of a Service: its VIPs, separated by commas; the check of its targets as JSON;
-	// how many targets must be ready; how long a target that leaves keeps its flows; Maglev as
-	// JSON.
-	VIPsAnnotation      = Group + "/vips"
-	CheckAnnotation     = Group + "/check"
-	MinReadyAnnotation  = Group + "/min-ready"
-	DrainTimeAnnotation = Group + "/drain-time"
-	MaglevAnnotation    = Group + "/maglev"
+	// how many targets must be ready; how long a target that leaves keeps its flows; the fate of its
+	// VIPs while too few targets are ready; Maglev as JSON.
+	VIPsAnnotation       = Group + "/vips"
+	CheckAnnotation      = Group + "/check"
+	MinReadyAnnotation   = Group + "/min-ready"
+	DrainTimeAnnotation  = Group + "/drain-time"
+	LastResortAnnotation = Group + "/last-resort"
+	MaglevAnnotation     = Group + "/maglev"
 )
 
 // Types of conditions of a Trench; with the prefix of the group, of a Service.
@@ -44,6 +50,8 @@ const (
 	Advertised = "Advertised"
 	// Published, of a Trench with spec.publish, is false while a part of that has no effect.
 	Published = "Published"
+	// Held, of a Trench, is true while a removal waits for a confirmation.
+	Held = "Held"
 	// TargetsAccepted is false while pods that a Service selects cannot be targets.
 	TargetsAccepted = "TargetsAccepted"
 )
@@ -73,6 +81,10 @@ type Spec struct {
 	// Defaults of the streams of Services: drainTime, minReady, check and maglev, as in the trench
 	// file.
 	Defaults map[string]any `json:"defaults,omitempty"`
+	// MaxRemoval as in the trench file; 0: its default.
+	MaxRemoval int `json:"maxRemoval,omitempty"`
+	// NodeDrain drains the VIPs of a trench pod while its node has [DrainLabel].
+	NodeDrain bool `json:"nodeDrain,omitempty"`
 	// Publish says which addresses the status of Services shows. Nil: the VIPs.
 	Publish *Publish `json:"publish,omitempty"`
 }

@@ -48,7 +48,7 @@ func newFixture(t *testing.T) *fixture {
 		Credentials: identity.NewCredentials(own, identity.CredentialOptions{Authorize: identity.AuthorizeOwnDomain(own)}),
 		Trench:      "t", Attractor: "a", Defaults: trench.DefaultDefaults(), Host: "pod-1",
 		Cache: filepath.Join(t.TempDir(), "nsp.json"), EntryTimeout: time.Hour, MaxBackoff: 100 * time.Millisecond,
-		KeepaliveTime: time.Minute, Keys: f.keys, Log: slog.New(slog.NewTextHandler(f.log, nil)),
+		MaxRemoval: 100, KeepaliveTime: time.Minute, Keys: f.keys, Log: slog.New(slog.NewTextHandler(f.log, nil)),
 	}
 	t.Cleanup(func() {
 		if err := f.Stop(); err != nil {

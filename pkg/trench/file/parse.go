@@ -24,8 +24,7 @@ const MaxSize = 8 << 20
 // Read reads and parses a trench file. It returns a file system error, an error of
 // [trench.Defaults.Validate] or [*Errors].
 func Read(path string, defaults trench.Defaults) (*trench.Config, error) {
-	data, err := files.Do(context.Background(), &files.Calls{}, "trench file "+path,
-		func() ([]byte, error) { return readFile(path) })
+	data, err := read(path)
 	if err != nil {
 		return nil, err
 	}
@@ -34,6 +33,12 @@ func Read(path string, defaults trench.Defaults) (*trench.Config, error) {
 		config.Digest = sha256.Sum256(data)
 	}
 	return config, err
+}
+
+// read returns the content of a trench file in bounded time.
+func read(path string) ([]byte, error) {
+	return files.Do(context.Background(), &files.Calls{}, "trench file "+path,
+		func() ([]byte, error) { return readFile(path) })
 }
 
 func readFile(path string) ([]byte, error) {
@@ -48,6 +53,15 @@ func readFile(path string) ([]byte, error) {
 // attractor, and the default AS numbers, ports and hold time of gateways. The error is [*Errors]
 // with all problems of the file, unless [trench.Defaults.Validate] rejects d.
 func Parse(name string, data []byte, defaults trench.Defaults) (*trench.Config, error) {
+	config, err := ParseExplicit(name, data, defaults)
+	if err != nil {
+		return nil, err
+	}
+	return config.Complete(defaults), nil
+}
+
+// ParseExplicit is Parse except that omitted fields are zero: [Marshal] omits them, too.
+func ParseExplicit(name string, data []byte, defaults trench.Defaults) (*trench.Config, error) {
 	if err := defaults.Validate(); err != nil {
 		return nil, err
 	}
@@ -69,7 +83,7 @@ func Parse(name string, data []byte, defaults trench.Defaults) (*trench.Config, 
 	if err := rejected.err(); err != nil {
 		return nil, err
 	}
-	return config.Complete(defaults), nil
+	return config, nil
 }
 
 // load returns the root node of the only document. Otherwise it records the reason and returns

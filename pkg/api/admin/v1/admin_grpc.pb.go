@@ -281,3 +281,155 @@ var EventService_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "vipgate/admin/v1/admin.proto",
 }
+
+const (
+	ConfigurationService_ConfirmRemovals_FullMethodName  = "/vipgate.admin.v1.ConfigurationService/ConfirmRemovals"
+	ConfigurationService_GetConfiguration_FullMethodName = "/vipgate.admin.v1.ConfigurationService/GetConfiguration"
+)
+
+// ConfigurationServiceClient is the client API for ConfigurationService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// ConfigurationService is served on the admin sockets of lb and frontend, to the same user and root
+// only.
+type ConfigurationServiceClient interface {
+	// ConfirmRemovals puts the held removals in force. FAILED_PRECONDITION if others, or none, are
+	// held.
+	ConfirmRemovals(ctx context.Context, in *ConfirmRemovalsRequest, opts ...grpc.CallOption) (*ConfirmRemovalsResponse, error)
+	// GetConfiguration returns the configuration in force, without secrets.
+	GetConfiguration(ctx context.Context, in *GetConfigurationRequest, opts ...grpc.CallOption) (*GetConfigurationResponse, error)
+}
+
+type configurationServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewConfigurationServiceClient(cc grpc.ClientConnInterface) ConfigurationServiceClient {
+	return &configurationServiceClient{cc}
+}
+
+func (c *configurationServiceClient) ConfirmRemovals(ctx context.Context, in *ConfirmRemovalsRequest, opts ...grpc.CallOption) (*ConfirmRemovalsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ConfirmRemovalsResponse)
+	err := c.cc.Invoke(ctx, ConfigurationService_ConfirmRemovals_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *configurationServiceClient) GetConfiguration(ctx context.Context, in *GetConfigurationRequest, opts ...grpc.CallOption) (*GetConfigurationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetConfigurationResponse)
+	err := c.cc.Invoke(ctx, ConfigurationService_GetConfiguration_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ConfigurationServiceServer is the server API for ConfigurationService service.
+// All implementations must embed UnimplementedConfigurationServiceServer
+// for forward compatibility.
+//
+// ConfigurationService is served on the admin sockets of lb and frontend, to the same user and root
+// only.
+type ConfigurationServiceServer interface {
+	// ConfirmRemovals puts the held removals in force. FAILED_PRECONDITION if others, or none, are
+	// held.
+	ConfirmRemovals(context.Context, *ConfirmRemovalsRequest) (*ConfirmRemovalsResponse, error)
+	// GetConfiguration returns the configuration in force, without secrets.
+	GetConfiguration(context.Context, *GetConfigurationRequest) (*GetConfigurationResponse, error)
+	mustEmbedUnimplementedConfigurationServiceServer()
+}
+
+// UnimplementedConfigurationServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedConfigurationServiceServer struct{}
+
+func (UnimplementedConfigurationServiceServer) ConfirmRemovals(context.Context, *ConfirmRemovalsRequest) (*ConfirmRemovalsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ConfirmRemovals not implemented")
+}
+func (UnimplementedConfigurationServiceServer) GetConfiguration(context.Context, *GetConfigurationRequest) (*GetConfigurationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetConfiguration not implemented")
+}
+func (UnimplementedConfigurationServiceServer) mustEmbedUnimplementedConfigurationServiceServer() {}
+func (UnimplementedConfigurationServiceServer) testEmbeddedByValue()                              {}
+
+// UnsafeConfigurationServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to ConfigurationServiceServer will
+// result in compilation errors.
+type UnsafeConfigurationServiceServer interface {
+	mustEmbedUnimplementedConfigurationServiceServer()
+}
+
+func RegisterConfigurationServiceServer(s grpc.ServiceRegistrar, srv ConfigurationServiceServer) {
+	// If the following call panics, it indicates UnimplementedConfigurationServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&ConfigurationService_ServiceDesc, srv)
+}
+
+func _ConfigurationService_ConfirmRemovals_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ConfirmRemovalsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConfigurationServiceServer).ConfirmRemovals(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConfigurationService_ConfirmRemovals_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConfigurationServiceServer).ConfirmRemovals(ctx, req.(*ConfirmRemovalsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConfigurationService_GetConfiguration_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetConfigurationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConfigurationServiceServer).GetConfiguration(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConfigurationService_GetConfiguration_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConfigurationServiceServer).GetConfiguration(ctx, req.(*GetConfigurationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// ConfigurationService_ServiceDesc is the grpc.ServiceDesc for ConfigurationService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var ConfigurationService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "vipgate.admin.v1.ConfigurationService",
+	HandlerType: (*ConfigurationServiceServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ConfirmRemovals",
+			Handler:    _ConfigurationService_ConfirmRemovals_Handler,
+		},
+		{
+			MethodName: "GetConfiguration",
+			Handler:    _ConfigurationService_GetConfiguration_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "vipgate/admin/v1/admin.proto",
+}

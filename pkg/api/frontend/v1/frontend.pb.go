@@ -84,13 +84,20 @@ func (Freshness) EnumDescriptor() ([]byte, []int) {
 	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
 }
 
-// DrainRequest selects the VIPs to drain.
+// DrainRequest selects the VIPs or the gateways to drain: exactly one of vips, all and gateways.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The VIPs, as prefixes; none only with all.
+	// The VIPs, as prefixes; none only with all or gateways.
 	Vips []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
-	// Drains every VIP.
-	All           bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
+	// Drains every VIP, also those that are configured later.
+	All bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
+	// The names of BGP gateways. FAILED_PRECONDITION for the last gateway of a family that is up and
+	// receives VIPs, unless force is set.
+	Gateways []string `protobuf:"bytes,3,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	// The time after which the drain ends by itself; absent for never.
+	EndsAfter *durationpb.Duration `protobuf:"bytes,4,opt,name=ends_after,json=endsAfter,proto3" json:"ends_after,omitempty"`
+	// Drains also the last gateway of a family.
+	Force         bool `protobuf:"varint,5,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -139,7 +146,120 @@ func (x *DrainRequest) GetAll() bool {
 	return false
 }
 
-// Drains lists the VIPs that an operator drains.
+func (x *DrainRequest) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+func (x *DrainRequest) GetEndsAfter() *durationpb.Duration {
+	if x != nil {
+		return x.EndsAfter
+	}
+	return nil
+}
+
+func (x *DrainRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+// ApplyNowRequest is empty.
+type ApplyNowRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyNowRequest) Reset() {
+	*x = ApplyNowRequest{}
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyNowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyNowRequest) ProtoMessage() {}
+
+func (x *ApplyNowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyNowRequest.ProtoReflect.Descriptor instead.
+func (*ApplyNowRequest) Descriptor() ([]byte, []int) {
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{1}
+}
+
+// ApplyNowResponse lists what was applied.
+type ApplyNowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The VIPs that left the configuration and were still de-preferred.
+	Vips []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
+	// The gateways with a change in progress.
+	Gateways      []string `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyNowResponse) Reset() {
+	*x = ApplyNowResponse{}
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyNowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyNowResponse) ProtoMessage() {}
+
+func (x *ApplyNowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyNowResponse.ProtoReflect.Descriptor instead.
+func (*ApplyNowResponse) Descriptor() ([]byte, []int) {
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ApplyNowResponse) GetVips() []string {
+	if x != nil {
+		return x.Vips
+	}
+	return nil
+}
+
+func (x *ApplyNowResponse) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+// Drains lists the VIPs and gateways that an operator drains.
 type Drains struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// All drained VIPs.
@@ -147,14 +267,18 @@ type Drains struct {
 	// The de-preferred VIPs, whose drain time has not ended.
 	Draining []string `protobuf:"bytes,2,rep,name=draining,proto3" json:"draining,omitempty"`
 	// The end of the last drain time; absent if every drain time has ended.
-	Until         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
+	Until *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
+	// All drained gateways.
+	Gateways []string `protobuf:"bytes,4,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	// What the frontend cannot check, such as whether another pod advertises the VIPs; empty without.
+	Warning       string `protobuf:"bytes,5,opt,name=warning,proto3" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Drains) Reset() {
 	*x = Drains{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -166,7 +290,7 @@ func (x *Drains) String() string {
 func (*Drains) ProtoMessage() {}
 
 func (x *Drains) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -179,7 +303,7 @@ func (x *Drains) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drains.ProtoReflect.Descriptor instead.
 func (*Drains) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{1}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Drains) GetDrained() []string {
@@ -203,18 +327,34 @@ func (x *Drains) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
-// UndrainRequest selects the VIPs to undrain.
+func (x *Drains) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+func (x *Drains) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
+}
+
+// UndrainRequest selects the drains to end; empty for all drains of VIPs.
 type UndrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The VIPs, as prefixes; none for all.
-	Vips          []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
+	// The VIPs, as prefixes.
+	Vips []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
+	// The names of gateways.
+	Gateways      []string `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -226,7 +366,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -239,12 +379,19 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{2}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *UndrainRequest) GetVips() []string {
 	if x != nil {
 		return x.Vips
+	}
+	return nil
+}
+
+func (x *UndrainRequest) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
 	}
 	return nil
 }
@@ -281,13 +428,16 @@ type Status struct {
 	ConfigurationError string `protobuf:"bytes,13,opt,name=configuration_error,json=configurationError,proto3" json:"configuration_error,omitempty"`
 	// Source of the configuration: "trench file", or "NSP" with its address.
 	ConfigurationSource string `protobuf:"bytes,14,opt,name=configuration_source,json=configurationSource,proto3" json:"configuration_source,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// True while the change of a gateway is in progress: it leaves, or its session restarts or waits
+	// for its turn.
+	GatewayChange bool `protobuf:"varint,18,opt,name=gateway_change,json=gatewayChange,proto3" json:"gateway_change,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -299,7 +449,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -312,7 +462,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{3}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Status) GetVersion() string {
@@ -413,6 +563,13 @@ func (x *Status) GetConfigurationSource() string {
 	return ""
 }
 
+func (x *Status) GetGatewayChange() bool {
+	if x != nil {
+		return x.GatewayChange
+	}
+	return false
+}
+
 // LoadBalancerStatus is the frontend's view of the load balancer.
 type LoadBalancerStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -440,7 +597,7 @@ type LoadBalancerStatus struct {
 
 func (x *LoadBalancerStatus) Reset() {
 	*x = LoadBalancerStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -452,7 +609,7 @@ func (x *LoadBalancerStatus) String() string {
 func (*LoadBalancerStatus) ProtoMessage() {}
 
 func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -465,7 +622,7 @@ func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancerStatus.ProtoReflect.Descriptor instead.
 func (*LoadBalancerStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{4}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *LoadBalancerStatus) GetFreshness() Freshness {
@@ -564,14 +721,23 @@ type GatewayStatus struct {
 	LastErrorAt *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=last_error_at,json=lastErrorAt,proto3" json:"last_error_at,omitempty"`
 	// True while up, and for a static gateway also while it is held down or just released, unless its
 	// BFD session did not come up after the last release. The frontend needs one usable gateway.
-	Usable        bool `protobuf:"varint,17,opt,name=usable,proto3" json:"usable,omitempty"`
+	Usable bool `protobuf:"varint,17,opt,name=usable,proto3" json:"usable,omitempty"`
+	// The change in progress, such as "leaving, 1 s left" or "change pending: hold time"; empty without
+	// one.
+	Change string `protobuf:"bytes,21,opt,name=change,proto3" json:"change,omitempty"`
+	// What BIRD exports to the gateway: "full", "depreferred" or "none".
+	Export string `protobuf:"bytes,18,opt,name=export,proto3" json:"export,omitempty"`
+	// True while an operator drains the gateway.
+	Drained bool `protobuf:"varint,19,opt,name=drained,proto3" json:"drained,omitempty"`
+	// The time at which that drain ends by itself; absent for never.
+	DrainEnds     *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=drain_ends,json=drainEnds,proto3" json:"drain_ends,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GatewayStatus) Reset() {
 	*x = GatewayStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -583,7 +749,7 @@ func (x *GatewayStatus) String() string {
 func (*GatewayStatus) ProtoMessage() {}
 
 func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -596,7 +762,7 @@ func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayStatus.ProtoReflect.Descriptor instead.
 func (*GatewayStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{5}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GatewayStatus) GetName() string {
@@ -718,6 +884,34 @@ func (x *GatewayStatus) GetUsable() bool {
 	return false
 }
 
+func (x *GatewayStatus) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+func (x *GatewayStatus) GetExport() string {
+	if x != nil {
+		return x.Export
+	}
+	return ""
+}
+
+func (x *GatewayStatus) GetDrained() bool {
+	if x != nil {
+		return x.Drained
+	}
+	return false
+}
+
+func (x *GatewayStatus) GetDrainEnds() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DrainEnds
+	}
+	return nil
+}
+
 // BirdStatus is the BIRD process.
 type BirdStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -737,7 +931,7 @@ type BirdStatus struct {
 
 func (x *BirdStatus) Reset() {
 	*x = BirdStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +943,7 @@ func (x *BirdStatus) String() string {
 func (*BirdStatus) ProtoMessage() {}
 
 func (x *BirdStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +956,7 @@ func (x *BirdStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BirdStatus.ProtoReflect.Descriptor instead.
 func (*BirdStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *BirdStatus) GetVersion() string {
@@ -819,13 +1013,15 @@ type VipStatus struct {
 	// The names of the static gateways that send traffic although the VIP is not announced: the VIPs of
 	// a family share their BFD sessions.
 	StaticGateways []string `protobuf:"bytes,7,rep,name=static_gateways,json=staticGateways,proto3" json:"static_gateways,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The time at which an operator's drain ends by itself; absent for never, or without a drain.
+	DrainEnds     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=drain_ends,json=drainEnds,proto3" json:"drain_ends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +1033,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +1046,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *VipStatus) GetVip() string {
@@ -902,20 +1098,38 @@ func (x *VipStatus) GetStaticGateways() []string {
 	return nil
 }
 
+func (x *VipStatus) GetDrainEnds() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DrainEnds
+	}
+	return nil
+}
+
 var File_vipgate_frontend_v1_frontend_proto protoreflect.FileDescriptor
 
 const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\n" +
-	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"4\n" +
+	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"\xa0\x01\n" +
 	"\fDrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x10\n" +
-	"\x03all\x18\x02 \x01(\bR\x03all\"p\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\x12\x1a\n" +
+	"\bgateways\x18\x03 \x03(\tR\bgateways\x128\n" +
+	"\n" +
+	"ends_after\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tendsAfter\x12\x14\n" +
+	"\x05force\x18\x05 \x01(\bR\x05force\"\x11\n" +
+	"\x0fApplyNowRequest\"B\n" +
+	"\x10ApplyNowResponse\x12\x12\n" +
+	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
+	"\bgateways\x18\x02 \x03(\tR\bgateways\"\xa6\x01\n" +
 	"\x06Drains\x12\x18\n" +
 	"\adrained\x18\x01 \x03(\tR\adrained\x12\x1a\n" +
 	"\bdraining\x18\x02 \x03(\tR\bdraining\x120\n" +
-	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"$\n" +
+	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1a\n" +
+	"\bgateways\x18\x04 \x03(\tR\bgateways\x12\x18\n" +
+	"\awarning\x18\x05 \x01(\tR\awarning\"@\n" +
 	"\x0eUndrainRequest\x12\x12\n" +
-	"\x04vips\x18\x01 \x03(\tR\x04vips\"\x88\x05\n" +
+	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
+	"\bgateways\x18\x02 \x03(\tR\bgateways\"\xaf\x05\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12\x1c\n" +
@@ -933,7 +1147,8 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x04vips\x18\v \x03(\v2\x1e.vipgate.frontend.v1.VipStatusR\x04vips\x123\n" +
 	"\x04bird\x18\f \x01(\v2\x1f.vipgate.frontend.v1.BirdStatusR\x04bird\x12/\n" +
 	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\x121\n" +
-	"\x14configuration_source\x18\x0e \x01(\tR\x13configurationSource\"\xd4\x02\n" +
+	"\x14configuration_source\x18\x0e \x01(\tR\x13configurationSource\x12%\n" +
+	"\x0egateway_change\x18\x12 \x01(\bR\rgatewayChange\"\xd4\x02\n" +
 	"\x12LoadBalancerStatus\x12<\n" +
 	"\tfreshness\x18\x01 \x01(\x0e2\x1e.vipgate.frontend.v1.FreshnessR\tfreshness\x12:\n" +
 	"\bposition\x18\x02 \x01(\v2\x1e.vipgate.readiness.v1.PositionR\bposition\x128\n" +
@@ -944,7 +1159,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
 	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\x12\x18\n" +
-	"\aservice\x18\b \x01(\tR\aservice\"\x81\x04\n" +
+	"\aservice\x18\b \x01(\tR\aservice\"\x86\x05\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -964,14 +1179,19 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x10no_delay_problem\x18\x0e \x01(\tR\x0enoDelayProblem\x12\x1a\n" +
 	"\bexpected\x18\x0f \x01(\rR\bexpected\x12>\n" +
 	"\rlast_error_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\vlastErrorAt\x12\x16\n" +
-	"\x06usable\x18\x11 \x01(\bR\x06usable\"\x9c\x01\n" +
+	"\x06usable\x18\x11 \x01(\bR\x06usable\x12\x16\n" +
+	"\x06change\x18\x15 \x01(\tR\x06change\x12\x16\n" +
+	"\x06export\x18\x12 \x01(\tR\x06export\x12\x18\n" +
+	"\adrained\x18\x13 \x01(\bR\adrained\x129\n" +
+	"\n" +
+	"drain_ends\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\tdrainEnds\"\x9c\x01\n" +
 	"\n" +
 	"BirdStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x1a\n" +
 	"\brestarts\x18\x03 \x01(\rR\brestarts\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"\xe4\x02\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\x9f\x03\n" +
 	"\tVipStatus\x12\x10\n" +
 	"\x03vip\x18\x01 \x01(\tR\x03vip\x12I\n" +
 	"\radvertisement\x18\x02 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\radvertisement\x12A\n" +
@@ -979,17 +1199,20 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12@\n" +
 	"\treadiness\x18\x05 \x01(\v2\".vipgate.readiness.v1.VipReadinessR\treadiness\x12\x1a\n" +
 	"\bgateways\x18\x06 \x03(\tR\bgateways\x12'\n" +
-	"\x0fstatic_gateways\x18\a \x03(\tR\x0estaticGateways*c\n" +
+	"\x0fstatic_gateways\x18\a \x03(\tR\x0estaticGateways\x129\n" +
+	"\n" +
+	"drain_ends\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tdrainEnds*c\n" +
 	"\tFreshness\x12\x19\n" +
 	"\x15FRESHNESS_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFRESHNESS_LIVE\x10\x01\x12\x13\n" +
 	"\x0fFRESHNESS_STALE\x10\x02\x12\x12\n" +
-	"\x0eFRESHNESS_LOST\x10\x032\xc9\x02\n" +
+	"\x0eFRESHNESS_LOST\x10\x032\xa2\x03\n" +
 	"\x0fFrontendService\x12L\n" +
 	"\tGetStatus\x12\".vipgate.admin.v1.GetStatusRequest\x1a\x1b.vipgate.frontend.v1.Status\x12R\n" +
 	"\vWatchStatus\x12$.vipgate.admin.v1.WatchStatusRequest\x1a\x1b.vipgate.frontend.v1.Status0\x01\x12G\n" +
 	"\x05Drain\x12!.vipgate.frontend.v1.DrainRequest\x1a\x1b.vipgate.frontend.v1.Drains\x12K\n" +
-	"\aUndrain\x12#.vipgate.frontend.v1.UndrainRequest\x1a\x1b.vipgate.frontend.v1.DrainsB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
+	"\aUndrain\x12#.vipgate.frontend.v1.UndrainRequest\x1a\x1b.vipgate.frontend.v1.Drains\x12W\n" +
+	"\bApplyNow\x12$.vipgate.frontend.v1.ApplyNowRequest\x1a%.vipgate.frontend.v1.ApplyNowResponseB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
 
 var (
 	file_vipgate_frontend_v1_frontend_proto_rawDescOnce sync.Once
@@ -1004,58 +1227,65 @@ func file_vipgate_frontend_v1_frontend_proto_rawDescGZIP() []byte {
 }
 
 var file_vipgate_frontend_v1_frontend_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(Freshness)(0),                // 0: vipgate.frontend.v1.Freshness
 	(*DrainRequest)(nil),          // 1: vipgate.frontend.v1.DrainRequest
-	(*Drains)(nil),                // 2: vipgate.frontend.v1.Drains
-	(*UndrainRequest)(nil),        // 3: vipgate.frontend.v1.UndrainRequest
-	(*Status)(nil),                // 4: vipgate.frontend.v1.Status
-	(*LoadBalancerStatus)(nil),    // 5: vipgate.frontend.v1.LoadBalancerStatus
-	(*GatewayStatus)(nil),         // 6: vipgate.frontend.v1.GatewayStatus
-	(*BirdStatus)(nil),            // 7: vipgate.frontend.v1.BirdStatus
-	(*VipStatus)(nil),             // 8: vipgate.frontend.v1.VipStatus
-	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
-	(*v1.Condition)(nil),          // 10: vipgate.admin.v1.Condition
-	(*v11.Position)(nil),          // 11: vipgate.readiness.v1.Position
-	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
-	(v11.Advertisement)(0),        // 13: vipgate.readiness.v1.Advertisement
-	(v11.AdvertisementReason)(0),  // 14: vipgate.readiness.v1.AdvertisementReason
-	(*v11.VipReadiness)(nil),      // 15: vipgate.readiness.v1.VipReadiness
-	(*v1.GetStatusRequest)(nil),   // 16: vipgate.admin.v1.GetStatusRequest
-	(*v1.WatchStatusRequest)(nil), // 17: vipgate.admin.v1.WatchStatusRequest
+	(*ApplyNowRequest)(nil),       // 2: vipgate.frontend.v1.ApplyNowRequest
+	(*ApplyNowResponse)(nil),      // 3: vipgate.frontend.v1.ApplyNowResponse
+	(*Drains)(nil),                // 4: vipgate.frontend.v1.Drains
+	(*UndrainRequest)(nil),        // 5: vipgate.frontend.v1.UndrainRequest
+	(*Status)(nil),                // 6: vipgate.frontend.v1.Status
+	(*LoadBalancerStatus)(nil),    // 7: vipgate.frontend.v1.LoadBalancerStatus
+	(*GatewayStatus)(nil),         // 8: vipgate.frontend.v1.GatewayStatus
+	(*BirdStatus)(nil),            // 9: vipgate.frontend.v1.BirdStatus
+	(*VipStatus)(nil),             // 10: vipgate.frontend.v1.VipStatus
+	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*v1.Condition)(nil),          // 13: vipgate.admin.v1.Condition
+	(*v11.Position)(nil),          // 14: vipgate.readiness.v1.Position
+	(v11.Advertisement)(0),        // 15: vipgate.readiness.v1.Advertisement
+	(v11.AdvertisementReason)(0),  // 16: vipgate.readiness.v1.AdvertisementReason
+	(*v11.VipReadiness)(nil),      // 17: vipgate.readiness.v1.VipReadiness
+	(*v1.GetStatusRequest)(nil),   // 18: vipgate.admin.v1.GetStatusRequest
+	(*v1.WatchStatusRequest)(nil), // 19: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
-	9,  // 0: vipgate.frontend.v1.Drains.until:type_name -> google.protobuf.Timestamp
-	9,  // 1: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	10, // 2: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
-	5,  // 3: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
-	6,  // 4: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
-	8,  // 5: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
-	7,  // 6: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
-	0,  // 7: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
-	11, // 8: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
-	12, // 9: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
-	9,  // 10: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	9,  // 11: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
-	9,  // 12: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	13, // 13: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	14, // 14: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	9,  // 15: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	15, // 16: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	16, // 17: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	17, // 18: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
-	1,  // 19: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	3,  // 20: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	4,  // 21: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
-	4,  // 22: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
-	2,  // 23: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
-	2,  // 24: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
-	21, // [21:25] is the sub-list for method output_type
-	17, // [17:21] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	11, // 0: vipgate.frontend.v1.DrainRequest.ends_after:type_name -> google.protobuf.Duration
+	12, // 1: vipgate.frontend.v1.Drains.until:type_name -> google.protobuf.Timestamp
+	12, // 2: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	13, // 3: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	7,  // 4: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
+	8,  // 5: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
+	10, // 6: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
+	9,  // 7: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
+	0,  // 8: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
+	14, // 9: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
+	11, // 10: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
+	12, // 11: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
+	12, // 12: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
+	12, // 13: vipgate.frontend.v1.GatewayStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	12, // 14: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	15, // 15: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	16, // 16: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	12, // 17: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	17, // 18: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	12, // 19: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	18, // 20: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	19, // 21: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	1,  // 22: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
+	5,  // 23: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	2,  // 24: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
+	6,  // 25: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
+	6,  // 26: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
+	4,  // 27: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
+	4,  // 28: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
+	3,  // 29: vipgate.frontend.v1.FrontendService.ApplyNow:output_type -> vipgate.frontend.v1.ApplyNowResponse
+	25, // [25:30] is the sub-list for method output_type
+	20, // [20:25] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_frontend_v1_frontend_proto_init() }
@@ -1069,7 +1299,7 @@ func file_vipgate_frontend_v1_frontend_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_frontend_v1_frontend_proto_rawDesc), len(file_vipgate_frontend_v1_frontend_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   8,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

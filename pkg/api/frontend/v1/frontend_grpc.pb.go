@@ -26,6 +26,7 @@ const (
 	FrontendService_WatchStatus_FullMethodName = "/vipgate.frontend.v1.FrontendService/WatchStatus"
 	FrontendService_Drain_FullMethodName       = "/vipgate.frontend.v1.FrontendService/Drain"
 	FrontendService_Undrain_FullMethodName     = "/vipgate.frontend.v1.FrontendService/Undrain"
+	FrontendService_ApplyNow_FullMethodName    = "/vipgate.frontend.v1.FrontendService/ApplyNow"
 )
 
 // FrontendServiceClient is the client API for FrontendService service.
@@ -38,10 +39,14 @@ type FrontendServiceClient interface {
 	GetStatus(ctx context.Context, in *v1.GetStatusRequest, opts ...grpc.CallOption) (*Status, error)
 	// WatchStatus returns the whole status now and after every change, at most ten times a second.
 	WatchStatus(ctx context.Context, in *v1.WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Status], error)
-	// Drain de-prefers VIPs and withdraws them after the drain time.
+	// Drain de-prefers VIPs, everywhere or toward gateways, and withdraws them after the drain time. It
+	// survives restarts.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*Drains, error)
 	// Undrain ends drains of an operator.
 	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*Drains, error)
+	// ApplyNow ends drains of VIPs and gateways that left the configuration, and restarts sessions that
+	// wait for their turn.
+	ApplyNow(ctx context.Context, in *ApplyNowRequest, opts ...grpc.CallOption) (*ApplyNowResponse, error)
 }
 
 type frontendServiceClient struct {
@@ -101,6 +106,16 @@ func (c *frontendServiceClient) Undrain(ctx context.Context, in *UndrainRequest,
 	return out, nil
 }
 
+func (c *frontendServiceClient) ApplyNow(ctx context.Context, in *ApplyNowRequest, opts ...grpc.CallOption) (*ApplyNowResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ApplyNowResponse)
+	err := c.cc.Invoke(ctx, FrontendService_ApplyNow_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // FrontendServiceServer is the server API for FrontendService service.
 // All implementations must embed UnimplementedFrontendServiceServer
 // for forward compatibility.
@@ -111,10 +126,14 @@ type FrontendServiceServer interface {
 	GetStatus(context.Context, *v1.GetStatusRequest) (*Status, error)
 	// WatchStatus returns the whole status now and after every change, at most ten times a second.
 	WatchStatus(*v1.WatchStatusRequest, grpc.ServerStreamingServer[Status]) error
-	// Drain de-prefers VIPs and withdraws them after the drain time.
+	// Drain de-prefers VIPs, everywhere or toward gateways, and withdraws them after the drain time. It
+	// survives restarts.
 	Drain(context.Context, *DrainRequest) (*Drains, error)
 	// Undrain ends drains of an operator.
 	Undrain(context.Context, *UndrainRequest) (*Drains, error)
+	// ApplyNow ends drains of VIPs and gateways that left the configuration, and restarts sessions that
+	// wait for their turn.
+	ApplyNow(context.Context, *ApplyNowRequest) (*ApplyNowResponse, error)
 	mustEmbedUnimplementedFrontendServiceServer()
 }
 
@@ -136,6 +155,9 @@ func (UnimplementedFrontendServiceServer) Drain(context.Context, *DrainRequest) 
 }
 func (UnimplementedFrontendServiceServer) Undrain(context.Context, *UndrainRequest) (*Drains, error) {
 	return nil, status.Error(codes.Unimplemented, "method Undrain not implemented")
+}
+func (UnimplementedFrontendServiceServer) ApplyNow(context.Context, *ApplyNowRequest) (*ApplyNowResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ApplyNow not implemented")
 }
 func (UnimplementedFrontendServiceServer) mustEmbedUnimplementedFrontendServiceServer() {}
 func (UnimplementedFrontendServiceServer) testEmbeddedByValue()                         {}
@@ -223,6 +245,24 @@ func _FrontendService_Undrain_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _FrontendService_ApplyNow_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ApplyNowRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FrontendServiceServer).ApplyNow(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: FrontendService_ApplyNow_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FrontendServiceServer).ApplyNow(ctx, req.(*ApplyNowRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // FrontendService_ServiceDesc is the grpc.ServiceDesc for FrontendService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -241,6 +281,10 @@ var FrontendService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Undrain",
 			Handler:    _FrontendService_Undrain_Handler,
+		},
+		{
+			MethodName: "ApplyNow",
+			Handler:    _FrontendService_ApplyNow_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

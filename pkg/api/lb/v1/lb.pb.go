@@ -265,7 +265,9 @@ type DrainTargetsRequest struct {
 	// The names of existing targets, at least one.
 	Names []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
 	// The time for existing flows; absent for the stream's drainTime.
-	DrainFor      *durationpb.Duration `protobuf:"bytes,3,opt,name=drain_for,json=drainFor,proto3" json:"drain_for,omitempty"`
+	DrainFor *durationpb.Duration `protobuf:"bytes,3,opt,name=drain_for,json=drainFor,proto3" json:"drain_for,omitempty"`
+	// The time after which the drain ends by itself; absent for never.
+	EndsAfter     *durationpb.Duration `protobuf:"bytes,4,opt,name=ends_after,json=endsAfter,proto3" json:"ends_after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -317,6 +319,13 @@ func (x *DrainTargetsRequest) GetNames() []string {
 func (x *DrainTargetsRequest) GetDrainFor() *durationpb.Duration {
 	if x != nil {
 		return x.DrainFor
+	}
+	return nil
+}
+
+func (x *DrainTargetsRequest) GetEndsAfter() *durationpb.Duration {
+	if x != nil {
+		return x.EndsAfter
 	}
 	return nil
 }
@@ -1672,11 +1681,13 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\"\x12\n" +
 	"\x10ReconcileRequest\"D\n" +
 	"\aRepairs\x129\n" +
-	"\brepaired\x18\x01 \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\brepaired\"{\n" +
+	"\brepaired\x18\x01 \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\brepaired\"\xb5\x01\n" +
 	"\x13DrainTargetsRequest\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x14\n" +
 	"\x05names\x18\x02 \x03(\tR\x05names\x126\n" +
-	"\tdrain_for\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bdrainFor\"b\n" +
+	"\tdrain_for\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bdrainFor\x128\n" +
+	"\n" +
+	"ends_after\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tendsAfter\"b\n" +
 	"\x14DrainTargetsResponse\x12\x18\n" +
 	"\adrained\x18\x01 \x03(\tR\adrained\x120\n" +
 	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"E\n" +
@@ -1851,52 +1862,53 @@ var file_vipgate_lb_v1_lb_proto_depIdxs = []int32{
 	21, // 1: vipgate.lb.v1.HoldResponse.until:type_name -> google.protobuf.Timestamp
 	12, // 2: vipgate.lb.v1.Repairs.repaired:type_name -> vipgate.lb.v1.DataPlaneDrift
 	20, // 3: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
-	21, // 4: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
-	22, // 5: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
-	20, // 6: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
-	21, // 7: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	23, // 8: vipgate.lb.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
-	16, // 9: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
-	17, // 10: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
-	19, // 11: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
-	15, // 12: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
-	10, // 13: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
-	24, // 14: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.admin.v1.Problem
-	12, // 15: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
-	13, // 16: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
-	11, // 17: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
-	21, // 18: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
-	21, // 19: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
-	14, // 20: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
-	21, // 21: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
-	21, // 22: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
-	25, // 23: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	26, // 24: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
-	18, // 25: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
-	21, // 26: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
-	21, // 27: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
-	21, // 28: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
-	21, // 29: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
-	27, // 30: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
-	28, // 31: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	29, // 32: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
-	5,  // 33: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
-	7,  // 34: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
-	3,  // 35: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
-	0,  // 36: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
-	2,  // 37: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
-	9,  // 38: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.Status
-	9,  // 39: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.Status
-	6,  // 40: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
-	8,  // 41: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
-	4,  // 42: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.Repairs
-	1,  // 43: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
-	4,  // 44: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.Repairs
-	38, // [38:45] is the sub-list for method output_type
-	31, // [31:38] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	20, // 4: vipgate.lb.v1.DrainTargetsRequest.ends_after:type_name -> google.protobuf.Duration
+	21, // 5: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
+	22, // 6: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
+	20, // 7: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
+	21, // 8: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	23, // 9: vipgate.lb.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	16, // 10: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
+	17, // 11: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
+	19, // 12: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
+	15, // 13: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
+	10, // 14: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
+	24, // 15: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.admin.v1.Problem
+	12, // 16: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
+	13, // 17: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
+	11, // 18: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
+	21, // 19: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
+	21, // 20: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
+	14, // 21: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
+	21, // 22: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
+	21, // 23: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
+	25, // 24: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	26, // 25: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
+	18, // 26: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
+	21, // 27: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
+	21, // 28: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
+	21, // 29: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
+	21, // 30: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
+	27, // 31: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
+	28, // 32: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	29, // 33: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	5,  // 34: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
+	7,  // 35: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
+	3,  // 36: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
+	0,  // 37: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
+	2,  // 38: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
+	9,  // 39: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.Status
+	9,  // 40: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.Status
+	6,  // 41: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
+	8,  // 42: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
+	4,  // 43: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.Repairs
+	1,  // 44: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
+	4,  // 45: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.Repairs
+	39, // [39:46] is the sub-list for method output_type
+	32, // [32:39] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_lb_v1_lb_proto_init() }

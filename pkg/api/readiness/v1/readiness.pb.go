@@ -117,6 +117,12 @@ const (
 	VipReason_VIP_REASON_REGISTERING VipReason = 11
 	// DRAINING: the VIP, or its last stream, left the trench file.
 	VipReason_VIP_REASON_LEAVING VipReason = 12
+	// NOT_READY: too few targets are ready, and the stream has lastResort: traffic is forwarded to
+	// targets that fail their checks, unless some are ready.
+	VipReason_VIP_REASON_LAST_RESORT VipReason = 13
+	// NOT_READY: the VIP was ready until the current configuration came into force, and does not
+	// flap: its new stream, or its new targets or check, are not ready.
+	VipReason_VIP_REASON_RECONFIGURED VipReason = 14
 )
 
 // Enum value maps for VipReason.
@@ -135,6 +141,8 @@ var (
 		10: "VIP_REASON_DATA_PLANE",
 		11: "VIP_REASON_REGISTERING",
 		12: "VIP_REASON_LEAVING",
+		13: "VIP_REASON_LAST_RESORT",
+		14: "VIP_REASON_RECONFIGURED",
 	}
 	VipReason_value = map[string]int32{
 		"VIP_REASON_UNSPECIFIED":       0,
@@ -150,6 +158,8 @@ var (
 		"VIP_REASON_DATA_PLANE":        10,
 		"VIP_REASON_REGISTERING":       11,
 		"VIP_REASON_LEAVING":           12,
+		"VIP_REASON_LAST_RESORT":       13,
+		"VIP_REASON_RECONFIGURED":      14,
 	}
 )
 
@@ -273,6 +283,8 @@ const (
 	// The routing daemon has the VIP and exports it to no gateway that is up. The VIP is ANNOUNCED, since
 	// gateways may receive it at any time, and must not be called advertised.
 	AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED AdvertisementReason = 14
+	// The VIP was ready, too few of its targets are, and it is kept as a last resort.
+	AdvertisementReason_ADVERTISEMENT_REASON_LAST_RESORT AdvertisementReason = 15
 )
 
 // Enum value maps for AdvertisementReason.
@@ -293,6 +305,7 @@ var (
 		12: "ADVERTISEMENT_REASON_READY",
 		13: "ADVERTISEMENT_REASON_NOT_ACCEPTED",
 		14: "ADVERTISEMENT_REASON_NOT_EXPORTED",
+		15: "ADVERTISEMENT_REASON_LAST_RESORT",
 	}
 	AdvertisementReason_value = map[string]int32{
 		"ADVERTISEMENT_REASON_UNSPECIFIED":       0,
@@ -310,6 +323,7 @@ var (
 		"ADVERTISEMENT_REASON_READY":             12,
 		"ADVERTISEMENT_REASON_NOT_ACCEPTED":      13,
 		"ADVERTISEMENT_REASON_NOT_EXPORTED":      14,
+		"ADVERTISEMENT_REASON_LAST_RESORT":       15,
 	}
 )
 
@@ -1536,7 +1550,7 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x15VIP_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fVIP_STATE_READY\x10\x01\x12\x17\n" +
 	"\x13VIP_STATE_NOT_READY\x10\x02\x12\x16\n" +
-	"\x12VIP_STATE_DRAINING\x10\x03*\x83\x03\n" +
+	"\x12VIP_STATE_DRAINING\x10\x03*\xbc\x03\n" +
 	"\tVipReason\x12\x1a\n" +
 	"\x16VIP_REASON_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18VIP_REASON_TARGETS_READY\x10\x01\x12\x18\n" +
@@ -1551,12 +1565,14 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x15VIP_REASON_DATA_PLANE\x10\n" +
 	"\x12\x1a\n" +
 	"\x16VIP_REASON_REGISTERING\x10\v\x12\x16\n" +
-	"\x12VIP_REASON_LEAVING\x10\f*\x87\x01\n" +
+	"\x12VIP_REASON_LEAVING\x10\f\x12\x1a\n" +
+	"\x16VIP_REASON_LAST_RESORT\x10\r\x12\x1b\n" +
+	"\x17VIP_REASON_RECONFIGURED\x10\x0e*\x87\x01\n" +
 	"\rAdvertisement\x12\x1d\n" +
 	"\x19ADVERTISEMENT_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ADVERTISEMENT_ANNOUNCED\x10\x01\x12\x1d\n" +
 	"\x19ADVERTISEMENT_DEPREFERRED\x10\x02\x12\x1b\n" +
-	"\x17ADVERTISEMENT_WITHDRAWN\x10\x03*\xc5\x04\n" +
+	"\x17ADVERTISEMENT_WITHDRAWN\x10\x03*\xeb\x04\n" +
 	"\x13AdvertisementReason\x12$\n" +
 	" ADVERTISEMENT_REASON_UNSPECIFIED\x10\x00\x12'\n" +
 	"#ADVERTISEMENT_REASON_NOT_CONFIGURED\x10\x01\x12&\n" +
@@ -1573,7 +1589,8 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x1dADVERTISEMENT_REASON_FLAPPING\x10\v\x12\x1e\n" +
 	"\x1aADVERTISEMENT_REASON_READY\x10\f\x12%\n" +
 	"!ADVERTISEMENT_REASON_NOT_ACCEPTED\x10\r\x12%\n" +
-	"!ADVERTISEMENT_REASON_NOT_EXPORTED\x10\x0e*M\n" +
+	"!ADVERTISEMENT_REASON_NOT_EXPORTED\x10\x0e\x12$\n" +
+	" ADVERTISEMENT_REASON_LAST_RESORT\x10\x0f*M\n" +
 	"\bIpFamily\x12\x19\n" +
 	"\x15IP_FAMILY_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eIP_FAMILY_IPV4\x10\x01\x12\x12\n" +

@@ -1,0 +1,86 @@
+package bird_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/vipgate/vipgate/pkg/announce"
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
+)
+
+// The export of one gateway changes without a reset of its session, and without an effect on the
+// other gateway.
+func TestExportOfOneGateway(t *testing.T) {
+	for _, tt := range []struct {
+		name            string
+		as              uint32
+		path, localPref string
+	}{
+		{"eBGP", remoteAS, "8103 8103 8103 8103", "100"},
+		{"iBGP", localAS, "", "0"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p, gw, _ := bothUp(t, routerConfig{AS: tt.as}, withAS(tt.as))
+			p.Announce(announce.Announced, vip4, vip6)
+			await.True(t, "VIPs at the gateways", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
+			before := p.State().Load().Gateways
+
+			p.Export(map[string]bird.Export{"gateway-ipv4": bird.ExportDepreferred})
+			await.True(t, "de-preference", func() bool { return gw.Attribute(vip4, "community") == "(65535,0)" })
+			if path, lp := gw.Attribute(vip4, "as_path"), gw.Attribute(vip4, "local_pref"); path != tt.path || lp != tt.localPref {
+				t.Errorf("path %q and local preference %q, want %q and %q", path, lp, tt.path, tt.localPref)
+			}
+			// A VIP that drains anyway gets the community once.
+			p.Announce(announce.Depreferred, vip4)
+			p.Export(map[string]bird.Export{"gateway-ipv4": bird.ExportNone})
+			await.True(t, "withdrawal", func() bool { return !gw.Has(vip4) })
+			p.await("expected exports", func(s bird.State) bool {
+				return s.Gateways[0].Export == bird.ExportNone && s.Gateways[0].Exported == 0 && !s.Gateways[0].Short
+			})
+			p.Export(map[string]bird.Export{"gateway-ipv4": bird.ExportDepreferred})
+			await.True(t, "de-preference", func() bool { return gw.Attribute(vip4, "community") == "(65535,0)" })
+			p.Announce(announce.Announced, vip4)
+			p.Export(nil)
+			await.True(t, "announcement", func() bool { return gw.Has(vip4) && gw.Attribute(vip4, "community") == "" })
+
+			if !gw.Has(vip6) || gw.Attribute(vip6, "community") != "" {
+				t.Error("the other gateway was affected")
+			}
+			for i, g := range p.State().Load().Gateways {
+				if !g.Up || !g.Since.Equal(before[i].Since) {
+					t.Errorf("the session of %s restarted", g.Name)
+				}
+			}
+		})
+	}
+}
+
+// An export that is set before the first configuration, as after a restart, is in force from the
+// first UPDATE.
+func TestExportBeforeConfigure(t *testing.T) {
+	run(t, "ip", "link", "set", "lo", "up")
+	l := newLink(t, vip.IPv4, vip.IPv6)
+	gw := l.Router(routerConfig{})
+	p := newPod(t, l.Dev)
+	p.Export(map[string]bird.Export{"gateway-ipv4": bird.ExportNone})
+	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4), gatewayOf(vip.IPv6)}, []vip.VIP{vip4, vip6})
+	p.Start()
+	p.await("both sessions up", up("gateway-ipv4", "gateway-ipv6"))
+	p.Announce(announce.Announced, vip4, vip6)
+	await.True(t, "VIP at the other gateway", func() bool { return gw.Has(vip6) })
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := p.Confirm(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if gw.Has(vip4) {
+		t.Error("the drained gateway received the VIP")
+	}
+}
+
+func withAS(as uint32) func(*trench.Gateway) {
+	return func(g *trench.Gateway) { g.RemoteASN = int64(as) }
+}

@@ -1,0 +1,82 @@
+package bird
+
+import (
+	"slices"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/turns"
+)
+
+const (
+	// leaveMargin keeps the session of a gateway that leaves after the drain time, so that VIPs that
+	// leave at the same time are withdrawn by an UPDATE.
+	leaveMargin = 500 * time.Millisecond
+	// sessionLimit bounds each wait for a session. A gateway usually connects within 2 s.
+	sessionLimit = 30 * time.Second
+)
+
+// Change is the progress of a change of a gateway's session.
+type Change struct {
+	Phase      turns.Phase
+	Parameters []string // that restart the session, in words
+	Until      time.Time
+	// Failed holds the parameters of a change after which the session did not come back in time.
+	Failed []string
+}
+
+func (change Change) equal(other Change) bool {
+	return change.Phase == other.Phase && change.Until.Equal(other.Until) &&
+		slices.Equal(change.Parameters, other.Parameters) && slices.Equal(change.Failed, other.Failed)
+}
+
+// changing reports whether a change of the session is in progress.
+func (g GatewayState) changing() bool {
+	return g.Change.Phase != turns.Steady && g.Change.Phase != turns.Pending
+}
+
+// hung reports whether BIRD runs and does not answer.
+func (state State) hung() bool { return state.PID != 0 && !state.Alive }
+
+// takeTurns sets the sessions that BIRD is to have now. loaded is the sequence of the previous
+// resolution.
+func (resolver *resolver) takeTurns(w desired, state State, now *resolution, sequence uint64) {
+	input := turns.Input{
+		Now: time.Now(), Gateways: w.attractor.Gateways, Sessions: now.desired, Hung: state.hung(),
+		Loaded: sequence > 0 && state.Loaded == sequence, State: map[string]turns.State{},
+		Drained:   func(name string) bool { return w.exports[name] == ExportNone },
+		Immediate: w.immediate, Ordered: resolver.options.Ordered != nil && resolver.options.Ordered(),
+	}
+	for _, gateway := range state.Gateways {
+		if state.Alive {
+			complete := gateway.Protocol == trench.Static || gateway.Exported >= gateway.Announced
+			input.State[gateway.Name] = turns.State{Up: gateway.Up, Complete: complete}
+		}
+	}
+	entries, wake := resolver.plan.Step(input)
+	resolver.wake, now.changes = wake, map[string]Change{}
+	present := map[string]trench.Gateway{}
+	var leaving []trench.Gateway
+	for _, entry := range entries {
+		session := Session{
+			Gateway: entry.Gateway, Local: entry.Local, Password: entry.Password, Export: w.exports[entry.Name],
+		}
+		if entry.Depreferred() {
+			session.Export = max(session.Export, ExportDepreferred)
+		}
+		now.input.Sessions = append(now.input.Sessions, session)
+		if entry.Phase != turns.Steady || entry.Failed != nil {
+			now.changes[entry.Name] = Change{entry.Phase, entry.Parameters, entry.Until, entry.Failed}
+		}
+		if present[entry.Next] = entry.Gateway; entry.Next == "" {
+			leaving = append(leaving, entry.Gateway)
+		}
+	}
+	for _, gateway := range w.attractor.Gateways {
+		if current, ok := present[gateway.Name]; ok {
+			gateway = current
+		}
+		now.gateways = append(now.gateways, gateway)
+	}
+	now.gateways = append(now.gateways, leaving...)
+}

@@ -1,0 +1,222 @@
+package turn
+
+import (
+	"context"
+	"hash/fnv"
+	"log/slog"
+	"time"
+
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/kube/frontendstatus"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// timing holds the bounds of a turn.
+type timing struct {
+	// lease, renew and retry configure the Lease.
+	lease, renew, retry time.Duration
+	// After silence without an answer about the Lease, the pod takes its turn without it, delayed by
+	// slot times the number that its name has.
+	silence, slot time.Duration
+	// status bounds the wait for the frontend's first status, write the wait for the new trench file.
+	status, write time.Duration
+	// hold is the time for sessions to come back, and idle the time after which the change is over if
+	// no session was reset.
+	hold, idle time.Duration
+	probe      time.Duration // interval of the frontend's probes
+}
+
+// slots is the number of different delays without a Lease.
+const slots = 8
+
+func defaultTiming() timing {
+	return timing{
+		lease: 15 * time.Second, renew: 10 * time.Second, retry: time.Second,
+		silence: 30 * time.Second, slot: 10 * time.Second, status: 2 * time.Second, write: 10 * time.Second,
+		hold: 5 * time.Minute, idle: time.Minute, probe: 10 * time.Second,
+	}
+}
+
+// Options configure a Taker. All are required.
+type Options struct {
+	Leases coordinationclient.LeasesGetter
+	// Namespace and Trench name the Trench, Pod the Pod of this process, which holds the Lease.
+	Namespace, Trench, Pod string
+	// FrontendSocket is the path of the admin socket of the frontend in the same pod.
+	FrontendSocket string
+	Log            *slog.Logger
+}
+
+// Taker takes the turns of one pod. It implements task.Task. Create one with [New].
+type Taker struct {
+	options Options
+	timing  timing
+	waiting latest.Value[[]trench.Gateway] // whose change waits for a turn; empty if none waits
+	granted latest.Value[bool]
+}
+
+// LeaseName returns the name of the Lease of a Trench, in its namespace. No leader's Lease begins
+// with it.
+func LeaseName(trench string) string { return "turn-vipgate-" + trench }
+
+// New returns a Taker.
+func New(options Options) *Taker { return &Taker{options: options, timing: defaultTiming()} }
+
+// String implements task.Task.
+func (*Taker) String() string { return "turns" }
+
+// Ask reports whether the pod has its turn for a change that resets the sessions of gateways, and
+// returns a channel that is closed when that changes. The taker waits for a turn until Ask is
+// called without gateways, because the change was written or withdrawn.
+func (taker *Taker) Ask(gateways []trench.Gateway) (granted bool, changed <-chan struct{}) {
+	if len(gateways) > 0 || len(taker.waiting.Load()) > 0 {
+		taker.waiting.Set(gateways)
+	}
+	return taker.granted.Get()
+}
+
+// Run takes turns until ctx ends.
+func (taker *Taker) Run(ctx context.Context) error {
+	for {
+		if err := taker.waiting.Wait(ctx, someWait); err != nil {
+			return err
+		}
+		taker.turn(ctx)
+	}
+}
+
+func someWait(gateways []trench.Gateway) bool { return len(gateways) > 0 }
+
+func noneWaits(gateways []trench.Gateway) bool { return len(gateways) == 0 }
+
+// turn waits for the turn of the pod, grants it, and ends it when the change is over. It returns
+// early if the change is withdrawn.
+func (taker *Taker) turn(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	log := taker.options.Log.With("gateways", names(taker.waiting.Load()))
+	log.Info("the change resets the last session of a family: waiting for the turn of this pod")
+	lock := taker.acquire(ctx)
+	status, followed := taker.follow(ctx)
+	// Release the Lease before the next turn begins.
+	defer func() {
+		cancel()
+		<-lock.ended
+		<-followed
+	}()
+	if !taker.await(ctx, lock) {
+		return
+	}
+	families := familiesOf(taker.waiting.Load())
+	before := taker.sessions(ctx, status, families)
+	log.Info("the turn of this pod begins")
+	taker.granted.Set(true)
+	defer taker.granted.Set(false)
+
+	writing, stop := context.WithTimeout(ctx, taker.timing.write)
+	defer stop()
+	// Without a session before the change, none is missing after it.
+	if taker.waiting.Wait(writing, noneWaits) != nil || len(before) == 0 {
+		return
+	}
+	if taker.over(ctx, status, before, families) {
+		log.Info("the turn of this pod is over")
+	} else if ctx.Err() == nil {
+		log.Warn("sessions did not come back: the next pod takes its turn", "after", taker.timing.hold)
+	}
+}
+
+func names(gateways []trench.Gateway) (all []string) {
+	for _, gateway := range gateways {
+		all = append(all, gateway.Name)
+	}
+	return all
+}
+
+// await waits for the Lease or, without an answer about it, for the delay of the pod. It reports
+// false if no change waits any longer.
+func (taker *Taker) await(ctx context.Context, lock *lock) bool {
+	for {
+		gateways, changed := taker.waiting.Get()
+		if noneWaits(gateways) {
+			return false
+		}
+		// Every answer postpones the turn without the Lease.
+		alone := time.Until(lock.answered().Add(taker.timing.silence + taker.delay()))
+		if alone <= 0 {
+			taker.options.Log.Warn("no answer about the Lease: taking the turn without it",
+				"lease", LeaseName(taker.options.Trench))
+			return true
+		}
+		timer := time.NewTimer(alone)
+		select {
+		case <-lock.acquired:
+			timer.Stop()
+			return true
+		case <-timer.C:
+		case <-changed:
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		}
+		timer.Stop()
+	}
+}
+
+// delay returns the delay of the pod without a Lease: the same for one name at any time, different
+// for two names with a probability of 1-1/slots.
+func (taker *Taker) delay() time.Duration {
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(taker.options.Pod)) // never fails
+	return time.Duration(hash.Sum32()%slots) * taker.timing.slot
+}
+
+// follow follows the status of the frontend until ctx ends, and closes ended then. The status is
+// nil while the frontend does not answer.
+func (taker *Taker) follow(ctx context.Context) (status *latest.Value[*frontendv1.Status], ended chan struct{}) {
+	status, ended = &latest.Value[*frontendv1.Status]{}, make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = frontendstatus.Follow(ctx, taker.options.FrontendSocket, taker.timing.probe,
+			func(s *frontendv1.Status, _ error) { status.Set(s) })
+	}()
+	return status, ended
+}
+
+// sessions returns the present sessions of families; none if the frontend does not answer.
+func (taker *Taker) sessions(ctx context.Context, status *latest.Value[*frontendv1.Status],
+	families map[vip.Family]bool,
+) sessions {
+	bound, cancel := context.WithTimeout(ctx, taker.timing.status)
+	defer cancel()
+	_ = status.Wait(bound, func(s *frontendv1.Status) bool { return s != nil })
+	return sessionsOf(status.Load(), families)
+}
+
+// over waits until the sessions have been reset and are up again, or are still up although they
+// should have been reset. It reports false at the end of the bound.
+func (taker *Taker) over(ctx context.Context, status *latest.Value[*frontendv1.Status], before sessions,
+	families map[vip.Family]bool,
+) bool {
+	ctx, cancel := context.WithTimeout(ctx, taker.timing.hold)
+	defer cancel()
+	idle := time.After(taker.timing.idle)
+	for {
+		now, changed := status.Get()
+		if before.restarted(sessionsOf(now, families)) {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-idle:
+			if before.kept(sessionsOf(status.Load(), families)) {
+				return true
+			}
+		case <-ctx.Done():
+			return false
+		}
+	}
+}

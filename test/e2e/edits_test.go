@@ -1,0 +1,220 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/load"
+)
+
+// editVIPs are the VIPs of the edits, served by a single pod: each withdrawal loses connections.
+var editVIPs = []string{"20.0.0.1/32", "20.0.0.2/32", "2000::1/128"}
+
+// editedStream is a stream of an edit. targets lists "NAME=NUMBER", where the number selects the
+// addresses.
+type editedStream struct {
+	name    string
+	vips    []string
+	targets []string
+}
+
+// editedTrench returns a trench file with these streams, without those that have no VIP.
+func editedTrench(streams []editedStream) string {
+	text := dataPlaneTrench()
+	text = strings.Replace(text, `20.0.0.1/32, "2000::1/128"`, quoted(editVIPs), 1)
+	text = text[:strings.Index(text, "streams:")] + "streams:\n"
+	for _, stream := range streams {
+		if len(stream.vips) == 0 {
+			continue
+		}
+		text += fmt.Sprintf("  - name: %s\n    vips: [%s]\n    check: {tcp: {port: %d}, %s}\n    drainTime: 1s\n    targets:\n",
+			stream.name, quoted(stream.vips), lab.HealthPort, dataPlaneCheck)
+		for _, target := range stream.targets {
+			name, number, _ := strings.Cut(target, "=")
+			var n int
+			fmt.Sscan(number, &n)
+			a := lab.TargetAddrs(n)
+			text += fmt.Sprintf("      - {name: %s, ips: [%s, \"%s\"]}\n", name, a[0], a[1])
+		}
+	}
+	return text
+}
+
+// quoted returns a YAML list of strings.
+func quoted(list []string) string { return `"` + strings.Join(list, `", "`) + `"` }
+
+// edit is a change of the trench file.
+type edit struct {
+	name    string
+	streams []editedStream
+	// left lists the applications whose flows end: their targets left the VIP's stream.
+	left []string
+}
+
+// editFixture is a pod under load whose trench file is edited.
+type editFixture struct {
+	*dataPlaneFixture
+	load *load.Generator
+}
+
+func newEditFixture(t *testing.T, streams ...editedStream) *editFixture {
+	t.Helper()
+	if lack := lab.MissingForTopology(); lack != "" {
+		lab.Skip(t, lack)
+	}
+	var vips []netip.Addr
+	for _, v := range editVIPs {
+		vips = append(vips, netip.MustParsePrefix(v).Addr())
+	}
+	f := &editFixture{dataPlaneFixture: newDataPlaneFixtureWith(t, lab.TopologyConfig{Pods: 1, Targets: 4, VIPs: vips})}
+	f.must(f.WriteTrench(editedTrench(streams)))
+	f.start()
+	var err error
+	f.load, err = f.Load(f.ctx, 60, 12, load.Config{Redial: true})
+	f.must(err)
+	t.Cleanup(func() { f.load.Stop(t.Context()) })
+	return f
+}
+
+// settle waits until every flow is open and the phase has answers of every VIP.
+func (f *editFixture) settle() {
+	f.t.Helper()
+	f.must(f.load.WaitFlows(f.ctx))
+	_, err := f.load.Wait(f.ctx, func(r load.Result) error {
+		if r.Answered < 20 {
+			return fmt.Errorf("%d requests answered", r.Answered)
+		}
+		return nil
+	})
+	f.must(err)
+}
+
+// apply writes an edit and waits until the kernel sends each VIP to its stream.
+func (f *editFixture) apply(change edit) {
+	f.t.Helper()
+	f.must(f.WriteTrench(editedTrench(change.streams)))
+	err := lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
+		var installed string
+		for _, name := range []string{"vip4", "vip6"} {
+			out, err := f.pod.Namespace().Run(f.ctx, "nft", "list", "map", "inet", "vipgate-lb", name)
+			if err != nil {
+				return err
+			}
+			installed += out
+		}
+		for _, stream := range change.streams {
+			for _, v := range stream.vips {
+				element := netip.MustParsePrefix(v).Addr().String() + " : goto stream/" + stream.name
+				if !strings.Contains(installed, element+" ") && !strings.Contains(installed, element+",") {
+					return fmt.Errorf("no element %s in\n%s", element, installed)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		f.t.Fatalf("%s: %v", change.name, err)
+	}
+}
+
+// edits applies edits under load. None may lose a request, or a flow of a target that stays.
+func (f *editFixture) edits(changes ...edit) {
+	f.t.Helper()
+	for _, change := range changes {
+		f.settle()
+		f.apply(change)
+		f.settle()
+		result, err := f.load.Take(f.ctx)
+		f.must(err)
+		f.t.Logf("%s: %d requests, %d flows to %v, longest gap %v", change.name, result.Sent, len(result.Flows),
+			result.Targets(), result.LongestGap(change.left...))
+		if err := result.Lost(change.left...); err != nil {
+			f.t.Errorf("%s: %v", change.name, err)
+		}
+	}
+}
+
+// The streams of the edits: pairs of targets with different addresses.
+var (
+	firstPair  = []string{"a=1", "b=2"}
+	secondPair = []string{"c=3", "d=4"}
+)
+
+func TestStreamRenameLosesNothing(t *testing.T) {
+	t.Parallel()
+	stream := func(name string, targets ...string) []editedStream {
+		return []editedStream{{name, editVIPs, targets}}
+	}
+	f := newEditFixture(t, stream("web", firstPair...)...)
+	f.edits(
+		edit{name: "rename to a later name", streams: stream("www", firstPair...)},
+		edit{name: "rename to an earlier name", streams: stream("app", firstPair...)},
+		edit{name: "rename with other target names", streams: stream("bpp", "x=1", "y=2")},
+		edit{name: "rename, and a target more", streams: stream("cpp", "x=1", "y=2", "z=3")},
+	)
+}
+
+func TestVIPMoveLosesNothing(t *testing.T) {
+	t.Parallel()
+	streams := func(first, second []string) []editedStream {
+		return []editedStream{{"web", first, firstPair}, {"api", second, firstPair}}
+	}
+	f := newEditFixture(t, streams(editVIPs, nil)...)
+	f.edits(
+		edit{name: "first VIP of IPv4", streams: streams(editVIPs[1:], editVIPs[:1])},
+		edit{name: "second VIP of IPv4", streams: streams(editVIPs[2:], editVIPs[:2])},
+		edit{name: "first VIP of IPv6", streams: streams(nil, editVIPs)},
+		edit{name: "all back", streams: streams(editVIPs, nil)},
+		edit{name: "to a stream of new targets", left: []string{"target-1", "target-2"}, streams: []editedStream{
+			{"new", editVIPs, secondPair},
+		}},
+		edit{name: "to a stream of a new and an old target", left: []string{"target-3"}, streams: []editedStream{
+			{"mixed", editVIPs, []string{"a=1", "d=4"}},
+		}},
+	)
+}
+
+func TestAddressSwapLosesNothing(t *testing.T) {
+	t.Parallel()
+	streams := func(first, second []string) []editedStream {
+		return []editedStream{{"web", editVIPs[:1], first}, {"api", editVIPs[1:], second}}
+	}
+	f := newEditFixture(t, streams(firstPair, secondPair)...)
+	f.edits(
+		edit{name: "within a stream", streams: streams([]string{"a=2", "b=1"}, secondPair)},
+		edit{
+			name: "between streams", streams: streams([]string{"a=3", "b=1"}, []string{"c=2", "d=4"}),
+			left: []string{"target-2", "target-3"},
+		},
+	)
+}
+
+// A burst of edits counts as no flap: damping would withdraw VIPs whose targets are healthy.
+func TestEditStormLosesNothing(t *testing.T) {
+	t.Parallel()
+	streams := func(web, api string, first, second int, targets ...string) []editedStream {
+		return []editedStream{{web, editVIPs[:first], targets[:2]}, {api, editVIPs[second:], targets[2:]}}
+	}
+	all := slices.Concat(firstPair, secondPair)
+	swapped, back := []string{"a=2", "b=1", "c=3", "d=4"}, all
+	anyone := []string{"target-1", "target-2", "target-3", "target-4"}
+	f := newEditFixture(t, streams("web", "api", 1, 1, all...)...)
+	f.edits(
+		edit{name: "rename 1", streams: streams("www", "api", 1, 1, all...)},
+		edit{name: "move 1", streams: streams("www", "api", 2, 2, all...), left: anyone},
+		edit{name: "move 2", streams: streams("www", "api", 1, 1, all...), left: anyone},
+		edit{name: "swap 1", streams: streams("www", "api", 1, 1, swapped...)},
+		edit{name: "rename 2", streams: streams("www", "app", 1, 1, swapped...)},
+		edit{name: "move 3", streams: streams("www", "app", 2, 2, swapped...), left: anyone},
+		edit{name: "move 4", streams: streams("www", "app", 3, 3, swapped...), left: anyone},
+		edit{name: "rename 3", streams: streams("web", "app", 3, 3, swapped...)},
+		edit{name: "swap 2", streams: streams("web", "app", 3, 3, back...)},
+		edit{name: "move 5", streams: streams("web", "app", 0, 0, back...), left: anyone},
+		edit{name: "move 6", streams: streams("web", "app", 1, 1, back...), left: anyone},
+	)
+}

@@ -1,0 +1,303 @@
+package e2e
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// turnsFixture is a pod with two gateways, each with a session of both families.
+type turnsFixture struct {
+	*fixture
+	b *lab.Gateway
+}
+
+func newTurnsFixture(t *testing.T) *turnsFixture {
+	t.Helper()
+	f := &turnsFixture{fixture: newFixture(t)}
+	f.b = f.second()
+	f.up(f.target1)
+	f.up(f.target2)
+	f.write(lineA4, lineA6, lineB4, lineB6)
+	f.must(f.pod.StartLB())
+	f.must(f.pod.StartFrontend(shortDrain))
+	f.wantRoutes(every()...)
+	f.wantRoutesAt(f.b, every()...)
+	return f
+}
+
+// write writes the usual trench file with these gateways.
+func (f *turnsFixture) write(gateways ...string) {
+	f.t.Helper()
+	f.must(f.pod.WriteTrench(edited(f.t, lineA4+"\n    "+lineA6, strings.Join(gateways, "\n    "))))
+}
+
+// with returns lines of gateways with a further field.
+func with(field string, lines ...string) []string {
+	var list []string
+	for _, line := range lines {
+		list = append(list, strings.TrimSuffix(line, "}")+", "+field+"}")
+	}
+	return list
+}
+
+// marks are the positions in the traces of both gateways.
+type marks [2]int
+
+func (f *turnsFixture) marks() marks { return marks{f.routerMark(f.gateway), f.routerMark(f.b)} }
+
+// dark returns how long a VIP was at neither gateway since the marks, at which it was at those with
+// the index in at.
+func (f *turnsFixture) dark(since marks, prefix string, at ...int) (total time.Duration) {
+	f.t.Helper()
+	type event struct {
+		lab.RouteUpdate
+		gateway int
+	}
+	var events []event
+	for i, router := range []lab.Router{f.gateway, f.b} {
+		trace, err := router.Trace()
+		f.must(err)
+		for _, update := range trace[since[i]:] {
+			if update.Prefix == netip.MustParsePrefix(prefix) {
+				events = append(events, event{update, i})
+			}
+		}
+	}
+	slices.SortStableFunc(events, func(a, b event) int { return a.At.Compare(b.At) })
+	var present [2]bool
+	for _, i := range at {
+		present[i] = true
+	}
+	var began time.Time
+	for _, e := range events {
+		present[e.gateway] = !e.Withdrawn
+		switch lit := present[0] || present[1]; {
+		case !lit && began.IsZero():
+			began = e.At
+		case lit && !began.IsZero():
+			total += e.At.Sub(began)
+			began = time.Time{}
+		}
+	}
+	if !began.IsZero() {
+		total = max(total, time.Hour) // until now
+	}
+	return total
+}
+
+// settled waits until the configuration of BIRD has a text as often as wanted, no change is in
+// progress, and exactly the named gateways are up.
+func (f *turnsFixture) settled(text string, count int, names ...string) {
+	f.t.Helper()
+	f.waitLong(func() error {
+		b, err := os.ReadFile(filepath.Join(f.pod.BirdDir(), "vipgate.conf"))
+		f.must(err)
+		if n := strings.Count(string(b), text); n != count {
+			return fmt.Errorf("%q is %d times in BIRD's configuration, want %d", text, n, count)
+		}
+		status := f.frontendStatus()
+		var up []string
+		for _, g := range status.GetGateways() {
+			if g.GetUp() {
+				up = append(up, g.GetName())
+			}
+		}
+		if status.GetGatewayChange() || len(status.GetGateways()) != len(names) || !slices.Equal(up, names) {
+			return fmt.Errorf("change in progress: %v; gateways %v, want %v up", status.GetGatewayChange(),
+				status.GetGateways(), names)
+		}
+		return nil
+	})
+}
+
+// waitLong is waitFor with several turns.
+func (f *turnsFixture) waitLong(condition func() error) {
+	f.t.Helper()
+	deadline := time.Now().Add(3 * waitTimeout)
+	f.waitFor(func() error {
+		err := condition()
+		for err != nil && time.Now().Before(deadline) {
+			time.Sleep(20 * time.Millisecond)
+			err = condition()
+		}
+		return err
+	})
+}
+
+// wantLit fails if a VIP was at neither gateway since the marks.
+func (f *turnsFixture) wantLit(since marks, at ...int) {
+	f.t.Helper()
+	for _, prefix := range every() {
+		if dark := f.dark(since, prefix, at...); dark > 0 {
+			f.t.Errorf("%s was at neither gateway for %v", prefix, dark)
+		}
+	}
+}
+
+// wantDrained fails unless each gateway saw every VIP de-preferred before the VIP went.
+func (f *turnsFixture) wantDrained(since marks, want ...string) {
+	f.t.Helper()
+	for i, router := range []lab.Router{f.gateway, f.b} {
+		for _, prefix := range every() {
+			if got := f.routerUpdates(router, since[i], prefix); !slices.Equal(got, want) {
+				f.t.Errorf("gateway %d received for %s %v, want %v", i, prefix, got, want)
+			}
+		}
+	}
+}
+
+// An edit that restarts the sessions of all gateways restarts one after another: each VIP is at a
+// gateway at every instant (docs/gateways.md#when-a-session-changes).
+func TestSessionsTakeTurns(t *testing.T) {
+	t.Parallel()
+	f := newTurnsFixture(t)
+	names := []string{"gateway-a4", "gateway-a6", "gateway-b4", "gateway-b6"}
+	lines := []string{lineA4, lineA6, lineB4, lineB6}
+	renamed := strings.Split(strings.ReplaceAll(strings.Join(lines, "\n"), "gateway-", "router-"), "\n")
+	newNames := strings.Fields(strings.ReplaceAll(strings.Join(names, " "), "gateway-", "router-"))
+	for _, step := range []struct {
+		name  string
+		lines []string
+		text  string
+		count int
+		names []string
+	}{
+		{"hold time", with("holdTime: 6s", lines...), "hold time 6;", 4, names},
+		{"local port", with("localPort: 10200", lines...), "port 10200 as", 4, names},
+		{"name", with("localPort: 10200", renamed...), "NBR-router", 4, newNames},
+		{"name and port", lines, "NBR-gateway", 4, names},
+	} {
+		since, began := f.marks(), time.Now()
+		f.write(step.lines...)
+		f.settled(step.text, step.count, step.names...)
+		f.wantLit(since, 0, 1)
+		f.wantDrained(since, depreferred, withdrawn, announced)
+		t.Logf("%s changed: %v", step.name, time.Since(began).Round(time.Millisecond))
+	}
+	f.wantHealth(lab.FrontendHealth, "GatewayChange", healthServing)
+}
+
+// Both ends of the sessions get another AS number, gateway by gateway.
+func TestASChangesByTurns(t *testing.T) {
+	t.Parallel()
+	f := newTurnsFixture(t)
+	since := f.marks()
+	f.write(with("localASN: 8104", lineA4, lineA6, lineB4, lineB6)...)
+	restarting := func(g *frontendv1.GatewayStatus) bool { return g.GetChange() == "changing: local AS" }
+	for i, gateway := range []*lab.Gateway{f.gateway, f.b} {
+		for _, family := range []string{"4", "6"} {
+			f.waitGateway(fmt.Sprintf("gateway-%c%s", 'a'+rune(i), family), restarting)
+		}
+		f.must(gateway.Process.Kill())
+		gateway.RemoteAS = 8104
+		f.must(gateway.Start())
+	}
+	f.settled("as 8104;", 4, "gateway-a4", "gateway-a6", "gateway-b4", "gateway-b6")
+	for _, prefix := range every() {
+		if dark := f.dark(since, prefix, 0, 1); dark > 0 {
+			t.Errorf("%s was at neither gateway for %v", prefix, dark)
+		}
+	}
+}
+
+// Gateways that leave the configuration get every VIP de-preferred, then withdrawn. The sessions of
+// the remaining gateways are not touched.
+func TestGatewaysLeave(t *testing.T) {
+	t.Parallel()
+	f := newTurnsFixture(t)
+	since := f.marks()
+	sessions := f.sessions()
+	leaving := func(g *frontendv1.GatewayStatus) bool {
+		return strings.HasPrefix(g.GetChange(), "leaving") && g.GetUp()
+	}
+
+	f.write(lineA4, lineA6)
+	f.waitGateway("gateway-b4", leaving)
+	f.settled("protocol bgp 'NBR-", 2, "gateway-a4", "gateway-a6")
+	f.wantLit(since, 0, 1)
+	for _, prefix := range every() {
+		if got := f.routerUpdates(f.b, since[1], prefix); !slices.Equal(got, []string{depreferred, withdrawn}) {
+			t.Errorf("the gateway that left received for %s %v", prefix, got)
+		}
+	}
+	f.wantNoUpdates(since[0], every()...)
+	if now := f.sessions(); fmt.Sprint(now) != fmt.Sprint(sessions) {
+		t.Errorf("sessions were %v and are %v", sessions, now)
+	}
+
+	// The last gateway of a family, without a confirmation: de-preferred, then withdrawn.
+	since = f.marks()
+	f.must(f.pod.WriteTrench("maxRemoval: 100\n" + edited(t, lineA4+"\n    "+lineA6, lineA6)))
+	f.settled("protocol bgp 'NBR-", 1, "gateway-a6")
+	f.wantRoutes(vipA6, vipB6)
+	for _, prefix := range []string{vipA4, vipB4} {
+		f.wantUpdates(since[0], prefix, depreferred, withdrawn)
+	}
+	f.wantNoUpdates(since[0], vipA6, vipB6)
+
+	// A gateway is replaced by another one: the new one receives the VIPs before the old one loses them.
+	since = f.marks()
+	f.write(lineB4, lineB6)
+	f.settled("protocol bgp 'NBR-", 2, "gateway-b4", "gateway-b6")
+	for _, prefix := range []string{vipA6, vipB6} {
+		if dark := f.dark(since, prefix, 0); dark > 0 {
+			t.Errorf("%s was at neither gateway for %v", prefix, dark)
+		}
+	}
+}
+
+// A newer configuration replaces the plan of an older one, and `frontend apply-now` ends drains
+// and turns.
+func TestNewerConfigurationReplacesTurns(t *testing.T) {
+	t.Parallel()
+	f := newTurnsFixture(t)
+	f.must(f.pod.Frontend.Kill())
+	f.must(f.pod.StartFrontend("--drain-time=1h"))
+	f.wantRoutes(every()...)
+	f.wantRoutesAt(f.b, every()...)
+	names := []string{"gateway-a4", "gateway-a6", "gateway-b4", "gateway-b6"}
+	draining := func(g *frontendv1.GatewayStatus) bool { return strings.HasPrefix(g.GetChange(), "draining") }
+	pending := func(text string) func(*frontendv1.GatewayStatus) bool {
+		return func(g *frontendv1.GatewayStatus) bool { return g.GetChange() == "change pending: "+text }
+	}
+	since := f.marks()
+	f.write(with("holdTime: 6s", lineA4, lineA6, lineB4, lineB6)...)
+	f.waitGateway("gateway-a4", draining)
+	f.waitGateway("gateway-b4", pending("hold time"))
+	f.waitUpdate(since[0], vipA4, depreferred)
+
+	// Another change of the second gateway only: the first one is preferred again, without a restart.
+	f.write(append([]string{lineA4, lineA6}, with("holdTime: 9s", lineB4, lineB6)...)...)
+	f.waitUpdate(since[0], vipA4, announced)
+	f.waitGateway("gateway-b4", draining)
+	f.wantUpdates(since[0], vipA4, depreferred, announced)
+
+	// A gateway leaves as well, and its drain takes an hour.
+	f.write(append([]string{lineA6}, with("holdTime: 9s", lineB4, lineB6)...)...)
+	f.waitGateway("gateway-a4", func(g *frontendv1.GatewayStatus) bool { return strings.HasPrefix(g.GetChange(), "leaving, ") })
+	out, code := f.run("frontend", "apply-now", "--admin-socket=unix://"+f.pod.FrontendAdmin())
+	if code != 0 || !strings.Contains(out, "applied now:") || !strings.Contains(out, "gateway-a4") {
+		t.Errorf("exit status %d: %s", code, out)
+	}
+	f.settled("hold time 9;", 2, names[1:]...)
+	out, code = f.run("frontend", "apply-now", "--admin-socket=unix://"+f.pod.FrontendAdmin())
+	if code != 0 || !strings.Contains(out, "no change was in progress") {
+		t.Errorf("exit status %d: %s", code, out)
+	}
+	events := f.frontendStatus().GetVips() // the VIPs are advertised by the remaining gateway
+	for _, v := range events {
+		if len(v.GetGateways()) == 0 {
+			t.Errorf("%s is at no gateway", cmp.Or(v.GetVip()))
+		}
+	}
+}

@@ -1,0 +1,41 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// TestReplay runs two incidents in which the gate, and the repair of kernel state, decide.
+func TestReplay(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("network namespaces need root: run as root")
+	}
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := options{binaries: t.TempDir(), interval: 20 * time.Millisecond, observed: time.Second}
+	if err := lab.Build(t.Context(), root, o.binaries); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"I8", "I11"} {
+		t.Run(id, func(t *testing.T) {
+			t.Parallel()
+			all := scenarios()
+			s := all[slices.IndexFunc(all, func(s scenario) bool { return s.ID == id })]
+			r := o.replay(t.Context(), &s, false)
+			switch {
+			case r.within(s.Budget):
+			case r.Err == "" && r.Late >= excuse:
+				lab.Skip(t, "a machine that is not overloaded")
+			default:
+				t.Errorf("black hole %v, dark %v: %s", r.Worst.BlackHole, r.Worst.Dark, r.Err)
+			}
+		})
+	}
+}

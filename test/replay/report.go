@@ -1,0 +1,89 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+// Marks of the table in the document.
+const (
+	tableBegin = "<!-- begin replay -->\n"
+	tableEnd   = "<!-- end replay -->\n"
+)
+
+// row is an incident with its results.
+type row struct {
+	scenario
+	Met       bool    `json:"met"`
+	Vipgate   result  `json:"vipgate"`
+	Reference *result `json:"reference,omitempty"` // nil if it cannot be run
+}
+
+func seconds(d time.Duration) string {
+	return strings.TrimSuffix(fmt.Sprintf("%.2f", d.Seconds()), ".00")
+}
+
+// cell formats both numbers of a result.
+func (r *result) cell() string {
+	if r == nil {
+		return "–"
+	} else if r.Err != "" {
+		return "failed"
+	}
+	return seconds(r.Worst.BlackHole) + " / " + seconds(r.Worst.Dark)
+}
+
+// String returns the row for terminals.
+func (r row) String() string {
+	line := fmt.Sprintf("%-4s %-34s black hole / dark s %-12s reference %-12s budget %s (%s) met %t; timers %v late\n",
+		r.ID, r.Title, r.Vipgate.cell(), r.Reference.cell(), seconds(r.Budget.Limit), r.Budget.Name, r.Met,
+		r.Vipgate.Late.Round(time.Millisecond))
+	for _, one := range []*result{&r.Vipgate, r.Reference} {
+		if one != nil && one.Err != "" {
+			line += "     " + one.Err + "\n"
+		}
+	}
+	return line
+}
+
+// table returns the Markdown table.
+func table(rows []row) string {
+	var b strings.Builder
+	b.WriteString("| incident | cause, as injected | vipgate | met | reference |\n|---|---|---|---|---|\n")
+	for _, r := range rows {
+		cause, met := r.Cause, "**no**"
+		if r.Note != "" {
+			cause += " (" + r.Note + ")"
+		}
+		if r.Met {
+			met = "yes"
+		}
+		fmt.Fprintf(&b, "| %s [%s](%s) | %s: %s | %s | %s | %s |\n", r.ID, r.Title, r.Link, r.Budget.Name, cause,
+			r.Vipgate.cell(), met, r.Reference.cell())
+	}
+	return b.String()
+}
+
+// publish writes the results to the files of the command line.
+func (o options) publish(rows []row) error {
+	if o.json != "" {
+		text, err := json.MarshalIndent(rows, "", "  ")
+		if err = errors.Join(err, os.WriteFile(o.json, append(text, '\n'), 0o644)); err != nil {
+			return err
+		}
+	}
+	if o.document == "" {
+		return nil
+	}
+	text, err := os.ReadFile(o.document)
+	before, rest, _ := strings.Cut(string(text), tableBegin)
+	_, after, found := strings.Cut(rest, tableEnd)
+	if err != nil || !found {
+		return fmt.Errorf("%s cannot be read or lacks the marks of the table: %w", o.document, err)
+	}
+	return os.WriteFile(o.document, []byte(before+tableBegin+"\n"+table(rows)+"\n"+tableEnd+after), 0o644)
+}

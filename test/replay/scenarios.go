@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// budget is the limit of both numbers of every VIP.
+type budget struct {
+	Name  string        `json:"name"`
+	Limit time.Duration `json:"limit"`
+}
+
+var (
+	unplanned = budget{"unplanned", time.Second}
+	planned   = budget{"planned", 0}
+	wrong     = budget{"wrong edit", 0}
+)
+
+// scenario is one incident.
+type scenario struct {
+	ID     string `json:"incident"`
+	Title  string `json:"title"`
+	Link   string `json:"link"`
+	Cause  string `json:"cause"` // as injected
+	Budget budget `json:"budget"`
+	Note   string `json:"note,omitempty"` // a restriction of the replay
+
+	unserved map[netip.Addr]bool // VIPs whose targets no longer serve
+
+	before       []string // replacements in the trench file before the start, as pairs
+	lb, frontend []string // further flags
+	// inject causes the incident in vipgate, and returns once it is over.
+	inject func(context.Context, *fixture) error
+	// reference causes it in the common pattern; nil if that has no counterpart.
+	reference func(context.Context, *fixture) error
+}
+
+// scenarios returns all incidents in the order of their numbers.
+func scenarios() []scenario {
+	return []scenario{
+		{
+			ID: "I1", Title: "Meta 2021-10-04", Link: "https://engineering.fb.com/2021/10/05/networking-traffic/outage-details",
+			Cause: "all targets of all VIPs fail their checks in all pods, and serve", Budget: unplanned,
+			Note: "with `lastResort: depreferred`", inject: unhealthy, reference: unhealthy,
+			before: []string{"drainTime: 1s\n", "drainTime: 1s\n    lastResort: depreferred\n"},
+		},
+		{
+			ID: "I2", Title: "GCE 2016-04-11", Link: "https://status.cloud.google.com/incident/compute/16007",
+			Cause: "one of four VIPs left in the file of all pods", Budget: wrong,
+			inject: emptyList, reference: scripted(func(s *script) { s.listed = vips[:1] }),
+		},
+		{
+			ID: "I3", Title: "Cloudflare 2022-06-21", Link: "https://thecount.com/2022/06/21/cloudflare-outage-tuesday",
+			Cause: "edit withdraws a VIP: `validate --diff` shows it, and it is not applied", Budget: wrong,
+			inject: showDiff,
+		},
+		{
+			ID: "I4", Title: "Cloudflare 2025-07-14",
+			Link:  "https://thousandeyes.com/blog/cloudflare-outage-analysis-july-14-2025",
+			Cause: "all gateways replaced by one that is offline, in all pods", Budget: wrong,
+			inject: moveOffline, reference: scripted(func(s *script) { s.neighbors = [][]netip.Addr{offline} }),
+		},
+		{
+			ID: "I5", Title: "Cloudflare 2026-02-20", Link: "https://codeblack.cc/2026/02",
+			Cause: "all streams deleted in all pods", Budget: wrong,
+			inject: deleteStreams, reference: scripted(func(s *script) { s.listed = nil }),
+		},
+		{
+			ID: "I6", Title: "Google 2019-06-02", Link: "https://status.cloud.google.com/incident/cloud-networking/19009",
+			Cause: "both `lb` killed, absent for 8 s", Budget: unplanned,
+			Note: "with `--on-lb-loss=keep --stale-grace=1m`",
+			lb:   []string{"--stale-grace=1m"}, frontend: []string{"--on-lb-loss=keep"},
+			inject: stopControl, reference: stopControl,
+		},
+		{
+			ID: "I7", Title: "AWS 2025-10-20", Link: "https://aws.amazon.com/message/101925",
+			Cause: "pod 2 starts; its wire to the targets alternates every 0.5 s for 8 s", Budget: unplanned,
+			inject: startFlapping, reference: startFlapping,
+		},
+		{
+			ID: "I8", Title: "Datadog 2023-03-08",
+			Link:  "https://datadoghq.com/blog/engineering/2023-03-08-deep-dive-into-platform-level-impact",
+			Cause: "all policy rules of both pods deleted", Budget: unplanned,
+			inject: shell(flushRules, ":"), reference: shell(flushRoutes, ":"),
+		},
+		{
+			ID: "I9", Title: "Heroku 2025-06-10", Link: "https://heroku.com/blog/summary-of-june-10-outage",
+			Cause: "all routes of both pods and rules of all targets flushed", Budget: unplanned,
+			inject: shell(flushRoutes, flushRules), reference: shell(flushRoutes, ":"),
+		},
+		{
+			ID: "I10", Title: "Reddit 2023-03-14", Link: "https://redditwatch.org/outages/reddit-pi-day-outage-2023",
+			Cause: "target lists of all streams empty in all pods", Budget: wrong,
+			Note: "without the API server", inject: emptySelectors,
+			reference: scripted(func(s *script) { s.targets = nil }),
+		},
+		{
+			ID: "I11", Title: "K-root Belgrade, Reykjavik", Link: "https://go.mail-archive.com/dns-wg@ripe.net/msg00401.html",
+			Cause: "pod 2 replaced; its `lb` starts 4 s after its `frontend`", Budget: unplanned,
+			inject: startLate, reference: startLate,
+		},
+		{
+			ID: "I12", Title: "RIPE NCC 2024-04", Link: "https://mailman.ripe.net/archives/list/dns-wg@ripe.net/2024/4",
+			Cause: "BIRD of pod 2 gets a configuration with static VIPs and without routes to clients", Budget: unplanned,
+			Note: "no probe from beyond the gateways yet", inject: replaceBIRD,
+		},
+		{
+			ID: "I13", Title: "Cloudflare 2023-10-04",
+			Link:  "https://blog.cloudflare.com/1-1-1-1-lookup-failures-on-october-4th-2023",
+			Cause: "all targets of two VIPs answer with errors", Budget: unplanned, Note: "HTTP in place of DNS",
+			before:   []string{healthCheck, fmt.Sprintf("http: {port: %d}", lab.RequestPort)},
+			unserved: map[netip.Addr]bool{vips[0]: true, vips[1]: true},
+			inject:   failAnswers, reference: failAnswers,
+		},
+		{
+			ID: "I14", Title: "Rogers 2022-07, Optus 2023-11", Link: "https://kentik.com/blog/digging-into-the-optus-outage",
+			Cause: "both gateways send 20 000 routes", Budget: unplanned,
+			Note: "reference with `import limit 1000`", frontend: []string{"--import-routes=all"},
+			inject: flood, reference: flood,
+		},
+		{
+			ID: "I15", Title: "MetalLB #1944, #2049", Link: "https://github.com/metallb/metallb/issues/1944",
+			Cause: "hold time of all gateways edited in all pods", Budget: planned,
+			inject: edit("holdTime: 3s", "holdTime: 4s"), reference: scripted(func(s *script) { s.hold++ }),
+		},
+		{
+			ID: "I16", Title: "MetalLB #2470", Link: "https://github.com/metallb/metallb/pull/2715",
+			Cause: "trench file written again without a change", Budget: planned,
+			Note:   "a cordon changes nothing in kube's file (test/kube-e2e)",
+			inject: edit("trench: trench-a\n", "# cordoned\ntrench: trench-a\n"),
+		},
+		{
+			ID: "I17", Title: "fediverse.foundation 2023-04-06", Link: "https://wiki.fediverse.foundation",
+			Cause: "file not updated any more; then a target resets connections", Budget: unplanned,
+			Note: "without the API server", inject: abortTarget, reference: abortTarget,
+		},
+		{
+			ID: "I18", Title: "metallb#777", Link: "https://github.com/metallb/metallb/issues/777",
+			Cause: "gateway A replaced, packets of its old sessions dropped", Budget: unplanned,
+			inject: failOver, reference: failOver,
+		},
+		{
+			ID: "I19", Title: "Fastly 2021-06-08", Link: "https://fastly.com/blog/summary-of-june-8-outage",
+			Cause: "both `lb` crash after an edit, also after restarts", Budget: unplanned,
+			inject: crashAfterEdit,
+		},
+	}
+}
