@@ -232,7 +232,9 @@ func TestRemovalsHeldAfterRestart(t *testing.T) {
 			}
 			watcher := NewWatcher(f.path, trench.DefaultDefaults(), config, slog.New(slog.DiscardHandler))
 			watcher.Trial = trial
-			watcher.Hold = func(inForce, next *trench.Config, before trench.Held, confirmed string) (*trench.Config, trench.Held) {
+			watcher.Hold = func(inForce, next *trench.Config, before trench.Held, confirmed string) (*trench.Config,
+				trench.Held,
+			) {
 				return change.Hold(inForce, next, before, confirmed, nil)
 			}
 			watcher.Resume()
