@@ -174,16 +174,15 @@ func (c *runFlags) checkPorts(refused *cli.Refusals, config *trench.Config) {
 // options returns the options of a frontend and the configuration in the trench file, which is nil
 // if lenient and the file was refused.
 func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Options, *trench.Config, error) {
-	var refused, flags cli.Refusals
-	c.Check(&flags)
-	if c.UsesLB() {
-		flags.If(!c.NamesLB(), "--lb-id is required: no SPIFFE ID is authorized")
-		flags.Add(c.CachedIdentity.Check(frontendcmd.DefaultID, lenient))
-	}
-	config, err := c.read(flags.Trial(settings.Trial), lenient)
+	var refused cli.Refusals
+	config, err := c.read(settings.Trial, lenient)
 	refused.Add(err)
-	refused = append(refused, flags...)
+	c.Check(&refused)
 	c.checkPorts(&refused, config)
+	if c.UsesLB() {
+		refused.If(!c.NamesLB(), "--lb-id is required: no SPIFFE ID is authorized")
+		refused.Add(c.CachedIdentity.Check(frontendcmd.DefaultID, lenient))
+	}
 	if err := refused.Err(); err != nil {
 		return frontend.Options{}, nil, err
 	}

@@ -109,14 +109,12 @@ func (c *validateCommand) validate() (*trench.Config, error) {
 // options returns the options of the load balancer. If lenient, it accepts a refused trench file,
 // or one that lacks a stream: an operator can repair it while lb runs, and the watcher reports it.
 func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options, error) {
-	var refused, flags cli.Refusals
-	c.check(&flags)
-	flags.Add(c.CachedIdentity.Check(defaultID, lenient))
-	config, err := flags.Trial(settings.Trial).Read(c.TrenchFile, trench.DefaultDefaults())
+	var refused cli.Refusals
+	config, err := settings.Trial.Read(c.TrenchFile, trench.DefaultDefaults())
 	if err != nil && !lenient {
 		refused.Add(fmt.Errorf("trench file refused:\n%w", err))
 	}
-	refused = append(refused, flags...)
+	c.check(&refused)
 	// Only validate refuses an unknown stream; see unknownStreams.
 	for _, problem := range c.unknownStreams(config) {
 		if lenient {
@@ -125,6 +123,7 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options,
 			refused.Add(problem)
 		}
 	}
+	refused.Add(c.CachedIdentity.Check(defaultID, lenient))
 	if err := refused.Err(); err != nil {
 		return lb.Options{}, err
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
-	"github.com/vipgate/vipgate/pkg/trench/file"
 )
 
 // Refusals collects the reasons for which a command line is refused.
@@ -61,14 +60,6 @@ func (r *Refusals) Ports(ports ...Port) {
 				other.Flag, p.Flag, p.Port)
 		}
 	}
-}
-
-// Trial returns the trial, or nil for a start that is refused, which must not change anything.
-func (r Refusals) Trial(trial *file.Trial) *file.Trial {
-	if len(r) > 0 {
-		return nil
-	}
-	return trial
 }
 
 // Err returns a [UsageError] with everything that was added, or nil.
