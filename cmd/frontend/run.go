@@ -196,7 +196,8 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 	watcher := trenchfile.NewWatcher(c.TrenchFile, c.defaults(), config, settings.Log)
 	watcher.Trial = settings.Trial
 	// The frontend has no verdicts on targets; lb holds their removal.
-	watcher.Hold = func(inForce, next *trench.Config, before trench.Held, confirmed string) (*trench.Config, trench.Held) {
+	watcher.Hold = func(inForce, next *trench.Config, before trench.Held, confirmed string,
+	) (*trench.Config, trench.Held) {
 		return change.Hold(inForce, next, before, confirmed, nil)
 	}
 	watcher.Resume()

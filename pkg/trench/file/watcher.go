@@ -159,18 +159,14 @@ func (watcher *Watcher) Run(ctx context.Context) error {
 	quiet.Stop()
 	defer quiet.Stop()
 	var wait settling
-	_, confirmed := watcher.confirmed.Get()
+	confirmed := watcher.takeConfirmation()
 	for {
 		watcher.pulse.Next(watcher.poll + watcher.poll/8) // at most, see tick.Until
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-confirmed:
-			_, confirmed = watcher.confirmed.Get()
-			// A file that was rejected or confirmed since then leaves nothing to confirm.
-			if watcher.next != nil && watcher.loaded.Load().Held.ID != "" {
-				watcher.accept(watcher.next)
-			}
+			confirmed = watcher.takeConfirmation()
 			continue
 		case event, ok := <-events:
 			if !ok {
@@ -365,6 +361,17 @@ func (watcher *Watcher) publish(data []byte) {
 	if !watcher.accept(config) && edited {
 		watcher.log.Info("trench file changed, no effect", "generation", watcher.loaded.Load().Generation)
 	}
+}
+
+// takeConfirmation puts confirmed removals in force. It returns a channel that is closed at the next
+// confirmation.
+func (watcher *Watcher) takeConfirmation() <-chan struct{} {
+	confirmed, changed := watcher.confirmed.Get()
+	// A file that was rejected or accepted since then leaves nothing to confirm.
+	if confirmed != "" && watcher.next != nil && watcher.loaded.Load().Held.ID != "" {
+		watcher.accept(watcher.next)
+	}
+	return changed
 }
 
 // accept puts a valid configuration in force, without the removals that wait for a confirmation. It
