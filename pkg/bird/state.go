@@ -171,7 +171,7 @@ func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
 	return true
 }
 
-// expected returns how many of the announced VIPs BIRD exports to the gateway once it has converged.
+// expected returns how many of the announced VIPs BIRD is to export to the gateway.
 func (g *GatewayState) expected(announced [len(vip.Families)]int) int {
 	if g.Export == ExportNone {
 		return 0

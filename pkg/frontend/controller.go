@@ -309,7 +309,7 @@ func lbUpdate(u readiness.Update, states []gate.VIPState) gate.LBUpdate {
 		g.VIPs = append(g.VIPs, gate.VIPState{
 			VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd,
 			Reconfigured: r.Reason == readinessv1.VipReason_VIP_REASON_RECONFIGURED,
-			LastResort: r.Reason == readinessv1.VipReason_VIP_REASON_LAST_RESORT,
+			LastResort:   r.Reason == readinessv1.VipReason_VIP_REASON_LAST_RESORT,
 		})
 	}
 	return g
