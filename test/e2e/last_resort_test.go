@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -70,6 +71,10 @@ func TestLastResort(t *testing.T) {
 	f.must(f.pod.StartLB())
 	f.waitReason(vipA4, "LAST_RESORT")
 	f.waitUpdate(mark, vipA4, depreferred)
+	// A stop withdraws it as any other VIP.
+	f.must(f.pod.LB.Signal(syscall.SIGTERM))
+	f.wantExit(f.pod.LB, 0)
+	f.wantRoutes()
 }
 
 // The checks of all targets fail, and the applications work: a last resort is forwarded to all of
