@@ -26,6 +26,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -89,9 +90,7 @@ func newBird(t *testing.T) *bird {
 		lab.Skip(t, "bird: "+err.Error())
 	}
 	dir, err := os.MkdirTemp("/tmp", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	b := &bird{
 		t: t, dir: dir, AS: 8103, PeerAS: LocalAS, Channel6: true, Preference: 200, Hold: 3,
 		Addr: randomLoopback(), Peer: randomLoopback(),
@@ -114,9 +113,7 @@ func randomLoopback() netip.Addr {
 func freePort(t *testing.T, a netip.Addr) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp4", netip.AddrPortFrom(a, 0).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).AddrPort().Port()
 }
@@ -125,13 +122,9 @@ func freePort(t *testing.T, a netip.Addr) uint16 {
 func (b *bird) write() string {
 	b.t.Helper()
 	var conf bytes.Buffer
-	if err := birdConf.Execute(&conf, b); err != nil {
-		b.t.Fatal(err)
-	}
+	harness.Must(b.t, birdConf.Execute(&conf, b))
 	path := filepath.Join(b.dir, "bird.conf")
-	if err := os.WriteFile(path, conf.Bytes(), 0o600); err != nil {
-		b.t.Fatal(err)
-	}
+	harness.Must(b.t, os.WriteFile(path, conf.Bytes(), 0o600))
 	return path
 }
 
@@ -148,9 +141,7 @@ func (b *bird) start() {
 	b.log = new(bytes.Buffer)
 	b.cmd = exec.Command("bird", "-f", "-c", path, "-s", b.socket(), "-P", filepath.Join(b.dir, "pid"))
 	b.cmd.Stderr = b.log
-	if err := b.cmd.Start(); err != nil {
-		b.t.Fatal(err)
-	}
+	harness.Must(b.t, b.cmd.Start())
 	await.True(b.t, "bird answers", func() bool { _, err := b.tryCommand("show status"); return err == nil })
 }
 
@@ -187,15 +178,8 @@ func (b *bird) options() Options {
 	return Options{
 		Local: b.Peer, Peer: netip.AddrPortFrom(b.Addr, b.Port), PeerAS: b.AS,
 		Password: b.Password, HoldTime: time.Duration(b.Hold) * time.Second,
-		Log: slog.New(slog.NewTextHandler(testLog{b.t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Log: slog.New(slog.NewTextHandler(b.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
-}
-
-type testLog struct{ t *testing.T }
-
-func (l testLog) Write(p []byte) (int, error) {
-	l.t.Log(strings.TrimSpace(string(p)))
-	return len(p), nil
 }
 
 // run runs the announcer with a live gate until the returned function, or the end of the test,
@@ -214,19 +198,7 @@ func run(t *testing.T, a *Announcer) (stop func()) {
 
 func runWithoutHeartbeats(t *testing.T, a *Announcer) (stop func()) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if err := a.Run(ctx); err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-	stop = sync.OnceFunc(func() {
-		cancel()
-		wg.Wait()
-	})
-	t.Cleanup(stop)
-	return stop
+	return harness.Run(t, a.Run)
 }
 
 // sendHeartbeats replaces the gate's loop.
@@ -278,9 +250,7 @@ func (b *bird) routes(f vip.Family) int {
 		b.t.Fatalf("no count in %q", out)
 	}
 	n, err := strconv.Atoi(m[1])
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	harness.Must(b.t, err)
 	return n
 }
 
@@ -451,17 +421,13 @@ func TestHungBirdHoldTime(t *testing.T) {
 	a.Post(Batch{Changes: advertisements{vipA: Announced}.list(), Revision: 1})
 	run(t, a)
 	b.awaitRoutes(1, 0)
-	if err := b.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, b.cmd.Process.Signal(syscall.SIGSTOP))
 	s := awaitState(t, a, "down", func(s State) bool { return !s.Established && s.Sessions == 1 })
 	if !strings.Contains(s.LastError.Error(), "silent") {
 		t.Errorf("got %v", s.LastError)
 	}
 	a.Post(Batch{Changes: advertisements{vipA: Withdrawn, vipB: Announced}.list(), Revision: 2})
-	if err := b.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, b.cmd.Process.Signal(syscall.SIGCONT))
 	await.True(b.t, "bird has only the newest", func() bool {
 		_, a := b.received()[vipA.String()]
 		_, b := b.received()[vipB.String()]

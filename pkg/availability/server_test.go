@@ -1,15 +1,12 @@
 package availability_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"log/slog"
 	"net"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -26,6 +23,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -45,26 +43,8 @@ type fixture struct {
 	table        *readiness.Table
 	readers      *readiness.Server
 	availability *availability.Server
-	log          lockedBuffer
+	log          harness.Log
 	kill         func()
-}
-
-// lockedBuffer collects log lines.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }
 
 func (f *fixture) creds(id string) credentials.TransportCredentials {
@@ -80,27 +60,17 @@ func newFixture(t *testing.T, lease time.Duration) *fixture {
 		t: t, ca: identitytest.NewCA(t, "example.org"), socket: filepath.Join(identitytest.ShortDir(t), "lb.sock"),
 		table: readiness.NewTable(readiness.TableOptions{Lease: lease}),
 	}
-	log := slog.New(slog.NewTextHandler(&f.log, nil))
+	log := f.log.Logger()
 	f.readers = readiness.NewServer(f.table, readiness.ServerOptions{
 		Peer: identity.PeerID, Log: log,
 		Role: readiness.RolesOf([]spiffeid.ID{f.ca.ID("/frontend")}, []spiffeid.ID{f.ca.ID("/reader")}),
 	})
 	f.availability = availability.NewServer(f.table, f.readers, host, log)
 	listener, err := net.Listen("unix", f.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	server := grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(f.creds("/lb")))...)
 	loadbalancerv1.RegisterStreamAvailabilityServiceServer(server, f.availability)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(listener) }()
-	f.kill = sync.OnceFunc(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			t.Errorf("Serve: %v", err)
-		}
-	})
-	t.Cleanup(f.kill)
+	f.kill = harness.Serve(t, server, listener)
 	return f
 }
 
@@ -116,9 +86,7 @@ func (f *fixture) dial(id string) loadbalancerv1.StreamAvailabilityServiceClient
 	f.t.Helper()
 	conn, err := grpc.NewClient("unix://"+f.socket, grpc.WithTransportCredentials(f.creds(id)),
 		grpc.WithAuthority("localhost"))
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	f.t.Cleanup(func() { conn.Close() })
 	return loadbalancerv1.NewStreamAvailabilityServiceClient(conn)
 }
@@ -128,9 +96,7 @@ func open(t *testing.T, c loadbalancerv1.StreamAvailabilityServiceClient) *oldFr
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	t.Cleanup(cancel)
 	stream, err := c.Watch(ctx, &emptypb.Empty{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return &oldFrontend{t, stream, cancel}
 }
 
@@ -227,9 +193,7 @@ func TestGoingAwayIsUnavailable(t *testing.T) {
 		t.Errorf("%d streams are open", n)
 	}
 	open(t, client).want(false)
-	if err := f.readers.EndWatches(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, f.readers.EndWatches(t.Context()))
 	for _, o := range streams {
 		if _, err := o.next(); status.Code(err) != codes.Unavailable {
 			t.Errorf("a stream ended with %v", err)
@@ -246,9 +210,7 @@ func TestEndIsUnavailableFirst(t *testing.T) {
 	commit(f, aReady)
 	o := open(t, f.dial("/frontend"))
 	o.want(true)
-	if err := f.readers.EndWatches(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, f.readers.EndWatches(t.Context()))
 	o.want(false)
 	if _, err := o.next(); status.Code(err) != codes.Unavailable {
 		t.Errorf("the stream ended with %v", err)

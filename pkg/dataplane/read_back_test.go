@@ -55,10 +55,8 @@ func TestLostWritesAreRetried(t *testing.T) {
 				}
 			}})
 			w.e.now = func() time.Time { return w.clock }
-			if err := w.e.load(); err != nil {
-				t.Fatal(err)
-			}
-			desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)))
+			must(t, w.e.load())
+			desired := streamA(testTarget("x1", plan.Serving))
 			desired.Streams["a"].Match = siteMatch
 			w.e.pass(desired, false)
 			s := w.state()
@@ -78,12 +76,8 @@ func TestLostWritesAreRetried(t *testing.T) {
 	}
 	t.Run("a removal", func(t *testing.T) {
 		w := newModelFixture()
-		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-			testTarget("x2", plan.Serving))),
-			false)
-		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-			testTarget("x2", plan.Down))),
-			false)
+		w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)), false)
+		w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Down)), false)
 		number := w.number("a", "x2")
 		left := *w.k.Targets[number]
 		loses := true
@@ -92,7 +86,7 @@ func TestLostWritesAreRetried(t *testing.T) {
 				*k.slot(number) = left
 			}
 		}}
-		gone := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)))
+		gone := streamA(testTarget("x1", plan.Serving))
 		w.e.pass(gone, false)
 		if w.e.targets[number].Stage != plan.StageRemoving || len(w.state().Problems) == 0 || !w.e.failing() {
 			t.Fatalf("the record of the existing target is %+v, problems %+v", w.e.targets[number], w.state().Problems)

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -59,21 +59,13 @@ func newSite(t testing.TB) *site {
 
 func (s *site) must(err error) {
 	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 }
 
 // sh runs a command line in the plane's namespace.
 func (s *site) sh(line string) string {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	out, err := s.ns.Run(ctx, "sh", "-c", line)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return out
+	return s.ns.Shell(s.t, line)
 }
 
 // number returns the fwmark of a target, from the kernel.
@@ -102,17 +94,7 @@ func (s *site) handles(number string) string {
 }
 
 func (s *site) options() Options {
-	return Options{
-		StateDir: s.dir,
-		Log:      slog.New(slog.NewTextHandler(testWriter{s.t}, &slog.HandlerOptions{Level: slog.LevelInfo})),
-	}
-}
-
-type testWriter struct{ t testing.TB }
-
-func (w testWriter) Write(b []byte) (int, error) {
-	w.t.Log(strings.TrimSpace(string(b)))
-	return len(b), nil
+	return Options{StateDir: s.dir, Log: slog.New(slog.NewTextHandler(s.t.Output(), nil))}
 }
 
 // running is a running Plane.
@@ -131,22 +113,7 @@ func (s *site) start(change ...func(*Options)) *running {
 	}
 	p, err := New(o)
 	s.must(err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.ns.Do(func() error { return p.Run(ctx) }) }()
-	stopped := false
-	r := &running{Plane: p, site: s, stop: func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := <-done; err != nil {
-			s.t.Errorf("Run: %v", err)
-		}
-	}}
-	s.t.Cleanup(r.stop)
-	return r
+	return &running{Plane: p, site: s, stop: s.ns.Background(s.t, p.Run)}
 }
 
 func (r *running) wait(what string, ok func(plan.State) bool) plan.State {
@@ -305,16 +272,7 @@ func sortedLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-func command(ctx context.Context, name string, args ...string) ([]byte, error) {
-	return exec.CommandContext(ctx, name, args...).CombinedOutput()
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = harness.Must
 
 // openConn opens a kernel connection in a namespace.
 func openConn(t testing.TB, ns *lab.NetNS, c fwstate.Config) *fwstate.Conn {
@@ -326,16 +284,4 @@ func openConn(t testing.TB, ns *lab.NetNS, c fwstate.Config) *fwstate.Conn {
 	}))
 	t.Cleanup(func() { must(t, conn.Close()) })
 	return conn
-}
-
-// run runs a shell command in a namespace.
-func run(t testing.TB, ns *lab.NetNS, command string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	out, err := ns.Run(ctx, "sh", "-c", command)
-	if err != nil {
-		t.Fatalf("%s: %v", command, err)
-	}
-	return out
 }

@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/nft"
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/lab"
@@ -43,7 +43,7 @@ func record(t *testing.T, ns *lab.NetNS) *transactions {
 func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 	t.Helper()
 	const end = "the-end"
-	run(t, x.ns, "nft add table inet "+end)
+	x.ns.Shell(t, "nft add table inet "+end)
 	must(t, x.conn.SetReadDeadline(time.Now().Add(patience)))
 	type key struct {
 		at  string
@@ -66,10 +66,7 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 		msgs, err := x.conn.Receive()
 		must(t, err)
 		for _, m := range msgs {
-			ad, err := netlink.NewAttributeDecoder(m.Data[4:])
-			must(t, err)
-			ad.ByteOrder = binary.BigEndian
-			kind := m.Header.Type & 0xff
+			kind, message := m.Header.Type&0xff, nlmsg.Netfilter(m.Data)
 			if kind == unix.NFT_MSG_NEWGEN {
 				for _, v := range want {
 					var all []nft.Element
@@ -83,46 +80,20 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 				transaction++
 				continue
 			}
-			// Attribute 1 is the table's name in all of them, 2 the set's.
-			var table, set string
+			// All messages have the name of the table in attribute 1, those about sets its name in 2.
+			table, set := message.Text(unix.NFTA_TABLE_NAME), message.Text(unix.NFTA_SET_NAME)
 			var elems []nft.Element
-			for ad.Next() {
-				switch {
-				case ad.Type() == 1:
-					table = ad.String()
-				case ad.Type() == 2 && kind != unix.NFT_MSG_NEWTABLE && kind != unix.NFT_MSG_DELTABLE:
-					set = ad.String()
-				case ad.Type() == unix.NFTA_SET_ELEM_LIST_ELEMENTS &&
-					(kind == unix.NFT_MSG_NEWSETELEM || kind == unix.NFT_MSG_DELSETELEM):
-					ad.Nested(func(list *netlink.AttributeDecoder) error {
-						for list.Next() {
-							var e nft.Element
-							list.Nested(func(elem *netlink.AttributeDecoder) error {
-								for elem.Next() {
-									switch elem.Type() {
-									case unix.NFTA_SET_ELEM_FLAGS:
-										e.End = elem.Uint32()&unix.NFT_SET_ELEM_INTERVAL_END != 0
-									case unix.NFTA_SET_ELEM_KEY:
-										elem.Nested(func(data *netlink.AttributeDecoder) error {
-											for data.Next() {
-												e.Key = slices.Clone(data.Bytes())
-											}
-											return nil
-										})
-									}
-								}
-								return nil
-							})
-							elems = append(elems, e)
-						}
-						return nil
+			if kind == unix.NFT_MSG_NEWSETELEM || kind == unix.NFT_MSG_DELSETELEM {
+				for _, e := range message.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
+					elems = append(elems, nft.Element{
+						Key: slices.Clone(e.Get(unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)),
+						End: e.Uint32(unix.NFTA_SET_ELEM_FLAGS)&unix.NFT_SET_ELEM_INTERVAL_END != 0,
 					})
 				}
 			}
-			must(t, ad.Err())
 			switch {
 			case kind == unix.NFT_MSG_NEWTABLE && table == end:
-				run(t, x.ns, "nft delete table inet "+end)
+				x.ns.Shell(t, "nft delete table inet "+end)
 				return missing
 			case table != TableName:
 			case kind == unix.NFT_MSG_DELTABLE:
@@ -164,7 +135,7 @@ func TestRepairNeverEmptiesASet(t *testing.T) {
 			r := startQuiet(t, ns, testOptions(t), list)
 			before := normalized(t, ns)
 			x := record(t, ns)
-			run(t, ns, tt.damage)
+			ns.Shell(t, tt.damage)
 			r.waitFor(t, "a repair", func(c Confirmed) bool { return c.Repairs > 0 })
 			await.True(t, "everything as before", func() bool { return normalized(t, ns) == before })
 			r.waitConfirmed(t, list...)
@@ -214,7 +185,7 @@ func TestUnreadableSetIsReplacedAgain(t *testing.T) {
 					return ranges, err
 				}
 				transactions := record(t, ns)
-				run(t, ns, "nft add element inet vipgate vip4 { 30.0.0.1 }")
+				ns.Shell(t, "nft add element inet vipgate vip4 { 30.0.0.1 }")
 				if x := look(t, ns, p, &wanted); x.err != nil || !x.vips.Equal(wanted) {
 					t.Errorf("%d VIPs confirmed, %v", len(x.vips), x.err)
 				}
@@ -241,14 +212,14 @@ func TestMissingElementIsNotConfirmed(t *testing.T) {
 			return slices.DeleteFunc(ranges, func(r nft.Range) bool { return r.First == v.Prefix().Addr() }), err
 		}
 		// The table is read back only after a change.
-		run(t, ns, fmt.Sprintf("nft add table inet other%d", i))
+		ns.Shell(t, fmt.Sprintf("nft add table inet other%d", i))
 		rest := vip.NewSet(slices.DeleteFunc(slices.Clone(list), func(w vip.VIP) bool { return w == v })...)
 		if x := look(t, ns, p, &wanted); !x.vips.Equal(rest) {
 			t.Errorf("without %s confirmed: %v", v, x.vips.Sorted())
 		}
 	}
 	p.table.ranges = readRanges
-	run(t, ns, "nft add table inet other")
+	ns.Shell(t, "nft add table inet other")
 	if x := look(t, ns, p, &wanted); x.err != nil || !x.vips.Equal(wanted) {
 		t.Errorf("with all: %v, %v", x.vips.Sorted(), x.err)
 	}
@@ -265,7 +236,7 @@ func TestReadyNeedsRulesOfEachFamily(t *testing.T) {
 			ns := lab.NewNetNS(t)
 			must(t, lab.Veth(ns, "d0", lab.NewNetNS(t), "d1"))
 			// A route out of the blackhole's table: the family's rules cannot be installed.
-			run(t, ns, tt.add)
+			ns.Shell(t, tt.add)
 			r := start(t, ns, testOptions(t))
 			list := vips("20.0.0.1/32", "2000::1/128")
 			r.Configure(list)

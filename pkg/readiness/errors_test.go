@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestErrorText(t *testing.T) {
@@ -31,9 +32,7 @@ func TestErrorText(t *testing.T) {
 		return func(t *testing.T) string {
 			path := socketPath(t)
 			l, err := net.Listen("unix", path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			var running sync.WaitGroup
 			running.Go(func() {
 				for {
@@ -61,20 +60,14 @@ func TestErrorText(t *testing.T) {
 		{"left-over socket", func(t *testing.T) string {
 			path := socketPath(t)
 			fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			defer syscall.Close(fd)
-			if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}))
 			return path
 		}, frontendID, []string{"no process listens", "crashed or is starting"}},
 		{"no socket but a file", func(t *testing.T) string {
 			path := socketPath(t)
-			if err := os.WriteFile(path, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.WriteFile(path, nil, 0o600))
 			return path
 		}, frontendID, []string{"no process listens"}},
 		{"closed after the handshake", raw(func(c net.Conn) {
@@ -122,10 +115,7 @@ func TestHandshakeErrorIsWrapped(t *testing.T) {
 	b := startSyncedLB(t, 1)
 	cause := errors.New("the peer is spiffe://example.org/other, expected spiffe://example.org/lb")
 	f := startFrontend(t, b.path, func(o *WatcherOptions) {
-		o.Credentials = failing{
-			fakeCredentials{id: frontendID},
-			cause,
-		}
+		o.Credentials = failing{fakeCredentials{id: frontendID}, cause}
 	})
 	f.waitFor(t, "an error", func() bool { return f.Err != nil })
 	if !errors.Is(f.Err, cause) || !strings.Contains(f.Err.Error(), "TLS handshake") {
@@ -161,9 +151,7 @@ func TestSilentLBTimeout(t *testing.T) {
 		{"accepts and hangs", func(t *testing.T) string {
 			path := socketPath(t)
 			l, err := net.Listen("unix", path) // the kernel accepts
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			t.Cleanup(func() { l.Close() })
 			return path
 		}, "does not answer: it hangs or is stopped"},
@@ -171,15 +159,12 @@ func TestSilentLBTimeout(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			path := tt.impl(t)
-			f := &frontend{log: &logBuffer{}, Watcher: NewWatcher(WatcherOptions{
+			f := &frontend{log: &harness.Log{}, Watcher: NewWatcher(WatcherOptions{
 				Target:      path,
 				Credentials: fakeCredentials{id: frontendID},
 			})}
 			f.handshakeWithin, f.firstMessageWithin = 50*time.Millisecond, 50*time.Millisecond
-			ctx, cancel := context.WithCancel(context.Background())
-			var running sync.WaitGroup
-			running.Go(func() { _ = f.Run(ctx) })
-			t.Cleanup(func() { cancel(); running.Wait() })
+			harness.Run(t, f.Run)
 			// On a busy machine the handshake may be the first to time out.
 			f.waitFor(t, "it is left: "+tt.want, func() bool { return f.Err != nil && strings.Contains(f.Err.Error(), tt.want) })
 			if !strings.Contains(f.Err.Error(), path) {

@@ -1,17 +1,14 @@
 package readiness
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +20,7 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const (
@@ -96,35 +94,11 @@ func fakePeer(ctx context.Context) (spiffeid.ID, bool) {
 	return info.id, ok
 }
 
-// logBuffer collects log lines.
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-func (b *logBuffer) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
-
 // socketPath returns a path short enough for a unix socket.
 func socketPath(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return filepath.Join(dir, "lb.sock")
 }
@@ -134,54 +108,40 @@ type testLB struct {
 	*Server
 	table *Table
 	path  string
-	log   *logBuffer
-	grpc  *grpc.Server
-	done  chan error
+	log   *harness.Log
+	// kill closes all connections abruptly, as the end of the process does.
+	kill func()
 }
 
 // startLB serves the table on path until the test ends or kill is called.
 func startLB(t testing.TB, path string, table *Table) *testLB {
 	t.Helper()
-	b := &testLB{table: table, path: path, log: &logBuffer{}, done: make(chan error, 1)}
+	b := &testLB{table: table, path: path, log: &harness.Log{}}
 	b.Server = NewServer(table, ServerOptions{
 		Peer: fakePeer,
 		Role: RolesOf([]spiffeid.ID{frontendID}, []spiffeid.ID{readerID}),
-		Log:  b.log.logger(),
+		Log:  b.log.Logger(),
 	})
-	b.grpc = serveGRPC(t, path, b.Server, b.done)
-	t.Cleanup(b.kill)
+	b.kill = serveGRPC(t, path, b.Server, fakeCredentials{})
 	return b
 }
 
-func serveGRPC(t testing.TB, path string, impl readinessv1.ReadinessServiceServer, done chan<- error) *grpc.Server {
+func serveGRPC(t testing.TB, path string, impl readinessv1.ReadinessServiceServer,
+	creds credentials.TransportCredentials,
+) (stop func()) {
 	t.Helper()
 	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	// Calls are counted, as in the load balancer.
 	s := grpc.NewServer(slices.Concat(GRPCOptions(), metrics.NewLB("test").ServerOptions(),
-		[]grpc.ServerOption{grpc.Creds(fakeCredentials{})})...)
+		[]grpc.ServerOption{grpc.Creds(creds)})...)
 	readinessv1.RegisterReadinessServiceServer(s, impl)
-	go func() { done <- s.Serve(listener) }()
-	return s
-}
-
-// kill closes all connections abruptly, as the end of the process does.
-func (b *testLB) kill() {
-	if b.grpc == nil {
-		return
-	}
-	b.grpc.Stop()
-	<-b.done
-	b.grpc = nil
+	return harness.Serve(t, s, listener)
 }
 
 // sendHeartbeats sends heartbeats of the table until the returned function is called.
 func sendHeartbeats(t testing.TB, table *Table) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() {
+	return harness.Run(t, func(ctx context.Context) error {
 		ticker := time.NewTicker(table.lease / 5)
 		defer ticker.Stop()
 		for {
@@ -189,13 +149,10 @@ func sendHeartbeats(t testing.TB, table *Table) (stop func()) {
 			case <-ticker.C:
 				table.Heartbeat()
 			case <-ctx.Done():
-				return
+				return nil
 			}
 		}
 	})
-	stop = func() { cancel(); running.Wait() }
-	t.Cleanup(stop)
-	return stop
 }
 
 // view is the state of a consumer of updates.
@@ -222,30 +179,22 @@ func (v *view) apply(u Update) {
 type frontend struct {
 	*Watcher
 	view
-	log  *logBuffer
+	log  *harness.Log
 	stop func()
 }
 
 func startFrontend(t testing.TB, path string, change func(*WatcherOptions)) *frontend {
 	t.Helper()
-	f := &frontend{log: &logBuffer{}}
+	f := &frontend{log: &harness.Log{}}
 	o := WatcherOptions{
 		Target: "unix://" + path, Credentials: fakeCredentials{id: frontendID}, Reader: "test",
-		Log: f.log.logger(),
+		Log: f.log.Logger(),
 	}
 	if change != nil {
 		change(&o)
 	}
 	f.Watcher = NewWatcher(o)
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() {
-		if err := f.Run(ctx); err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-	f.stop = func() { cancel(); running.Wait() }
-	t.Cleanup(f.stop)
+	f.stop = harness.Run(t, f.Run)
 	return f
 }
 
@@ -306,9 +255,7 @@ func numberedReady(n int) []VIPReadiness {
 func dialRaw(t testing.TB, path string, id spiffeid.ID) readinessv1.ReadinessServiceClient {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(fakeCredentials{id: id}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return readinessv1.NewReadinessServiceClient(conn)
 }

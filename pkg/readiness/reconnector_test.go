@@ -16,25 +16,21 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // TestBackoffBetweenAttempts runs against a socket path that does not exist, on a fake clock.
 func TestBackoffBetweenAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := NewWatcher(WatcherOptions{Target: "unix:///nowhere/lb.sock", Credentials: fakeCredentials{id: frontendID}})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- w.Run(ctx) }()
+		stop := harness.Run(t, w.Run)
 		<-time.After(time.Minute)
 		synctest.Wait()
 		// About 7 attempts until the delay is 2 s (3.2 s), then one each 2 s ± 20 %.
 		if n := w.Stats().Failures; n < 30 || n > 46 {
 			t.Errorf("%d attempts in a minute", n)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		stop()
 		// timers of gRPC
 		<-time.After(time.Minute)
 	})
@@ -130,9 +126,7 @@ func TestFailedMoveKeepsConnection(t *testing.T) {
 	f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation, o.MaxBackoff = svid.get, minBackoff })
 	f.waitFor(t, "synced", f.at(table))
 	away := path + ".away"
-	if err := os.Rename(path, away); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Rename(path, away))
 	svid.rotate()
 	await.True(t, "moves fail and are tried again", func() bool { return f.Stats().Failures >= 3 })
 	table.Commit(Decision{Changed: []VIPReadiness{notReady(v1)}})
@@ -140,9 +134,7 @@ func TestFailedMoveKeepsConnection(t *testing.T) {
 	if !f.Open || f.Err != nil {
 		t.Fatalf("%+v", f.Update)
 	}
-	if err := os.Rename(away, path); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Rename(away, path))
 	await.True(t, "it moved", func() bool { return f.Stats().Moves == 1 })
 	if log := f.log.String(); !strings.Contains(log, "move to a second readiness connection failed") {
 		t.Fatalf("the log:\n%s", log)
@@ -159,9 +151,7 @@ func TestMoveWhenFirstConnectionEnds(t *testing.T) {
 	var svid clock
 	f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation = svid.get })
 	f.waitFor(t, "synced", f.at(old))
-	if err := os.Rename(path, path+".old"); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Rename(path, path+".old"))
 	fresh.Commit(Decision{Changed: []VIPReadiness{notReady(v1)}}) // not synced
 	second := startLB(t, path, fresh)
 	svid.rotate()
@@ -184,9 +174,7 @@ func TestSVIDChangeEndsBackoff(t *testing.T) {
 			Target: "/nowhere/lb.sock", Credentials: fakeCredentials{id: frontendID}, MaxBackoff: 1000 * time.Hour,
 			Rotation: func() (uint64, <-chan struct{}) { return svid.Get() },
 		})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- w.Run(ctx) }()
+		stop := harness.Run(t, w.Run)
 		<-time.After(20 * time.Minute)
 		before := w.Stats().Failures
 		svid.Set(0)
@@ -202,10 +190,7 @@ func TestSVIDChangeEndsBackoff(t *testing.T) {
 		if n := w.Stats().Failures - before; n > 2+uint64(time.Second/minBackoff) {
 			t.Errorf("%d attempts in a second", n)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		stop()
 		<-time.After(time.Minute) // timers of gRPC
 	})
 }
@@ -217,15 +202,11 @@ func TestNewSocketEndsBackoff(t *testing.T) {
 			Target: path, Credentials: fakeCredentials{id: frontendID},
 			MaxBackoff: 1000 * time.Hour,
 		})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- w.Run(ctx) }()
+		stop := harness.Run(t, w.Run)
 		<-time.After(20 * time.Minute)
 		before := w.Stats().Failures
 		// Bound but not listening yet.
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(path, nil, 0o600))
 		<-time.After(socketPoll + time.Millisecond)
 		if n := w.Stats().Failures - before; n != 1 {
 			t.Errorf("%d attempts at once", n)
@@ -234,10 +215,7 @@ func TestNewSocketEndsBackoff(t *testing.T) {
 		if n := w.Stats().Failures - before; n < 2 {
 			t.Errorf("%d attempts after the shortest back-off", n)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		stop()
 		<-time.After(time.Minute) // timers of gRPC
 	})
 }

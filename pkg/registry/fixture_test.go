@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	"crypto/x509"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +21,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -33,30 +32,11 @@ type fixture struct {
 	t     *testing.T
 	ca    *identitytest.CA
 	index *targetset.Index
-	log   *lockedBuffer
+	log   *harness.Log
 	// unix, tcp and admin are the addresses of the servers.
 	unix, tcp, admin string
 	server           *identity.Source
-	cancel           context.CancelFunc
-	done             chan error
-}
-
-// lockedBuffer is a log buffer for concurrent reads and writes.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+	stop             func()
 }
 
 var serverID = spiffeid.RequireFromString("spiffe://example.org/lb")
@@ -64,7 +44,7 @@ var serverID = spiffeid.RequireFromString("spiffe://example.org/lb")
 func newFixture(t *testing.T, o Options) *fixture {
 	t.Helper()
 	ca := identitytest.NewCA(t, "example.org")
-	h := &fixture{t: t, ca: ca, index: targetset.NewIndex(), log: &lockedBuffer{}, done: make(chan error, 2)}
+	h := &fixture{t: t, ca: ca, index: targetset.NewIndex(), log: &harness.Log{}}
 	log := slog.New(slog.NewTextHandler(h.log, nil))
 	o.Allow, o.Log = allowances(t, "s=spiffe://example.org/ns/*/sa/*", "other="+bob.String()), log
 	h.Registry = New(o)
@@ -87,18 +67,8 @@ func newFixture(t *testing.T, o Options) *fixture {
 	h.unix, h.tcp = h.serve("unix", filepath.Join(dir, "t.sock"), peers, creds),
 		h.serve("tcp", "127.0.0.1:0", peers, creds)
 	h.admin = h.serve("unix", filepath.Join(dir, "a.sock"), operators, insecure.NewCredentials())
-	ctx, cancel := context.WithCancel(context.Background())
-	h.cancel = cancel
-	go func() { h.done <- task.Guard(ctx, h.String(), h.Run) }()
-	go func() { h.done <- h.loop(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		for range 2 {
-			if err := <-h.done; err != nil {
-				t.Error(err)
-			}
-		}
-	})
+	harness.Run(t, h.loop)
+	h.stop = harness.Run(t, func(ctx context.Context) error { return task.Guard(ctx, h.String(), h.Run) })
 	<-h.Ready()
 	return h
 }
@@ -106,19 +76,10 @@ func newFixture(t *testing.T, o Options) *fixture {
 func (h *fixture) serve(network, address string, s *Service, creds credentials.TransportCredentials) string {
 	h.t.Helper()
 	l, err := net.Listen(network, address)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	harness.Must(h.t, err)
 	server := grpc.NewServer(append(GRPCOptions(), grpc.Creds(creds))...)
 	targetv1.RegisterTargetServiceServer(server, s)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	h.t.Cleanup(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			h.t.Error(err)
-		}
-	})
+	harness.Serve(h.t, server, l)
 	if network == "unix" {
 		return "unix:" + address
 	}
@@ -174,9 +135,7 @@ func (h *fixture) dial(address string, id spiffeid.ID) (targetv1.TargetServiceCl
 		creds = identity.NewCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(serverID)})
 	}
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	harness.Must(h.t, err)
 	h.t.Cleanup(func() { _ = conn.Close() }) // may be closed already
 	return targetv1.NewTargetServiceClient(conn), conn
 }
@@ -207,9 +166,7 @@ func (h *fixture) register(c targetv1.TargetServiceClient, r *targetv1.RegisterR
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	h.t.Cleanup(cancel)
 	stream, err := c.Register(ctx, r)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	harness.Must(h.t, err)
 	l := &openCall{t: h.t, stream: stream, end: cancel, states: map[string]targetv1.State{}}
 	m, err := stream.Recv()
 	if err != nil {
@@ -226,9 +183,7 @@ func (h *fixture) register(c targetv1.TargetServiceClient, r *targetv1.RegisterR
 func (h *fixture) mustRegister(c targetv1.TargetServiceClient, stream, targets string) *openCall {
 	h.t.Helper()
 	l, err := h.register(c, request(stream, targets))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	harness.Must(h.t, err)
 	return l
 }
 

@@ -72,10 +72,10 @@ type Input struct {
 	State map[string]State // by name of an entry
 	// Drained reports whether an operator has moved the traffic of a gateway away.
 	Drained func(name string) bool
-	// Granted reports whether no other pod restarts its sessions now. Slots have no effect then.
-	Granted bool
 	// Immediate applies every change without a drain and without turns.
 	Immediate bool
+	// Ordered reports whether pods change one after another, so that this pod needs no slot.
+	Ordered bool
 }
 
 // Options configures a Plan.
@@ -335,7 +335,7 @@ func (plan *Plan) alone(entry *Entry) bool {
 		return false
 	case plan.awaited(entry) && plan.in.Now.Before(entry.Until):
 		return false
-	case plan.SlotTime == 0 || plan.in.Granted:
+	case plan.SlotTime == 0 || plan.in.Ordered:
 		return true
 	}
 	start := nextSlot(plan.in.Now, plan.Slot, plan.SlotTime)

@@ -1,9 +1,7 @@
 package identitytest
 
 import (
-	"context"
 	"os"
-	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +10,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // CA is a certificate authority of one trust domain.
@@ -25,9 +24,7 @@ type CA struct {
 func NewCA(tb testing.TB, trustDomain string) *CA {
 	tb.Helper()
 	authority, err := identity.NewDevAuthority()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	harness.Must(tb, err)
 	return &CA{tb: tb, td: spiffeid.RequireTrustDomainFromString(trustDomain), authority: authority}
 }
 
@@ -47,9 +44,7 @@ func (c *CA) SVID(id spiffeid.ID, ttl time.Duration) *x509svid.SVID {
 func (c *CA) SVIDBetween(id spiffeid.ID, notBefore, notAfter time.Time) *x509svid.SVID {
 	c.tb.Helper()
 	svid, err := c.authority.Mint(id, notBefore, notAfter)
-	if err != nil {
-		c.tb.Fatal(err)
-	}
+	harness.Must(c.tb, err)
 	return svid
 }
 
@@ -59,9 +54,7 @@ func (c *CA) Bundle() *x509bundle.Bundle { return c.authority.Bundle(c.td) }
 // WriteFiles writes the SVID and the bundle to dir, for [identity.NewFiles].
 func (c *CA) WriteFiles(dir string, svid *x509svid.SVID) {
 	c.tb.Helper()
-	if err := c.authority.WriteFiles(dir, svid); err != nil {
-		c.tb.Fatal(err)
-	}
+	harness.Must(c.tb, c.authority.WriteFiles(dir, svid))
 }
 
 // Source returns a running source with the SVID, which must be valid, that trusts the authority. It
@@ -71,9 +64,7 @@ func (c *CA) Source(svid *x509svid.SVID) *identity.Source {
 	dir := ShortDir(c.tb)
 	c.WriteFiles(dir, svid)
 	src, err := identity.NewFiles(dir, identity.Options{})
-	if err != nil {
-		c.tb.Fatal(err)
-	}
+	harness.Must(c.tb, err)
 	Run(c.tb, src)
 	select {
 	case <-src.Ready():
@@ -90,20 +81,7 @@ const waitLimit = 20 * time.Second
 // it.
 func Run(tb testing.TB, src *identity.Source) (stop func()) {
 	tb.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := src.Run(ctx); err != nil && ctx.Err() == nil {
-			tb.Errorf("%s ended: %v", src, err)
-		}
-	}()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		<-done
-	})
-	tb.Cleanup(stop)
-	return stop
+	return harness.Run(tb, src.Run)
 }
 
 // WaitStatus waits until the status of the source meets the condition and returns it.
@@ -128,9 +106,7 @@ func WaitStatus(tb testing.TB, src *identity.Source, what string, wanted func(id
 func ShortDir(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.MkdirTemp("/tmp", "vg")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	harness.Must(tb, err)
 	tb.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			tb.Error(err)

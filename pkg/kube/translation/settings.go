@@ -61,9 +61,6 @@ func newSettings(source *v1alpha1.Trench, secrets []*corev1.Secret, keyDir strin
 		return nil, errors.New(joined(problems, specPath))
 	}
 	config.MaxRemoval = source.Spec.MaxRemoval
-	if len(config.Attractor.Gateways) > 0 {
-		config.Attractor.Turns = trench.ByWriter // kube writes their changes when it is the turn of its pod
-	}
 	result.config = config
 	result.readConfirm()
 	// Services ask for VIPs by address: the list is searched for each address of each Pod.

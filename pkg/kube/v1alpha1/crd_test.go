@@ -185,7 +185,6 @@ func crd(t *testing.T) object {
 	network["items"] = c.convert(at(network, "items"))
 
 	attractor := c.convert(at(schema, "properties", "attractor"))
-	delete(at(attractor, "properties"), "turns") // kube sets it
 	gateways := at(attractor, "properties", "gateways")
 	gateways["maxItems"] = 1000 // far above any use; without a limit the API server refuses rules below it
 	gateway := at(gateways, "items", "properties")

@@ -1,14 +1,10 @@
 package availability_test
 
 import (
-	"bytes"
-	"context"
-	"log/slog"
 	"maps"
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -24,6 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/meridio/availability"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/meridiotest"
 )
@@ -33,28 +30,6 @@ const (
 	waitLimit = 20 * time.Second
 	host      = "lb-frontend-attractor-a1-abcde"
 )
-
-// logBuffer collects log lines.
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-func (b *logBuffer) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
 
 // fixture is a pod: a socket and two identities of one trust domain.
 type fixture struct {
@@ -85,9 +60,7 @@ func (f *fixture) creds(s *identity.Source) credentials.TransportCredentials {
 func (f *fixture) meridio() *meridiotest.LB {
 	f.t.Helper()
 	l := meridiotest.New(meridiotest.Options{Socket: f.socket, Credentials: f.creds(f.lb), Host: host})
-	if err := l.Start(); err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, l.Start())
 	f.t.Cleanup(func() {
 		if err := l.Kill(); err != nil {
 			f.t.Error(err)
@@ -100,23 +73,12 @@ func (f *fixture) meridio() *meridiotest.LB {
 func (f *fixture) serve(path string, register func(grpc.ServiceRegistrar)) (kill func()) {
 	f.t.Helper()
 	listener, err := net.Listen("unix", path)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	// Close must not unlink the socket, because another server may have replaced it.
 	listener.(*net.UnixListener).SetUnlinkOnClose(false)
 	s := grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(f.creds(f.lb)))...)
 	register(s)
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(listener) }()
-	kill = sync.OnceFunc(func() {
-		s.Stop()
-		if err := <-done; err != nil {
-			f.t.Errorf("Serve: %v", err)
-		}
-	})
-	f.t.Cleanup(kill)
-	return kill
+	return harness.Serve(f.t, s, listener)
 }
 
 // lb is a load balancer of vipgate: both services of one table.
@@ -124,17 +86,17 @@ type vipgateLB struct {
 	table        *readiness.Table
 	readiness    *readiness.Server
 	availability *lbavailability.Server
-	log          *logBuffer
+	log          *harness.Log
 	kill         func()
 }
 
 // vipgate starts a load balancer of vipgate on path.
 func (f *fixture) vipgate(path string, o readiness.TableOptions) *vipgateLB {
 	f.t.Helper()
-	b := &vipgateLB{table: readiness.NewTable(o), log: &logBuffer{}}
+	b := &vipgateLB{table: readiness.NewTable(o), log: &harness.Log{}}
 	role := readiness.RolesOf([]spiffeid.ID{f.ca.ID("/frontend")}, []spiffeid.ID{f.ca.ID("/reader")})
 	b.readiness = readiness.NewServer(b.table, readiness.ServerOptions{Peer: identity.PeerID, Role: role})
-	b.availability = lbavailability.NewServer(b.table, b.readiness, host, b.log.logger())
+	b.availability = lbavailability.NewServer(b.table, b.readiness, host, b.log.Logger())
 	b.kill = f.serve(path, func(r grpc.ServiceRegistrar) {
 		readinessv1.RegisterReadinessServiceServer(r, b.readiness)
 		loadbalancerv1.RegisterStreamAvailabilityServiceServer(r, b.availability)
@@ -145,9 +107,7 @@ func (f *fixture) vipgate(path string, o readiness.TableOptions) *vipgateLB {
 // replace moves the socket of path to the pod's socket.
 func (f *fixture) replace(path string) {
 	f.t.Helper()
-	if err := os.Rename(path, f.socket); err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, os.Rename(path, f.socket))
 }
 
 // watcher is a running readiness.Watcher with a Client, and its merged state.
@@ -156,7 +116,7 @@ type watcher struct {
 	t      *testing.T
 	client *availability.Client
 	vips   *latest.Value[[]vip.VIP]
-	log    *logBuffer
+	log    *harness.Log
 	svid   *latest.Value[uint64] // generation
 	at     readiness.Update
 	ready  map[vip.VIP]vip.State
@@ -173,24 +133,16 @@ func (f *fixture) watch(interval, within time.Duration) *watcher {
 // watchState starts a watcher whose probes ask for the state at an interval; 0 for the default.
 func (f *fixture) watchState(interval, within, state time.Duration) *watcher {
 	f.t.Helper()
-	w := &watcher{t: f.t, log: &logBuffer{}, vips: latest.New([]vip.VIP{vipA, vipB}), svid: latest.New(uint64(0))}
+	w := &watcher{t: f.t, log: &harness.Log{}, vips: latest.New([]vip.VIP{vipA, vipB}), svid: latest.New(uint64(0))}
 	w.client = availability.NewClient(availability.ClientOptions{
 		Host: host, VIPs: w.vips.Get, Interval: interval, Within: within, StateInterval: state,
-		Log: w.log.logger(),
+		Log: w.log.Logger(),
 	})
 	w.Watcher = readiness.NewWatcher(readiness.WatcherOptions{
 		Target: f.socket, Credentials: f.creds(f.frontend), ConnectionEnd: identity.ConnectionEnd, Fallback: w.client,
-		Rotation: w.svid.Get, Log: w.log.logger(),
+		Rotation: w.svid.Get, Log: w.log.Logger(),
 	})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	f.t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			f.t.Errorf("Run: %v", err)
-		}
-	})
+	harness.Run(f.t, w.Run)
 	return w
 }
 

@@ -1,14 +1,12 @@
 package secret
 
 import (
-	"bytes"
 	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -20,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/secrettest"
 )
 
@@ -31,30 +30,12 @@ const (
 	changed  = "battery-staple"
 )
 
-// logBuffer is a log for inspection by tests.
-type logBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 // fixture is a watcher and its API server.
 type fixture struct {
 	t *testing.T
 	*secrettest.Server
 	dir, account string
-	log          *logBuffer
+	log          *harness.Log
 	watcher      *Watcher
 	end          func() // stops the watcher
 }
@@ -65,7 +46,7 @@ func newFixtureAt(t *testing.T, address string) *fixture {
 	t.Helper()
 	f := &fixture{
 		t: t, Server: secrettest.Start(t, address, "token-1", nil),
-		dir: t.TempDir(), account: t.TempDir(), log: &logBuffer{},
+		dir: t.TempDir(), account: t.TempDir(), log: &harness.Log{},
 	}
 	f.Mount(f.account, "token-1")
 	t.Cleanup(func() {
@@ -85,12 +66,10 @@ func newFixtureAt(t *testing.T, address string) *fixture {
 func (f *fixture) start(want map[string][]string, adapt ...func(*Watcher)) {
 	f.t.Helper()
 	host, port, err := net.SplitHostPort(f.Address())
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	f.watcher = New(Options{
 		Dir: f.dir, Namespace: "red", Host: host, Port: port, Account: f.account,
-		Log: slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Log: f.log.Logger(),
 	})
 	f.watcher.minBackoff, f.watcher.maxBackoff = time.Millisecond, 20*time.Millisecond
 	for _, a := range adapt {
@@ -99,21 +78,7 @@ func (f *fixture) start(want map[string][]string, adapt ...func(*Watcher)) {
 	if want != nil {
 		f.watcher.Want(want)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- f.watcher.Run(ctx) }()
-	f.end = sync.OnceFunc(func() {
-		cancel()
-		select {
-		case err := <-done:
-			if err != nil && !errors.Is(err, context.Canceled) {
-				f.t.Error(err)
-			}
-		case <-time.After(waitTimeout):
-			f.t.Error("the watcher does not end")
-		}
-	})
-	f.t.Cleanup(f.end)
+	f.end = harness.Run(f.t, f.watcher.Run)
 }
 
 // eventually waits until condition returns "", or fails with its text.
@@ -448,23 +413,17 @@ func TestTokenRotation(t *testing.T) {
 	f.key("bgp-auth", "gw-a", changed)
 	for file, problem := range map[string]string{tokenFile: "automountServiceAccountToken", caFile: "no PEM certificate"} {
 		before, err := os.ReadFile(filepath.Join(f.account, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if file == tokenFile {
 			err = os.Remove(filepath.Join(f.account, file))
 		} else {
 			err = os.WriteFile(filepath.Join(f.account, file), []byte("no certificate"), 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		f.Cut()
 		f.problem("bgp-auth", problem)
 		f.key("bgp-auth", "gw-a", changed)
-		if err := os.WriteFile(filepath.Join(f.account, file), before, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(filepath.Join(f.account, file), before, 0o600))
 		f.problem("bgp-auth", "")
 	}
 }
@@ -477,9 +436,7 @@ func TestUntrustedServer(t *testing.T) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(f.account, caFile), ca, 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	f.start(oneKey)
 	f.problem("bgp-auth", "unknown authority")
 	f.key("bgp-auth", "gw-a", "(none)")
@@ -616,9 +573,7 @@ type network struct {
 func newNetwork(t *testing.T, to string) *network {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	n := &network{Listener: l, frozen: make(chan struct{})}
 	var wg sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())

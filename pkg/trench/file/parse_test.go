@@ -79,7 +79,7 @@ func TestReferenceFile(t *testing.T) {
 					Timeout: 300 * time.Millisecond, Rise: 1, Fall: 4,
 					Sources: [2]netip.Addr{netip.MustParseAddr("172.16.0.1"), netip.MustParseAddr("fd00::9")},
 				},
-				DrainTime: 30 * time.Second, Maglev: trench.Maglev{Size: 10007, Seed: 7},
+				DrainTime: 30 * time.Second, LastResort: trench.Depreferred, Maglev: trench.Maglev{Size: 10007, Seed: 7},
 				Match: []trench.Match{
 					{Protocols: []string{"tcp"}, Ports: []uint16{80, 443}},
 					{Protocols: []string{"udp", "sctp"}, Ports: []uint16{53}},
@@ -209,7 +209,7 @@ func manyPorts(n int) string {
 }
 
 func TestRefusedFiles(t *testing.T) {
-	const fields = "trench, attractor, streams, maxRemoval, confirm"
+	const fields = "trench, attractor, streams, maxRemoval, confirm, onePodAtATime"
 	const gatewayFields = "name, address, protocol, localASN, remoteASN, localPort, remotePort, holdTime, bfd, " +
 		"passwordFile"
 	const checkFields = "tcp, http, grpc, interval, fastInterval, timeout, rise, fall, families, via, source"

@@ -1,0 +1,91 @@
+// Package harness has the parts that the tests of most packages share.
+package harness
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"testing"
+)
+
+// Must ends the test, which may be a *rapid.T, unless err is nil.
+func Must(t interface {
+	Helper()
+	Fatal(args ...any)
+}, err error,
+) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Run runs a task until the test ends or stop is called, and waits for it. An error of the task
+// fails the test, except the end of its context.
+func Run(t testing.TB, task func(context.Context) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := task(ctx); err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("the task ended: %v", err)
+		}
+	})
+	stop = sync.OnceFunc(func() {
+		cancel()
+		running.Wait()
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// Server is a server such as grpc.Server.
+type Server interface {
+	Serve(net.Listener) error
+	Stop()
+}
+
+// Serve serves on a listener until the test ends or stop is called.
+func Serve(t testing.TB, server Server, listener net.Listener) (stop func()) {
+	t.Helper()
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := server.Serve(listener); err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	})
+	stop = sync.OnceFunc(func() {
+		server.Stop()
+		running.Wait()
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// Log collects log lines. The zero Log is ready for use.
+type Log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Logger returns a logger of all levels.
+func (l *Log) Logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// Write implements io.Writer.
+func (l *Log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+// String returns the lines so far.
+func (l *Log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
