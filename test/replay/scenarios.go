@@ -92,7 +92,7 @@ func scenarios() []scenario {
 		{
 			ID: "I9", Title: "Heroku 2025", Link: "https://heroku.com/blog/summary-of-june-10-outage",
 			Cause: "routes of pods and rules of targets flushed", Budget: unplanned,
-			inject: shell(flushRoutes, flushRules), reference: shell(flushRoutes, ":"),
+			inject: shell(flushRoutes, flushRules), reference: shell(flushRoutes, flushRules),
 		},
 		{
 			ID: "I10", Title: "Reddit 2023", Link: "https://redditwatch.org/outages/reddit-pi-day-outage-2023",
