@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/trench/change"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
@@ -40,10 +41,18 @@ type renderCommand struct {
 }
 
 func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
+	settings := c.Settings(stderr)
+	settings.Trial = trenchfile.OpenTrial(c.StateDir, settings.Log)
+	err := c.run(ctx, settings)
+	settings.Trial.End()
+	return err
+}
+
+func (c *runCommand) run(ctx context.Context, settings process.Settings) error {
 	// Memory peaks during the start; frontend.Options.Started ends this.
 	started := cli.CollectOften()
 	// A refused trench file must not prevent the start: the watcher reports it.
-	o, config, err := c.options(c.Settings(stderr), true)
+	o, config, err := c.options(settings, true)
 	if err != nil {
 		return err
 	}
@@ -68,7 +77,7 @@ func (c *validateCommand) validate() (*trench.Config, error) {
 	if c.File != "" {
 		c.TrenchFile = c.File
 		var refused cli.Refusals
-		config, err := c.read(false)
+		config, err := c.read(nil, false)
 		refused.Add(err)
 		c.checkPorts(&refused, config)
 		return config, refused.Err()
@@ -93,7 +102,7 @@ func (c *validateCommand) validate() (*trench.Config, error) {
 
 // Run prints BIRD's configuration for the current trench file and interfaces.
 func (c *renderCommand) Run(out *cli.Output) error {
-	config, err := c.read(false)
+	config, err := c.read(nil, false)
 	if err != nil {
 		return err
 	}
@@ -127,11 +136,11 @@ func (c *trenchFlags) defaults() trench.Defaults {
 
 // read reads the trench file. With lenient it returns nil without an error for a refused file. The
 // watcher reports the refusal until the file is corrected.
-func (c *trenchFlags) read(lenient bool) (*trench.Config, error) {
+func (c *trenchFlags) read(trial *trenchfile.Trial, lenient bool) (*trench.Config, error) {
 	if err := c.defaults().Validate(); err != nil {
 		return nil, cli.Usage("--external-interface: %w", err)
 	}
-	config, err := trenchfile.Read(c.TrenchFile, c.defaults())
+	config, err := trial.Read(c.TrenchFile, c.defaults())
 	if err != nil && !lenient {
 		return nil, cli.Usage("trench file refused:\n%w", err)
 	}
@@ -166,7 +175,7 @@ func (c *runFlags) checkPorts(refused *cli.Refusals, config *trench.Config) {
 // if lenient and the file was refused.
 func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Options, *trench.Config, error) {
 	var refused cli.Refusals
-	config, err := c.read(lenient)
+	config, err := c.read(settings.Trial, lenient)
 	refused.Add(err)
 	c.Check(&refused)
 	c.checkPorts(&refused, config)
@@ -184,7 +193,15 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 		}
 	}
 	o := c.Options(own, identity.AuthorizeMember(c.LBTrustDomain, c.LBID...), settings)
-	o.Source = trenchfile.NewWatcher(c.TrenchFile, c.defaults(), config, settings.Log)
+	watcher := trenchfile.NewWatcher(c.TrenchFile, c.defaults(), config, settings.Log)
+	// The frontend has no verdicts on targets; lb holds their removal.
+	watcher.Hold = func(inForce, next *trench.Config, before trench.Held, confirmed string,
+	) (*trench.Config, trench.Held) {
+		return change.Hold(inForce, next, before, confirmed, nil)
+	}
+	watcher.Trial = settings.Trial
+	watcher.Resume()
+	o.Source = watcher
 	o.SourceName, o.StaleCondition = "trench file", frontend.TrenchFile
 	return o, config, nil
 }

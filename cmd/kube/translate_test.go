@@ -93,6 +93,26 @@ func TestTranslate(t *testing.T) {
 		"Gateway of Meridio 2": {
 			gatewayObject, []string{"-f", "-"}, "trench: gw-a", "Gateway  a/gw-a  true", cli.ExitOK,
 		},
+		"changes": {
+			strings.Replace(trenchObject, "20.0.0.1/32", "20.0.0.2/32", 1) +
+				serviceObject("a", "vipgate.io/trench-a", "20.0.0.2"),
+			[]string{"-f", "-", "--against", file},
+			"+ VIP 20.0.0.2/32\n- VIP 20.0.0.1/32\n+ stream a.web\n", "Service  a/web       true", cli.ExitOK,
+		},
+		"changes of a refused object": {
+			trenchObject + serviceObject("a", "vipgate.io/trench-a", "20.0.0.2"),
+			[]string{"-f", "-", "--against", file, "-o", "json"},
+			"\"valid\": false,", "Service  a/web       false     VIPNotAllowed", cli.ExitFailed,
+		},
+		"no changes from a directory": {
+			trenchObject, []string{"-f", "-", "--against", filepath.Dir(file)}, "no change\n", "Trench", cli.ExitOK,
+		},
+		"changes from a Gateway": {
+			gatewayObject, []string{"-f", file, "--against", "-"}, "+ VIP 20.0.0.1/32", "", cli.ExitOK,
+		},
+		"changes from no Trench": {
+			"", []string{"-f", file, "--against", "-"}, "", "no trench file, since there is no accepted Trench", cli.ExitUsage,
+		},
 		"no Trench":     {"", []string{"-f", "-"}, "", "NotFound", cli.ExitFailed},
 		"two Trenches":  {trenchObject + "---" + trenchObject, []string{"-f", "-"}, "", "a second Trench", cli.ExitUsage},
 		"no file":       {"", []string{"-f", file + ".none"}, "", "no such file", cli.ExitUsage},

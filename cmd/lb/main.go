@@ -21,6 +21,7 @@ type commandLine struct {
 	Hold        holdCommand        `cmd:"" help:"Report changes of the data plane by other processes without repairing them, also over restarts."`
 	Resume      resumeCommand      `cmd:"" help:"End a hold, and repair what was held."`
 	Cleanup     cleanupCommand     `cmd:"" help:"Remove the data plane of vipgate from the kernel, when no lb runs."`
+	Confirm     confirmCommand     `cmd:"" help:"Put held removals of the trench file in force."`
 	Target      targetCommand      `cmd:"" help:"List, register, deregister and drain targets."`
 	SVID        svidCommand        `cmd:"" name:"svid" help:"Sign an SVID for a person with the development authority, for grpcurl."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`

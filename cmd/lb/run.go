@@ -52,9 +52,17 @@ type validateCommand struct {
 }
 
 func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
+	settings := c.Settings(stderr)
+	settings.Trial = trenchfile.OpenTrial(c.StateDir, settings.Log)
+	err := c.run(ctx, settings)
+	settings.Trial.End()
+	return err
+}
+
+func (c *runCommand) run(ctx context.Context, settings process.Settings) error {
 	// Memory peaks during the start; lb.Options.Configured ends this.
 	configured := cli.CollectOften()
-	o, err := c.options(c.Settings(stderr), true)
+	o, err := c.options(settings, true)
 	if err != nil {
 		return err
 	}
@@ -102,7 +110,7 @@ func (c *validateCommand) validate() (*trench.Config, error) {
 // or one that lacks a stream: an operator can repair it while lb runs, and the watcher reports it.
 func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options, error) {
 	var refused cli.Refusals
-	config, err := trenchfile.Read(c.TrenchFile, trench.DefaultDefaults())
+	config, err := settings.Trial.Read(c.TrenchFile, trench.DefaultDefaults())
 	if err != nil && !lenient {
 		refused.Add(fmt.Errorf("trench file refused:\n%w", err))
 	}

@@ -29,6 +29,12 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 		func(s *lbv1.Status, now time.Time) (string, bool) { return status.LB(s, now), true })
 }
 
+type confirmCommand struct{ cli.ConfirmFlags }
+
+func (c *confirmCommand) Run(ctx context.Context, out *cli.Output) error {
+	return cli.Confirm(ctx, out, c.ConfirmFlags, "lb")
+}
+
 type eventsCommand struct{ cli.EventFlags }
 
 func (c *eventsCommand) Run(ctx context.Context, out *cli.Output) error {

@@ -48,6 +48,8 @@ type runCommand struct {
 	BGPHoldTime       time.Duration `hidden:"" name:"bgp-hold-time" help:"Hold time, where the NSP names none." default:"3s" group:"BGP"`
 	VRRP              []netip.Addr  `hidden:"" name:"vrrp" help:"Next hop of static default routes, such as a VRRP address, repeatable. With one, no route is taken from gateways." placeholder:"ADDR" group:"BGP"`
 
+	MaxRemoval int `help:"Percentage of the VIPs in force that the NSP may remove without a confirmation; 100 never asks for one, as Meridio." default:"100" placeholder:"PERCENT" group:"NSP"`
+
 	BirdKernelScanTime time.Duration `hidden:"" help:"How often BIRD reads the kernel's routes." default:"10s" group:"BIRD"`
 	BirdLogFile        string        `hidden:"" help:"BIRD's own log file." default:"/var/log/bird.log" type:"path" placeholder:"FILE" group:"BIRD"`
 	BirdLogFileSize    int           `hidden:"" help:"Size in bytes of BIRD's own log file; 0 writes none." default:"20000" placeholder:"BYTES" group:"BIRD"`
@@ -98,6 +100,7 @@ func (c *runCommand) check() error {
 	refused.If(!nsp.ValidName(c.TrenchName), "--trench-name=%s: %s", c.TrenchName, remedy)
 	refused.If(!nsp.ValidName(c.AttractorName), "--attractor-name=%s: %s", c.AttractorName, remedy)
 	refused.Add(secret.CheckNamespace(c.Namespace))
+	refused.If(c.MaxRemoval < 1 || c.MaxRemoval > 100, "--max-removal=%d: write a percentage between 1 and 100", c.MaxRemoval)
 	refused.Within("--nsp-entry-timeout", c.NSPEntryTimeout, time.Second, time.Minute)
 	refused.Within("--nsp-keepalive-time", c.NSPKeepaliveTime, 0, 24*time.Hour)
 	refused.Within("--max-backoff", c.MaxBackoff, 0, 5*time.Minute)
@@ -182,6 +185,7 @@ func (c *runCommand) defaults() trench.Defaults {
 func (c *runCommand) nspOptions(own *identity.Source, host string, log *slog.Logger) nsp.Options {
 	return nsp.Options{
 		Target: c.NSPService, Trench: c.TrenchName, Attractor: c.AttractorName, Defaults: c.defaults(),
+		MaxRemoval: c.MaxRemoval,
 		Credentials: identity.NewCredentials(own, identity.CredentialOptions{
 			Authorize: identity.AuthorizeOwnDomain(own), Log: log,
 		}),

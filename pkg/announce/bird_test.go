@@ -26,6 +26,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -187,15 +188,8 @@ func (b *bird) options() Options {
 	return Options{
 		Local: b.Peer, Peer: netip.AddrPortFrom(b.Addr, b.Port), PeerAS: b.AS,
 		Password: b.Password, HoldTime: time.Duration(b.Hold) * time.Second,
-		Log: slog.New(slog.NewTextHandler(testLog{b.t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Log: slog.New(slog.NewTextHandler(b.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
-}
-
-type testLog struct{ t *testing.T }
-
-func (l testLog) Write(p []byte) (int, error) {
-	l.t.Log(strings.TrimSpace(string(p)))
-	return len(p), nil
 }
 
 // run runs the announcer with a live gate until the returned function, or the end of the test,
@@ -214,19 +208,7 @@ func run(t *testing.T, a *Announcer) (stop func()) {
 
 func runWithoutHeartbeats(t *testing.T, a *Announcer) (stop func()) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if err := a.Run(ctx); err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-	stop = sync.OnceFunc(func() {
-		cancel()
-		wg.Wait()
-	})
-	t.Cleanup(stop)
-	return stop
+	return harness.Run(t, a.Run)
 }
 
 // sendHeartbeats replaces the gate's loop.

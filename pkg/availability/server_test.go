@@ -1,10 +1,8 @@
 package availability_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"log/slog"
 	"net"
 	"path/filepath"
 	"slices"
@@ -26,6 +24,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -45,26 +44,8 @@ type fixture struct {
 	table        *readiness.Table
 	readers      *readiness.Server
 	availability *availability.Server
-	log          lockedBuffer
+	log          harness.Log
 	kill         func()
-}
-
-// lockedBuffer collects log lines.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }
 
 func (f *fixture) creds(id string) credentials.TransportCredentials {
@@ -80,7 +61,7 @@ func newFixture(t *testing.T, lease time.Duration) *fixture {
 		t: t, ca: identitytest.NewCA(t, "example.org"), socket: filepath.Join(identitytest.ShortDir(t), "lb.sock"),
 		table: readiness.NewTable(readiness.TableOptions{Lease: lease}),
 	}
-	log := slog.New(slog.NewTextHandler(&f.log, nil))
+	log := f.log.Logger()
 	f.readers = readiness.NewServer(f.table, readiness.ServerOptions{
 		Peer: identity.PeerID, Log: log,
 		Role: readiness.RolesOf([]spiffeid.ID{f.ca.ID("/frontend")}, []spiffeid.ID{f.ca.ID("/reader")}),

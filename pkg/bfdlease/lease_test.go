@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -40,11 +41,8 @@ type fixture struct {
 func start(t *testing.T, ns *lab.NetNS) *fixture {
 	t.Helper()
 	f := &fixture{Lease: New(slog.New(slog.DiscardHandler)), t: t, ns: ns}
-	ctx, cancel := context.WithCancel(context.Background())
-	done, beats := make(chan error, 1), make(chan struct{})
-	go func() { done <- ns.Do(func() error { return f.Run(ctx) }) }()
-	go func() {
-		defer close(beats)
+	stopRun := ns.Background(t, f.Run)
+	stopBeats := harness.Run(t, func(ctx context.Context) error {
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
 		for {
@@ -54,40 +52,20 @@ func start(t *testing.T, ns *lab.NetNS) *fixture {
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
-				return
+				return nil
 			}
 		}
-	}()
-	f.stop = func() {
-		cancel()
-		<-beats
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	}
-	t.Cleanup(func() {
-		if ctx.Err() == nil {
-			f.stop()
-		}
 	})
+	f.stop = func() { stopBeats(); stopRun() }
 	return f
 }
 
 func namespace(t *testing.T) *lab.NetNS {
 	t.Helper()
 	ns := lab.NewNetNS(t, lab.WithoutDAD)
-	run(t, ns, "ip link set lo up; ip link add d0 type veth peer name d1; ip link set d0 up; ip link set d1 up; "+
+	ns.Shell(t, "ip link set lo up; ip link add d0 type veth peer name d1; ip link set d0 up; ip link set d1 up; "+
 		"ip addr add 169.254.100.1/24 dev d0; ip addr add fd00:100::1/64 dev d0 nodad")
 	return ns
-}
-
-func run(t *testing.T, ns *lab.NetNS, command string) string {
-	t.Helper()
-	out, err := ns.Run(t.Context(), "sh", "-c", command)
-	if err != nil {
-		t.Fatalf("%s: %v", command, err)
-	}
-	return out
 }
 
 func (f *fixture) gateways(addresses ...netip.Addr) {
@@ -173,7 +151,7 @@ func TestLease(t *testing.T) {
 	if err := ns.Do(func() error { return errors.Join(Cleanup(t.Context()), Cleanup(t.Context())) }); err != nil {
 		t.Error(err)
 	}
-	if out := run(t, ns, "nft list ruleset"); out != "" {
+	if out := ns.Shell(t, "nft list ruleset"); out != "" {
 		t.Errorf("left after Cleanup: %s", out)
 	}
 }
@@ -198,7 +176,7 @@ func TestExpiryInKernel(t *testing.T) {
 	if err := refresh(c); err != nil || !passes(t, ns, gateway4, controlPort) {
 		t.Errorf("the token was refused: %v", err)
 	}
-	run(t, ns, "nft flush chain inet vipgate-bfd output")
+	ns.Shell(t, "nft flush chain inet vipgate-bfd output")
 	c.attract = Families{true, false} // one packet, which no answer to an earlier one shows to be sent
 	if err := refresh(c); !errors.Is(err, errPassed) {
 		t.Errorf("refreshed without the rule: %v", err)
@@ -214,7 +192,7 @@ func TestDriftIsRepaired(t *testing.T) {
 		"nft flush ruleset", "nft flush chain inet vipgate-bfd output", "nft flush set inet vipgate-bfd gateways4",
 		"nft add element inet vipgate-bfd attract '{ ipv4 }'",
 	} {
-		run(t, ns, damage)
+		ns.Shell(t, damage)
 		if dropped() {
 			t.Fatalf("no effect: %s", damage)
 		}
@@ -222,16 +200,16 @@ func TestDriftIsRepaired(t *testing.T) {
 	}
 	f.orders.Store(&Families{true, true})
 	await.True(t, "packets pass", func() bool { return !dropped() })
-	run(t, ns, "nft flush ruleset")
+	ns.Shell(t, "nft flush ruleset")
 	await.True(t, "the table while it attracts",
-		func() bool { return strings.Contains(run(t, ns, "nft list ruleset"), gateway4.String()) })
+		func() bool { return strings.Contains(ns.Shell(t, "nft list ruleset"), gateway4.String()) })
 	f.orders.Store(&Families{})
 	await.True(t, "packets dropped", dropped)
 }
 
 func TestTableOfAnotherForm(t *testing.T) {
 	ns := namespace(t)
-	run(t, ns, "nft add table inet vipgate-bfd; nft add set inet vipgate-bfd attract '{ type ipv4_addr; }'; "+
+	ns.Shell(t, "nft add table inet vipgate-bfd; nft add set inet vipgate-bfd attract '{ type ipv4_addr; }'; "+
 		"nft add chain inet vipgate-bfd output '{ type filter hook input priority 0; }'")
 	f := start(t, ns)
 	f.gateways(gateway4)
@@ -239,7 +217,7 @@ func TestTableOfAnotherForm(t *testing.T) {
 		t.Error("packets leave")
 	}
 	f.gateways()
-	if out := run(t, ns, "nft list ruleset"); out != "" {
+	if out := ns.Shell(t, "nft list ruleset"); out != "" {
 		t.Errorf("left without gateways: %s", out)
 	}
 	if !passes(t, ns, gateway4, controlPort) {
@@ -279,9 +257,7 @@ func TestOrdersWithoutGateways(t *testing.T) {
 		nothing := func(content) error { return nil }
 		l.refresh, l.write, l.remove = nothing, nothing, func() error { return nil }
 		l.version = func() (uint32, error) { return 1, nil }
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- l.Run(ctx) }()
+		stop := harness.Run(t, l.Run)
 		synctest.Wait()
 		_, changed := l.State().Get()
 		for _, o := range []Families{{true, true}, {}, {true, false}} {
@@ -304,7 +280,7 @@ func TestOrdersWithoutGateways(t *testing.T) {
 			{nil, Families{}},
 			{[]netip.Addr{gateway4}, Families{true, false}},
 		} {
-			if err := l.Gateways(ctx, want.gateways); err != nil {
+			if err := l.Gateways(t.Context(), want.gateways); err != nil {
 				t.Fatal(err)
 			}
 			s := l.State().Load()
@@ -317,9 +293,6 @@ func TestOrdersWithoutGateways(t *testing.T) {
 		if s := l.State().Load(); s.Attract != (Families{}) || s.Since[0] != time.Now() {
 			t.Errorf("after an order: state %+v", s)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		stop()
 	})
 }

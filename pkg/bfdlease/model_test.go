@@ -1,7 +1,6 @@
 package bfdlease
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
@@ -9,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // ruleset models the kernel's ruleset with transactions of a Lease and of other processes.
@@ -223,21 +224,16 @@ func TestGatewaysAreReplaced(t *testing.T) {
 		k := &ruleset{generation: 7}
 		l := k.lease()
 		l.gateways = nil
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- l.Run(ctx) }()
+		stop := harness.Run(t, l.Run)
 		for _, gateways := range [][]netip.Addr{{gateway4}, {other4}, {other4, gateway6}, {gateway4, gateway6}} {
 			l.Attract(time.Now(), Families{true, true})
-			if err := l.Gateways(ctx, gateways); err != nil {
+			if err := l.Gateways(t.Context(), gateways); err != nil {
 				t.Fatal(err)
 			}
 			if c := k.writes[len(k.writes)-1]; !slices.Equal(c.gateways, gateways) {
 				t.Errorf("gateways %v are written as %v", gateways, c.gateways)
 			}
 		}
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		stop()
 	})
 }

@@ -30,7 +30,9 @@ func (input renderInput) protocols() []string {
 		}
 	}
 	for _, session := range input.Sessions {
-		names = append(names, gatewayPrefix+session.Name)
+		if !session.IsStatic() || session.Attracts() {
+			names = append(names, gatewayPrefix+session.Name)
+		}
 		if session.Protocol == trench.Static && session.BFD != nil && len(input.VRRP) == 0 {
 			names = append(names, egressPrefix+session.Name)
 		}
@@ -38,20 +40,21 @@ func (input renderInput) protocols() []string {
 	return names
 }
 
-// observe reports whether BIRD must be configured again.
-func (m *missing) observe(now time.Time, lacking bool) bool {
-	switch {
-	case !lacking:
+// observe reports whether BIRD must be configured again, since it has lacked a protocol for lackTime.
+// A missing loopback session needs no wait: no configuration of this process lacks it.
+func (m *missing) observe(now time.Time, lacking, loopback bool) bool {
+	if !lacking {
 		// Keep the back-off for a while: the other process may reconfigure BIRD periodically.
 		m.since = time.Time{}
 		if now.Sub(m.attempts.notBefore) > m.attempts.delay.Max {
 			m.attempts = retries{}
 		}
 		return false
-	case m.since.IsZero():
+	}
+	if m.since.IsZero() {
 		m.since = now
-		return false
-	case now.Sub(m.since) <= lackTime, now.Before(m.attempts.notBefore):
+	}
+	if !loopback && now.Sub(m.since) < lackTime || now.Before(m.attempts.notBefore) {
 		return false
 	}
 	m.attempts.failed(now)
@@ -64,7 +67,7 @@ func (supervisor *Supervisor) restore(now time.Time, protocols map[string]protoc
 		_, has := protocols[name]
 		return has
 	})
-	if !supervisor.missing.observe(now, len(lacking) > 0) {
+	if !supervisor.missing.observe(now, len(lacking) > 0, slices.Contains(lacking, LoopbackName)) {
 		return
 	}
 	supervisor.options.Log.Warn("BIRD lacks protocols of its configuration, configuring it again: "+

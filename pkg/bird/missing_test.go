@@ -41,7 +41,7 @@ func TestMissingProtocols(t *testing.T) {
 	m, now := missing{}, begin
 	run := func(d time.Duration, lacking bool) (at []int) {
 		for end := now.Add(d); now.Before(end); now = now.Add(100 * time.Millisecond) {
-			if m.observe(now, lacking) {
+			if m.observe(now, lacking, false) {
 				at = append(at, int(now.Sub(begin)/time.Second))
 			}
 		}
@@ -65,5 +65,9 @@ func TestMissingProtocols(t *testing.T) {
 	begin = now
 	if got, want := run(7*time.Second, true), []int{5, 6}; !slices.Equal(got, want) {
 		t.Errorf("later: at %v, want %v", got, want)
+	}
+	m, now = missing{}, now.Add(time.Second)
+	if !m.observe(now, true, true) || m.observe(now, true, true) {
+		t.Error("without the loopback session: not configured again once")
 	}
 }

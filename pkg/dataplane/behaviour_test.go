@@ -32,13 +32,10 @@ func (w *modelFixture) problem(object string) (Problem, bool) {
 
 func TestRemovedServingTargetDrains(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-		testTarget("x2", plan.Serving),
-		testTarget("x3", plan.Draining), testTarget("x4", plan.Serving))), false)
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-		testTarget("x2", plan.Serving),
-		testTarget("x4", plan.Down))), false)
-	left := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)))
+	w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving), testTarget("x3", plan.Draining),
+		testTarget("x4", plan.Serving)), false)
+	w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving), testTarget("x4", plan.Down)), false)
+	left := streamA(testTarget("x1", plan.Serving))
 	w.k.conns[w.number("a", "x2")] = true
 	number := w.number("a", "x2")
 	w.restart()
@@ -76,7 +73,7 @@ func TestRoutesOutliveConnections(t *testing.T) {
 	w.settle(with(plan.Serving), false)
 	number := w.number("a", "x2")
 	w.settle(with(plan.Down), false)
-	left := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)))
+	left := streamA(testTarget("x1", plan.Serving))
 	w.k.conns[number], w.k.flushErr = true, errors.New("connection tracking is busy")
 	for range 2 {
 		w.settle(left, false)
@@ -97,12 +94,11 @@ func TestRoutesOutliveConnections(t *testing.T) {
 func TestReturningTargetKeepsItsFWMark(t *testing.T) {
 	w := newModelFixture()
 	both := func() *plan.Desired {
-		return desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-			testTarget("x2", plan.Serving)))
+		return streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving))
 	}
 	w.settle(both(), false)
 	number := w.number("a", "x2")
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving))), false)
+	w.settle(streamA(testTarget("x1", plan.Serving)), false)
 	w.settle(both(), false)
 	w.expect(t, "a", "x1", "x2")
 	if w.number("a", "x2") != number || w.k.births[number] != 1 {
@@ -115,17 +111,13 @@ func TestReturningTargetKeepsItsFWMark(t *testing.T) {
 
 func TestUnknownTargetsKeepTheirRole(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-		testTarget("x2", plan.Draining),
-		testTarget("x3", plan.Serving), testTarget("x4", plan.Serving))), false)
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-		testTarget("x3", plan.Draining),
-		testTarget("x4", plan.Down))), false)
+	w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Draining), testTarget("x3", plan.Serving),
+		testTarget("x4", plan.Serving)), false)
+	w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x3", plan.Draining), testTarget("x4", plan.Down)), false)
 	w.restart()
 	writes := w.k.writes
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Unknown),
-		testTarget("x3", plan.Unknown),
-		testTarget("x4", plan.Unknown), testTarget("x5", plan.Unknown))), false)
+	w.settle(streamA(testTarget("x1", plan.Unknown), testTarget("x3", plan.Unknown), testTarget("x4", plan.Unknown),
+		testTarget("x5", plan.Unknown)), false)
 	w.expect(t, "a", "x1")
 	if w.k.writes != writes {
 		t.Fatal("something was written")
@@ -136,28 +128,6 @@ func TestUnknownTargetsKeepTheirRole(t *testing.T) {
 	if s := w.slot("a", "x4"); s == nil || s.Flows[vip.IPv4] || w.slot("a", "x5") != nil {
 		t.Fatal("x4 or x5 is not as it was")
 	}
-}
-
-func TestFailedNeighborLeavesTable(t *testing.T) {
-	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-		testTarget("x2", plan.Serving)))
-	w.settle(desired, false)
-	address := testTarget("x2", plan.Serving).IPs[0]
-	w.k.net.FailedNeighbors[address] = struct{}{}
-	w.e.stale |= network
-	w.settle(desired, false)
-	w.expect(t, "a", "x1")
-	if why := w.state().Unreachable[address]; !strings.Contains(why, "NUD_FAILED") {
-		t.Fatalf("reason %q", why)
-	}
-	if _, ok := w.state().Streams["a"].Serving[vip.IPv4]["x2"]; ok {
-		t.Fatal("the state says that it serves")
-	}
-	delete(w.k.net.FailedNeighbors, address)
-	w.e.stale |= network
-	w.settle(desired, false)
-	w.expect(t, "a", "x1", "x2")
 }
 
 func TestRoutesAreRestoredWithTheirLink(t *testing.T) {
@@ -171,8 +141,7 @@ func TestRoutesAreRestoredWithTheirLink(t *testing.T) {
 	}} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newModelFixture()
-			desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving, plan.Serving),
-				testTarget("x2", plan.Serving)))
+			desired := streamA(testTarget("x1", plan.Serving, plan.Serving), testTarget("x2", plan.Serving))
 			w.settle(desired, false)
 			w.k.linkGoes(false)
 			if !tt.flap {
@@ -205,8 +174,7 @@ func TestRoutesAreRestoredWithTheirLink(t *testing.T) {
 // drift.
 func TestRouteRestoredByAnotherIsNotLost(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-		testTarget("x2", plan.Serving)))
+	desired := streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving))
 	w.settle(desired, false)
 	if err := w.e.holds.begin("a", time.Time{}); err != nil {
 		t.Fatal(err)
@@ -250,7 +218,7 @@ func TestVIPThatBecomesLocal(t *testing.T) {
 // removal is retried.
 func TestOldRulesAreRemovedOnce(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)))
+	desired := streamA(testTarget("x1", plan.Serving))
 	w.k.refuse, w.k.oldRulesErr = "a", errors.New("busy")
 	for _, want := range []int{0, 1, 2, 2} {
 		w.settle(desired, false)
@@ -265,8 +233,7 @@ func TestOldRulesAreRemovedOnce(t *testing.T) {
 
 func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-		testTarget("x2", plan.Serving)))
+	desired := streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving))
 	w.settle(desired, false)
 	if err := w.e.holds.begin("a", time.Time{}); err != nil {
 		t.Fatal(err)
@@ -276,15 +243,12 @@ func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w.settle(desired, false)
 	w.expect(t, "a", "x1")
 	// A changed desired state of a different target does not repair it.
-	desired = desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-		testTarget("x2", plan.Serving),
-		testTarget("x3", plan.Serving)))
+	desired = streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving), testTarget("x3", plan.Serving))
 	w.settle(desired, false)
 	w.expect(t, "a", "x1", "x3")
 	// A changed desired state of the target repairs it.
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-		testTarget("x2", plan.Draining),
-		testTarget("x3", plan.Serving))), false)
+	w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Draining),
+		testTarget("x3", plan.Serving)), false)
 	if d := w.e.drift(); len(d) > 0 {
 		t.Fatalf("drift %+v", d)
 	}
@@ -295,7 +259,7 @@ func TestTakenFWMarksAreSkipped(t *testing.T) {
 	w.k.inUse[5000] = "route default via 10.9.9.9 table 5000"
 	w.k.Targets[5001] = &plan.KernelTarget{FWMark: 5001, ChainIntact: true}
 	w.notice()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving))), false)
+	w.settle(streamA(testTarget("x1", plan.Serving)), false)
 	if n := w.number("a", "x1"); n != 5002 {
 		t.Fatalf("number %d", n)
 	}
@@ -395,7 +359,7 @@ func TestUnconnectedTargetIsRetried(t *testing.T) {
 	w := newModelFixture()
 	far := testTarget("x2", plan.Serving)
 	far.IPs[0] = netip.MustParseAddr("192.0.2.1")
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), far))
+	desired := streamA(testTarget("x1", plan.Serving), far)
 	w.settle(desired, false)
 	w.expect(t, "a", "x1")
 	if p, ok := w.problem("target a/x2"); !ok || !w.e.failing() {
@@ -424,10 +388,9 @@ func TestReconcileBeforeFirstConfigure(t *testing.T) {
 
 func TestNoChangeBeforeFirstConfigure(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-		testTarget("x2", plan.Serving))),
+	w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)),
 		false)
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving))), false)
+	w.settle(streamA(testTarget("x1", plan.Serving)), false)
 	w.clock = w.clock.Add(time.Hour)
 	writes := w.k.writes
 	w.restart()

@@ -143,6 +143,11 @@ func desiredOf(streams ...*plan.Stream) *plan.Desired {
 	return w
 }
 
+// streamA returns a desired state with the stream a, which serves one VIP.
+func streamA(targets ...plan.Target) *plan.Desired {
+	return desiredOf(testStream("a", []string{"20.0.0.1/32"}, targets...))
+}
+
 // oracle is the expected kernel state in terms of names: by stream and family the table's
 // targets, by target its flows and hops, by VIP the stream, by stream the ports. It ignores
 // drains: a target that is not desired is removed.

@@ -82,7 +82,7 @@ func TestMatchDrift(t *testing.T) {
 
 func TestMatchIsRecovered(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)))
+	desired := streamA(testTarget("x1", plan.Serving))
 	desired.Streams["a"].Match = siteMatch
 	w.settle(desired, false)
 	w.restart()

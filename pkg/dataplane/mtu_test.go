@@ -49,7 +49,7 @@ func TestSmallMTUOfSeveralLinks(t *testing.T) {
 		netip.MustParseAddr("169.254.2.1"), netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("203.0.113.1"),
 	}
 	w.e.options.Gateways = func() []netip.Addr { return gateways }
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving))), false)
+	w.settle(streamA(testTarget("x1", plan.Serving)), false)
 	link := func(name string, index, mtu int, prefix string) plan.Link {
 		return plan.Link{
 			Name: name, Index: index, Up: true, MTU: mtu, Prefixes: []netip.Prefix{netip.MustParsePrefix(prefix)},

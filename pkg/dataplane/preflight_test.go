@@ -13,7 +13,7 @@ import (
 // another process in between, such as a frontend's, would be bypassed.
 func TestPreflightRefusesForeignRulesBetween(t *testing.T) {
 	ns := lab.NewNetNS(t)
-	run(t, ns, "ip rule add fwmark 0x01000000/0xff000000 lookup 4096 priority 100; ip -6 rule add from all lookup 4097 "+
+	ns.Shell(t, "ip rule add fwmark 0x01000000/0xff000000 lookup 4096 priority 100; ip -6 rule add from all lookup 4097 "+
 		"priority 101")
 	for priority, want := range map[int]string{97: "", 98: "", 99: "ipv4", 100: "ipv4 ipv6", 101: "ipv6", 102: ""} {
 		var found []string
@@ -85,7 +85,7 @@ func TestWrongSysctls(t *testing.T) {
 	if found := look(); len(found) > 0 {
 		t.Fatalf("with all set: %v", found)
 	}
-	if out := run(t, ns, "nft list ruleset"); out != "" {
+	if out := ns.Shell(t, "nft list ruleset"); out != "" {
 		t.Errorf("the look left something:\n%s", out)
 	}
 	for key, bad := range map[string]string{
@@ -100,7 +100,7 @@ func TestWrongSysctls(t *testing.T) {
 		if !ok || !strings.Contains(p.Remedy, "sysctl -w ") || !strings.Contains(p.Remedy, key+"="+good[key]) {
 			t.Errorf("%s = %s: %v", key, bad, found)
 		}
-		run(t, ns, p.Remedy)
+		ns.Shell(t, p.Remedy)
 		must(t, ns.Sysctl("net.ipv4.conf.int0.rp_filter", "0"))
 		for key, value := range good {
 			must(t, ns.Sysctl(key, value))
@@ -112,7 +112,7 @@ func TestWrongSysctls(t *testing.T) {
 	if found := look(); len(found) != 1 {
 		t.Errorf("loose filtering without a default route: %v", found)
 	}
-	run(t, ns, "ip route add default via 10.0.0.2")
+	ns.Shell(t, "ip route add default via 10.0.0.2")
 	if found := look(); len(found) > 0 {
 		t.Errorf("loose filtering with a default route: %v", found)
 	}

@@ -58,7 +58,7 @@ func TestLostWritesAreRetried(t *testing.T) {
 			if err := w.e.load(); err != nil {
 				t.Fatal(err)
 			}
-			desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)))
+			desired := streamA(testTarget("x1", plan.Serving))
 			desired.Streams["a"].Match = siteMatch
 			w.e.pass(desired, false)
 			s := w.state()
@@ -78,11 +78,9 @@ func TestLostWritesAreRetried(t *testing.T) {
 	}
 	t.Run("a removal", func(t *testing.T) {
 		w := newModelFixture()
-		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-			testTarget("x2", plan.Serving))),
+		w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)),
 			false)
-		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
-			testTarget("x2", plan.Down))),
+		w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Down)),
 			false)
 		number := w.number("a", "x2")
 		left := *w.k.Targets[number]
@@ -92,7 +90,7 @@ func TestLostWritesAreRetried(t *testing.T) {
 				*k.slot(number) = left
 			}
 		}}
-		gone := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)))
+		gone := streamA(testTarget("x1", plan.Serving))
 		w.e.pass(gone, false)
 		if w.e.targets[number].Stage != plan.StageRemoving || len(w.state().Problems) == 0 || !w.e.failing() {
 			t.Fatalf("the record of the existing target is %+v, problems %+v", w.e.targets[number], w.state().Problems)

@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"context"
 	"net/netip"
 	"testing"
 	"time"
@@ -20,13 +19,7 @@ func (s *site) withoutEvents(interval time.Duration) *running {
 	p.subscribe = func(fwstate.Config) (*fwstate.Watch, error) {
 		return &fwstate.Watch{Listener: rtnetlink.NewListener(), Changed: make(chan struct{})}, nil
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.ns.Do(func() error { return p.Run(ctx) }) }()
-	s.t.Cleanup(func() {
-		cancel()
-		s.must(<-done)
-	})
+	s.ns.Background(s.t, p.Run)
 	return &running{Plane: p, site: s}
 }
 
@@ -55,7 +48,7 @@ func TestKernelIsReadWithoutEvents(t *testing.T) {
 // An own transaction does not cause a read; a foreign transaction does.
 func TestOwnTransactionsNeedNoPass(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving))), false)
+	w.settle(streamA(testTarget("x1", plan.Serving)), false)
 	p := &Plane{reconciler: reconciler{e: w.e}}
 	for _, tt := range []struct {
 		what   string
@@ -86,15 +79,11 @@ func TestHungPlaneIsOverdue(t *testing.T) {
 		<-hang
 		return fwstate.Subscribe(c)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- x.ns.Do(func() error { return p.Run(ctx) }) }()
+	x.ns.Background(t, p.Run)
 	x.eventually("an overdue loop", func() bool { return p.Overdue() > 100*time.Millisecond })
 	close(hang)
 	<-p.Ready()
 	x.eventually("a loop that waits", func() bool { return p.Overdue() == 0 })
-	cancel()
-	x.must(<-done)
 }
 
 // busyKernel is a kernel in which another process writes during the first reads.

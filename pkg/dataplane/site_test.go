@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -67,13 +66,7 @@ func (s *site) must(err error) {
 // sh runs a command line in the plane's namespace.
 func (s *site) sh(line string) string {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	out, err := s.ns.Run(ctx, "sh", "-c", line)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return out
+	return s.ns.Shell(s.t, line)
 }
 
 // number returns the fwmark of a target, from the kernel.
@@ -104,15 +97,8 @@ func (s *site) handles(number string) string {
 func (s *site) options() Options {
 	return Options{
 		StateDir: s.dir,
-		Log:      slog.New(slog.NewTextHandler(testWriter{s.t}, &slog.HandlerOptions{Level: slog.LevelInfo})),
+		Log:      slog.New(slog.NewTextHandler(s.t.Output(), nil)),
 	}
-}
-
-type testWriter struct{ t testing.TB }
-
-func (w testWriter) Write(b []byte) (int, error) {
-	w.t.Log(strings.TrimSpace(string(b)))
-	return len(b), nil
 }
 
 // running is a running Plane.
@@ -131,22 +117,7 @@ func (s *site) start(change ...func(*Options)) *running {
 	}
 	p, err := New(o)
 	s.must(err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.ns.Do(func() error { return p.Run(ctx) }) }()
-	stopped := false
-	r := &running{Plane: p, site: s, stop: func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := <-done; err != nil {
-			s.t.Errorf("Run: %v", err)
-		}
-	}}
-	s.t.Cleanup(r.stop)
-	return r
+	return &running{Plane: p, site: s, stop: s.ns.Background(s.t, p.Run)}
 }
 
 func (r *running) wait(what string, ok func(plan.State) bool) plan.State {
@@ -305,10 +276,6 @@ func sortedLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-func command(ctx context.Context, name string, args ...string) ([]byte, error) {
-	return exec.CommandContext(ctx, name, args...).CombinedOutput()
-}
-
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -326,16 +293,4 @@ func openConn(t testing.TB, ns *lab.NetNS, c fwstate.Config) *fwstate.Conn {
 	}))
 	t.Cleanup(func() { must(t, conn.Close()) })
 	return conn
-}
-
-// run runs a shell command in a namespace.
-func run(t testing.TB, ns *lab.NetNS, command string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	out, err := ns.Run(ctx, "sh", "-c", command)
-	if err != nil {
-		t.Fatalf("%s: %v", command, err)
-	}
-	return out
 }

@@ -99,23 +99,25 @@ func remaining(at time.Time, length time.Duration, now time.Time) time.Duration 
 // Changed wakes the caller of [Drains.All]. Wake-ups conflate.
 func (drains *Drains[K]) Changed() <-chan struct{} { return drains.changed }
 
-// Drain orders drains, or orders them again, and returns once they will survive a restart. length
-// is the drain time. A drain ends by itself after lasts, unless that is 0. After an error nothing
-// has changed in this process.
-func (drains *Drains[K]) Drain(now time.Time, length, lasts time.Duration, keys ...K) error {
-	if length < 0 || lasts < 0 {
-		return fmt.Errorf("%v is negative", min(length, lasts))
-	}
-	// Round strips the monotonic clock reading, which has no meaning after a restart.
-	o := order{
-		At: now.Round(0), For: durable.Duration(length), Lasts: durable.Duration(lasts),
-		drain: Drain{End: now.Add(length)},
-	}
+// New returns a drain with a drain time, which ends by itself after lasts, unless that is 0.
+func New(now time.Time, length, lasts time.Duration) Drain {
+	drain := Drain{End: now.Add(length)}
 	if lasts > 0 {
-		o.drain.Over = now.Add(lasts)
+		drain.Over = now.Add(lasts)
 	}
+	return drain
+}
+
+// Drain orders drains, or orders them again, and returns once they will survive a restart. After an
+// error nothing has changed in this process.
+func (drains *Drains[K]) Drain(now time.Time, added map[K]Drain) error {
 	return drains.change(now, func(orders map[K]order) {
-		for _, key := range keys {
+		for key, drain := range added {
+			// Round strips the monotonic clock reading, which has no meaning after a restart.
+			o := order{At: now.Round(0), For: durable.Duration(max(0, drain.End.Sub(now))), drain: drain}
+			if !drain.Over.IsZero() {
+				o.Lasts = durable.Duration(max(1, drain.Over.Sub(now)))
+			}
 			orders[key] = o
 		}
 	})

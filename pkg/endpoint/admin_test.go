@@ -20,6 +20,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -72,7 +73,7 @@ func TestAdminSocketRefusesOtherUsers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, e)
+	harness.Run(t, e.Run)
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(path, 0o666)); err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package endpoint
 
 import (
 	"context"
+	"log/slog"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -16,6 +17,9 @@ import (
 type ConfigurationService struct {
 	adminv1.UnimplementedConfigurationServiceServer
 	InForce *latest.Value[trench.Loaded]
+	// Confirm puts held removals in force, if the identifier is theirs or "".
+	Confirm func(identifier string) (trench.Held, error)
+	Log     *slog.Logger
 }
 
 // GetConfiguration implements the ConfigurationService.
@@ -27,4 +31,15 @@ func (service ConfigurationService) GetConfiguration(context.Context, *adminv1.G
 		return nil, status.Error(codes.FailedPrecondition, "no configuration is in force yet")
 	}
 	return &adminv1.GetConfigurationResponse{TrenchFile: string(file.Marshal(loaded.Config))}, nil
+}
+
+// ConfirmRemovals implements the ConfigurationService.
+func (service ConfigurationService) ConfirmRemovals(_ context.Context, request *adminv1.ConfirmRemovalsRequest,
+) (*adminv1.ConfirmRemovalsResponse, error) {
+	held, err := service.Confirm(request.GetId())
+	if err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	service.Log.Warn("held removals confirmed by an operator", "id", held.ID, "removals", held.String())
+	return &adminv1.ConfirmRemovalsResponse{Id: held.ID, Removals: held.String()}, nil
 }

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -33,20 +34,6 @@ var quiet = slog.New(slog.DiscardHandler)
 
 func registerHealth(r grpc.ServiceRegistrar) {
 	healthv1.RegisterHealthServer(r, grpchealth.NewServer())
-}
-
-// run runs an endpoint until the test ends.
-func run(t *testing.T, e *Endpoint) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil && err != context.Canceled {
-			t.Error(err)
-		}
-	})
 }
 
 func newAdmin(t *testing.T) (path string) {
@@ -61,7 +48,7 @@ func newAdmin(t *testing.T) (path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, e)
+	harness.Run(t, e.Run)
 	return path
 }
 
@@ -115,12 +102,12 @@ func TestCallsAreCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, admin)
+	harness.Run(t, admin.Run)
 	plain, err := NewPlain(t.Context(), "health", "127.0.0.1:0", nil, calls, registerHealth)
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, plain)
+	harness.Run(t, plain.Run)
 	count := func(code string) (n float64) {
 		families, err := calls.Registry().Gather()
 		if err != nil {
@@ -163,7 +150,7 @@ func TestRefusedLocalAddress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, e)
+	harness.Run(t, e.Run)
 	port := e.Addr().(*net.TCPAddr).AddrPort().Port()
 	for _, address := range []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"} {
 		at := netip.MustParseAddr(address)
@@ -198,9 +185,7 @@ func TestPlainEndpoint(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
+	stop := harness.Run(t, e.Run)
 	if err := check(t, e.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
@@ -208,8 +193,7 @@ func TestPlainEndpoint(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "--health-address: port ") {
 		t.Fatalf("a busy port gave %v", err)
 	}
-	cancel()
-	<-done
+	stop()
 	if _, err := net.Dial("tcp", e.Addr().String()); err == nil {
 		t.Fatal("it still listens")
 	}
@@ -238,7 +222,7 @@ func TestPlainEndpointLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, e)
+	harness.Run(t, e.Run)
 	conn, err := grpc.NewClient(e.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -323,8 +307,9 @@ func TestAcceptRetriesWithoutDescriptors(t *testing.T) {
 	l := &exhausted{Listener: inner}
 	l.left.Store(3)
 	split := newSplitter(l, quiet)
-	run(t, newEndpoint("admin socket", []net.Listener{share{split, split.grpc}}, metrics.NewLB("test"), registerHealth,
-		grpc.Creds(insecure.NewCredentials())))
+	e := newEndpoint("admin socket", []net.Listener{share{split, split.grpc}}, metrics.NewLB("test"), registerHealth,
+		grpc.Creds(insecure.NewCredentials()))
+	harness.Run(t, e.Run)
 	if err := check(t, "unix:"+path); err != nil {
 		t.Fatal(err)
 	}
@@ -355,7 +340,7 @@ func TestHealthSocketReplacesLeftover(t *testing.T) {
 	if len(reports) != 1 || reports[0] != nil {
 		t.Errorf("reported %v", reports)
 	}
-	run(t, e)
+	harness.Run(t, e.Run)
 	if err := check(t, "unix:"+path); err != nil {
 		t.Error(err)
 	}

@@ -1,8 +1,8 @@
 package frontend
 
 import (
+	"cmp"
 	"context"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -12,8 +12,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/endpoint"
-	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/turns"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -32,66 +33,152 @@ func newAdmin(p *process) *admin {
 	}
 }
 
+// Drain implements the FrontendService.
 func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*frontendv1.Drains, error) {
+	p := a.process
+	kinds := 0
+	for _, given := range []bool{r.GetAll(), len(r.GetVips()) > 0, len(r.GetGateways()) > 0} {
+		if given {
+			kinds++
+		}
+	}
 	// An empty list must not drain every VIP by mistake.
-	if r.GetAll() != (len(r.GetVips()) == 0) {
-		return nil, status.Error(codes.InvalidArgument, "a drain needs either VIPs or all, not both")
+	if lasts := r.GetEndsAfter().AsDuration(); kinds != 1 || lasts < 0 {
+		return nil, status.Error(codes.InvalidArgument, "a drain needs either VIPs, gateways or all, and a positive end")
 	}
-	return a.drain(ctx, "drained", r.GetVips(), (*gate.Gate).Drain)
-}
-
-func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*frontendv1.Drains, error) {
-	return a.drain(ctx, "undrained", r.GetVips(), func(g *gate.Gate, _ time.Time, vips ...vip.VIP) { g.Undrain(vips...) })
-}
-
-// drain applies f to the named VIPs, or to all, and returns the drained VIPs.
-func (a *admin) drain(ctx context.Context, what string, names []string,
-	f func(*gate.Gate, time.Time, ...vip.VIP),
-) (*frontendv1.Drains, error) {
-	configured := a.process.Source.Value().Load().Config.Attractor.VIPs
-	vips := configured
-	if len(names) > 0 {
-		// Check every name first: a mistyped one must not leave a part of the VIPs drained.
-		known := vip.NewSet(configured...)
-		vips = nil
-		for _, n := range names {
-			v, err := vip.Parse(n)
-			if err != nil {
-				return nil, status.Error(codes.InvalidArgument, err.Error())
-			}
-			if !known.Has(v) {
-				return nil, status.Errorf(codes.NotFound, "VIP %s is not in the attractor", v)
-			}
-			vips = append(vips, v)
-		}
-	}
-	d := &frontendv1.Drains{}
-	// The controller owns the gate. Do returns after the decisions are published, so that the response
-	// states the result.
-	err := a.process.controller.Do(ctx, func(g *gate.Gate, now time.Time) {
-		f(g, now, vips...)
-		drained := g.Drained()
-		for _, v := range slices.SortedFunc(maps.Keys(drained), vip.Compare) {
-			d.Drained = append(d.Drained, v.String())
-			// Until its end a drained VIP is de-preferred, not withdrawn.
-			if end := drained[v]; end.After(now) {
-				d.Draining = append(d.Draining, v.String())
-				if end.After(d.GetUntil().AsTime()) {
-					d.Until = timestamppb.New(end)
-				}
-			}
-		}
-	})
+	objects, err := a.named(r.GetVips(), r.GetGateways())
 	if err != nil {
+		return nil, err
+	}
+	if r.GetAll() {
+		objects = []drained{{}}
+	}
+	now := time.Now()
+	orders, _ := p.drains.All(now)
+	refusal := refuseGateways(p.bird.State().Load(), p.Source.Value().Load().Config.Attractor.Gateways, r.GetGateways(), orders)
+	if refusal != "" && !r.GetForce() {
+		return nil, status.Errorf(codes.FailedPrecondition, "%s; --force drains all the same", refusal)
+	}
+	added := map[drained]drains.Drain{}
+	for _, object := range objects {
+		drain := drains.New(now, p.Gate.DrainTime, r.GetEndsAfter().AsDuration())
+		// A repeated order does not begin the drain time again: it would export VIPs once more.
+		if before, is := orders[object]; is {
+			drain.End = before.End
+		}
+		added[object] = drain
+	}
+	d, err := a.change(ctx, "drained", objects, func() error { return p.drains.Drain(now, added) })
+	if err == nil && len(r.GetGateways()) == 0 {
+		d.Warning = otherPods
+	}
+	return d, err
+}
+
+// otherPods is the warning of a drain of VIPs. Gateways send the routes of another pod only after
+// this pod's are worse, if at all: the AS path has the own AS number.
+const otherPods = "the frontend cannot see whether another pod advertises these VIPs: ask the gateways, " +
+	"or the status of the Trench"
+
+// Undrain implements the FrontendService.
+func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*frontendv1.Drains, error) {
+	p := a.process
+	objects, err := a.named(r.GetVips(), r.GetGateways())
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	orders, _ := p.drains.All(now)
+	switch {
+	case len(objects) == 0:
+		for object := range orders {
+			if object.gateway == "" {
+				objects = append(objects, object)
+			}
+		}
+	case len(r.GetVips()) > 0:
+		if each := withoutAll(orders, p.Source.Value().Load().Config.Attractor.VIPs); each != nil {
+			if err := p.drains.Drain(now, each); err != nil {
+				return nil, status.Error(codes.FailedPrecondition, err.Error())
+			}
+			objects = append(objects, drained{})
+		}
+	}
+	return a.change(ctx, "undrained", objects, func() error { return p.drains.Undrain(now, objects...) })
+}
+
+// named returns the objects of these names. It checks every name first: a mistyped one must not
+// leave a part of them drained.
+func (a *admin) named(vips, gateways []string) (objects []drained, err error) {
+	config := a.process.Source.Value().Load().Config.Attractor
+	known := vip.NewSet(config.VIPs...)
+	orders, _ := a.process.drains.All(time.Now())
+	for _, n := range vips {
+		v, err := vip.Parse(n)
+		if err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+		if _, isDrained := orders[drained{vip: v}]; !known.Has(v) && !isDrained {
+			return nil, status.Errorf(codes.NotFound, "VIP %s is not in the attractor", v)
+		}
+		objects = append(objects, drained{vip: v})
+	}
+	for _, name := range gateways {
+		object := drained{gateway: name}
+		i := slices.IndexFunc(config.Gateways, func(g trench.Gateway) bool { return g.Name == name })
+		if _, isDrained := orders[object]; !isDrained && i < 0 {
+			return nil, status.Errorf(codes.NotFound, "gateway %q is not in the attractor", name)
+		}
+		if i >= 0 && config.Gateways[i].Protocol == trench.Static {
+			return nil, status.Errorf(codes.InvalidArgument,
+				"gateway %s is static and takes all VIPs of a family or none: drain the VIPs instead", name)
+		}
+		objects = append(objects, object)
+	}
+	return objects, nil
+}
+
+// change applies a change of the drains of objects, and returns all drains.
+func (a *admin) change(ctx context.Context, what string, objects []drained, change func() error,
+) (*frontendv1.Drains, error) {
+	p := a.process
+	if err := change(); err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	// Do returns after the decisions are published, so that the response states the result.
+	if err := p.controller.Do(ctx, p.applyDrains); err != nil {
 		return nil, status.FromContextError(err).Err()
 	}
-	a.process.Log.Info("operator changed drains", "drained", len(d.GetDrained()))
-	// The event keeps the operator's names; the log line has only their number.
-	which := "every VIP"
-	if len(names) > 0 {
-		which = strings.Join(names, ", ")
+	now := time.Now()
+	orders, _ := p.drains.All(now)
+	d := &frontendv1.Drains{Gateways: drainedGateways(orders)}
+	until := func(end time.Time) {
+		if end.After(now) && end.After(d.GetUntil().AsTime()) {
+			d.Until = timestamppb.New(end)
+		}
 	}
-	a.process.observer.note("an operator " + what + " " + which)
+	for _, v := range vip.NewSet(p.Source.Value().Load().Config.Attractor.VIPs...).Sorted() {
+		drain := drainOf(orders, v)
+		if drain.End.IsZero() {
+			continue
+		}
+		d.Drained = append(d.Drained, v.String())
+		// Until its end a drained VIP is de-preferred, not withdrawn.
+		if drain.End.After(now) {
+			d.Draining = append(d.Draining, v.String())
+			until(drain.End)
+		}
+	}
+	for _, name := range d.GetGateways() {
+		until(orders[drained{gateway: name}].End)
+	}
+	p.Log.Info("operator changed drains", "drained", len(d.GetDrained()), "gateways", d.GetGateways())
+	// The event keeps the operator's names; the log line has only their number.
+	var names []string
+	for _, object := range objects {
+		names = append(names, object.String())
+	}
+	p.observer.note("an operator " + what + " " + cmp.Or(strings.Join(names, ", "), allVIPs))
 	return d, nil
 }
 

@@ -32,6 +32,8 @@ func (f *follower) showConfiguration(l trench.Loaded) {
 	valid := l.Err == nil && l.Generation > 0
 	f.health.Set(Configuration, valid, cmp.Or(logs.Text(l.Err), f.SourceName+" not read yet"))
 	f.metrics.Configuration(valid)
+	f.health.Report(Held, l.Held.Problem())
+	f.metrics.Held(l.Held.Count())
 }
 
 // showStale shows whether the configuration is current.

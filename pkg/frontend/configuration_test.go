@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net/netip"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"

@@ -245,6 +245,10 @@ func gateways(s bird.State, requireRoute bool) gate.Gateways {
 		return g
 	}
 	for _, gw := range s.Gateways {
+		// An operator drained the gateway: it receives no VIP.
+		if gw.Export == bird.ExportNone {
+			continue
+		}
 		if gw.Usable && (gw.Imported > 0 || !requireRoute) {
 			g.Up[gw.Family] = true
 			g.Static[gw.Family] = g.Static[gw.Family] || isStatic(gw)
@@ -257,7 +261,9 @@ func gateways(s bird.State, requireRoute bool) gate.Gateways {
 // lacks some of them and BIRD has listed its exports.
 func withExports(g gate.Gateways, s bird.State) gate.Gateways {
 	for _, family := range vip.Families {
-		isUp := func(gw bird.GatewayState) bool { return gw.Family == family && gw.Up }
+		isUp := func(gw bird.GatewayState) bool {
+			return gw.Family == family && gw.Up && gw.Export != bird.ExportNone
+		}
 		complete := func(gw bird.GatewayState) bool { return isUp(gw) && (!gw.Short || gw.Exports == nil) }
 		if !s.Alive || !slices.ContainsFunc(s.Gateways, isUp) || slices.ContainsFunc(s.Gateways, complete) {
 			continue
@@ -303,6 +309,7 @@ func lbUpdate(u readiness.Update, states []gate.VIPState) gate.LBUpdate {
 		g.VIPs = append(g.VIPs, gate.VIPState{
 			VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd,
 			Reconfigured: r.Reason == readinessv1.VipReason_VIP_REASON_RECONFIGURED,
+			LastResort:   r.Reason == readinessv1.VipReason_VIP_REASON_LAST_RESORT,
 		})
 	}
 	return g

@@ -13,9 +13,11 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
@@ -25,7 +27,10 @@ import (
 // A script with an accidentally empty list of VIPs drains nothing.
 func TestDrainOfNothing(t *testing.T) {
 	a := &admin{process: &process{}}
-	for _, r := range []*frontendv1.DrainRequest{{}, {All: true, Vips: []string{vipA.String()}}} {
+	for _, r := range []*frontendv1.DrainRequest{
+		{}, {All: true, Vips: []string{vipA.String()}}, {All: true, Gateways: []string{"a"}},
+		{All: true, EndsAfter: durationpb.New(-1)},
+	} {
 		if _, err := a.Drain(t.Context(), r); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("drain of %v: %v", r, err)
 		}
@@ -48,7 +53,14 @@ func TestDrainAnswer(t *testing.T) {
 		}
 		config := trenchfile.NewWatcher("/nowhere", trench.Defaults{},
 			&trench.Config{Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB}}}, slog.New(slog.DiscardHandler))
-		a := &admin{process: &process{Options: Options{Source: config}, observer: o, controller: c}}
+		orders, err := drains.Open[drained]("", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := &admin{process: &process{
+			Options: Options{Source: config, Gate: gate.Options{DrainTime: time.Second}}, observer: o, controller: c,
+			drains: orders, bird: bird.NewSupervisor(bird.Options{}),
+		}}
 		a.process.Log = slog.New(slog.DiscardHandler)
 		want := func(step string, r *frontendv1.Drains, err error, drained, draining string, until time.Time) {
 			t.Helper()

@@ -12,6 +12,7 @@ import (
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -34,6 +35,9 @@ type follower struct {
 	next    *trench.Attractor
 	leave   *time.Timer
 	leaving vip.Set // VIPs that are kept until leave
+
+	drained   map[drained]drains.Drain // applied last
+	drainsEnd *time.Timer              // see followDrains
 
 	// Last shown.
 	shownFamilies   map[vip.Family]bool
@@ -65,10 +69,11 @@ func (f *follower) Overdue() time.Duration { return f.pulse.Overdue() }
 func (f *follower) Run(ctx context.Context) error {
 	refresh := time.NewTimer(tick.Until(time.Now(), refreshInterval))
 	defer refresh.Stop()
-	f.departed, f.release, f.leave = departed{}, time.NewTimer(0), time.NewTimer(0)
+	f.departed, f.release, f.leave, f.drainsEnd = departed{}, time.NewTimer(0), time.NewTimer(0), time.NewTimer(0)
 	defer f.release.Stop()
 	defer f.leave.Stop()
 	f.leave.Stop()
+	defer f.drainsEnd.Stop()
 	f.pulse.Next(0)
 	defer f.pulse.End()
 	loaded, configChanged := f.Source.Value().Get()
@@ -118,6 +123,9 @@ func (f *follower) Run(ctx context.Context) error {
 			loaded, configChanged = f.Source.Value().Get()
 			f.metrics.Reload(loaded.Err == nil)
 			f.observer.note(f.reloadDetail(loaded))
+			if loaded.Held.ID != was.Held.ID {
+				f.observer.note("held removals: " + cmp.Or(loaded.Held.Problem(), "none any longer"))
+			}
 			// A refused configuration replaces the value, but not the generation.
 			if loaded.Generation != was.Generation {
 				if err := f.configure(ctx, loaded.Config); err != nil {
@@ -127,6 +135,14 @@ func (f *follower) Run(ctx context.Context) error {
 		case <-staleChanged:
 		case <-f.leave.C:
 			if err := f.endLeaving(ctx); err != nil {
+				return err
+			}
+		case <-f.drainsEnd.C:
+			if err := f.followDrains(ctx); err != nil {
+				return err
+			}
+		case <-f.drains.Changed():
+			if err := f.followDrains(ctx); err != nil {
 				return err
 			}
 		case left := <-f.immediate:
@@ -396,11 +412,11 @@ func egressProblem(s bird.State, families ...vip.Family) string {
 		"no gateway is configured, or none was observed yet")
 }
 
-// gatewaysDown returns the name and state of each gateway of the families that is down.
+// gatewaysDown returns the name and state of each gateway of the families that is down or drained.
 func gatewaysDown(s bird.State, families ...vip.Family) []string {
 	var problems []string
 	for _, g := range s.Gateways {
-		if slices.Contains(families, g.Family) && !g.Up {
+		if slices.Contains(families, g.Family) && (!g.Up || g.Export == bird.ExportNone) {
 			problems = append(problems, g.Name+": "+gatewayDetail(g))
 		}
 	}
@@ -412,6 +428,10 @@ func gatewayDetail(g bird.GatewayState) string {
 	switch {
 	case g.Problem != "":
 		return g.Problem
+	case g.Up && g.Export == bird.ExportNone:
+		return g.State + ", receives no VIP"
+	case g.Up && g.Export == bird.ExportDepreferred:
+		return g.State + ", all VIPs are de-preferred"
 	case g.Held && !g.Usable:
 		return "held down by the frontend, and dead: its BFD session was down before, and must come up once"
 	case g.Held:

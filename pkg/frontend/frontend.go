@@ -51,6 +51,7 @@ type process struct {
 	observer   *observer
 	reporter   *reporter
 	attractor  *attractor
+	drains     *operatorDrains
 	changed    *latest.Value[uint64] // counts changes of the status
 	immediate  chan chan<- []vip.VIP // requests to apply all changes now; answered with the leaving VIPs
 	stopping   atomic.Bool
@@ -68,6 +69,8 @@ const (
 	// Configuration holds while the complete configuration of its source is in force; not part of
 	// Readiness.
 	Configuration = "Configuration"
+	// Held holds while no removal of the configuration waits for a confirmation; not part of Readiness.
+	Held = "Held"
 	// TrenchFile holds while the writer of the trench file refreshes it; not part of Readiness. Other
 	// sources of the configuration have other names.
 	TrenchFile = "TrenchFile"
@@ -128,6 +131,7 @@ func newProcess(o Options) (*process, error) {
 	loaded := p.Source.Value().Load()
 	p.health.Set(Configuration, loaded.Generation > 0 && loaded.Err == nil,
 		cmp.Or(logs.Text(loaded.Err), p.SourceName+" not accepted yet"))
+	p.health.Report(Held, loaded.Held.Problem())
 	p.health.Report(p.StaleCondition, p.Source.Stale().Load().Problem(time.Now()))
 	// BIRD has not refused a configuration yet, and this process does not stop yet.
 	p.health.Set(BIRDConfig, true, "")
@@ -170,6 +174,7 @@ func newProcess(o Options) (*process, error) {
 	// Both ends of the loopback session get the same key.
 	o.BIRD.Password, o.BIRD.OnAnswer = loopbackPassword(o), p.metrics.ControlLatency
 	o.BIRD.DrainTime, o.BIRD.SlotTime = o.Gate.DrainTime, slotTime
+	o.BIRD.Ordered = func() bool { return p.Source.Value().Load().Config.OnePodAtATime }
 	p.bird = bird.NewSupervisor(o.BIRD)
 	p.announcer = announce.New(announce.Options{
 		Local: bird.LoopbackAnnouncer, Peer: p.loopbackBIRD(),
@@ -190,9 +195,16 @@ func newProcess(o Options) (*process, error) {
 	p.reporter.shared = p.shared
 	p.reporter.detection = p.detectionTime
 	p.attractor = &attractor{all: o.StaticAll, current: latest.New(attraction{}), apply: p.bird.Attract}
+	var err error
+	if p.drains, err = o.openDrains(); err != nil {
+		return nil, err
+	}
+	// Drains of the previous process are in force before the first VIP is configured.
+	decides := gate.New(o.Gate)
+	p.applyDrains(decides, time.Now())
 	// Last, because the controller needs the state of every other part.
 	p.controller = &controller{
-		gate: gate.New(o.Gate), source: p.source, bird: p.bird.State(), kernel: p.kernel.Confirmed(),
+		gate: decides, source: p.source, bird: p.bird.State(), kernel: p.kernel.Confirmed(),
 		announcer: p.announcer, session: p.announcer.Up(), observer: p.observer,
 		requireRoute: o.RequireRoute, attractor: p.attractor,
 		commands: make(chan command), ready: make(chan struct{}),
@@ -244,7 +256,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		Admin: func(r grpc.ServiceRegistrar) {
 			frontendv1.RegisterFrontendServiceServer(r, newAdmin(p))
 			adminv1.RegisterEventServiceServer(r, p.observer.journal)
-			adminv1.RegisterConfigurationServiceServer(r, endpoint.ConfigurationService{InForce: p.Source.Value()})
+			adminv1.RegisterConfigurationServiceServer(r, endpoint.ConfigurationService{
+				InForce: p.Source.Value(), Confirm: p.Source.Confirm, Log: p.Log,
+			})
 		},
 		MetricsRefused: p.isExternal, Signals: p.Signals,
 	})

@@ -78,7 +78,8 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 			return fmt.Sprintf("load balancer has not reported VIP %s", v)
 		case !p.Gate.Ungated && st.Readiness.Reason == readinessv1.VipReason_VIP_REASON_NOT_CHECKED:
 			return fmt.Sprintf("VIP %s is not judged yet: its targets wait for their first verdict", v)
-		// A VIP without ready targets must not block the start.
+		// A VIP without ready targets, or one that an operator drained, must not block the start.
+		case st.Decision.Reason == gate.Drained:
 		case !p.Gate.Ungated && st.Readiness.State != vip.Ready:
 		case !st.Decision.Advertised():
 			return strings.TrimSuffix(fmt.Sprintf("VIP %s is ready and not advertised, %s: %s",

@@ -30,6 +30,8 @@ type ConfigSource interface {
 	Value() *latest.Value[trench.Loaded]
 	// Stale returns why the configuration may be outdated.
 	Stale() *latest.Value[*trench.Stale]
+	// Confirm puts held removals in force, if the identifier is theirs or "".
+	Confirm(identifier string) (trench.Held, error)
 }
 
 // Options configures a frontend. Every field is required unless documented otherwise.

@@ -140,7 +140,7 @@ func (s *state) details(c causes) func(gate.Change) string {
 	}
 	return func(ch gate.Change) (detail string) {
 		// The load balancer explains its own verdict for each VIP.
-		if ch.To.Reason == gate.LBNotReady || ch.To.Reason == gate.LBDraining {
+		if reason := ch.To.Reason; reason == gate.LBNotReady || reason == gate.LBDraining || reason == gate.LastResort {
 			detail = s.vips.Next(ch.VIP).Readiness.Detail
 		}
 		if detail == "" {

@@ -36,6 +36,7 @@ func (p *process) status() *frontendv1.Status {
 	p.birdStatus(s, b, now)
 	s.Vips = p.observer.state.vipStatus(now, loaded.Config.Attractor.VIPs,
 		receivers(b, p.announcer.Up().Load().Accepted(now)), senders(b))
+	p.drainStatus(s, now, vip.NewSet(loaded.Config.Attractor.VIPs...).Sorted())
 	return s
 }
 
@@ -84,6 +85,7 @@ var reasons = [...]readinessv1.AdvertisementReason{
 	gate.Drained:         readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED,
 	gate.LBDraining:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING,
 	gate.LBStale:         readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_STALE,
+	gate.LastResort:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LAST_RESORT,
 	gate.Flapping:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_FLAPPING,
 	gate.NotExported:     readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED,
 	gate.Ready:           readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
@@ -104,8 +106,8 @@ func (p *process) birdStatus(s *frontendv1.Status, b bird.State, now time.Time) 
 			Name: g.Name, Address: g.Address.String(), Up: g.Up && b.Alive, State: gatewayDetail(g),
 			Imported: uint32(g.Imported), Exported: uint32(g.Exported), Expected: uint32(expectedOf(g, advertised)),
 			Bfd: g.BFD, Since: endpoint.Timestamp(g.Since), Protocol: g.Protocol.String(), Held: g.Held,
-			Usable:  g.Usable && b.Alive,
-			Warning: g.Warning, NoDelay: g.NoDelay, NoDelayProblem: g.NoDelayProblem, Change: changeText(g.Change, now),
+			Usable: g.Usable && b.Alive, Export: g.Export.String(), Change: changeText(g.Change, now),
+			Warning: g.Warning, NoDelay: g.NoDelay, NoDelayProblem: g.NoDelayProblem,
 		}
 		if !st.Up { // BIRD keeps the error of the previous session
 			st.LastError, st.LastErrorAt = g.LastError, endpoint.Timestamp(g.LastErrorAt)
@@ -122,7 +124,7 @@ func (p *process) birdStatus(s *frontendv1.Status, b bird.State, now time.Time) 
 
 // expectedOf returns the number of VIPs that BIRD should export to a gateway.
 func expectedOf(g bird.GatewayState, advertised [len(vip.Families)]int) int {
-	if isStatic(g) {
+	if isStatic(g) || g.Export == bird.ExportNone {
 		return 0
 	}
 	return advertised[g.Family]
@@ -137,7 +139,7 @@ func receivers(b bird.State, accepted bool) func(vip.VIP) []string {
 	for _, g := range b.Gateways {
 		switch {
 		// Without the loopback session BIRD has no VIPs to export.
-		case !g.Up || !b.Alive, !isStatic(g) && !accepted:
+		case !g.Up || !b.Alive, !isStatic(g) && !accepted, g.Export == bird.ExportNone:
 		case !isStatic(g) && g.Short:
 			lacking = append(lacking, g)
 		default:

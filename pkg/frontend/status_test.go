@@ -2,6 +2,7 @@ package frontend
 
 import (
 	"testing"
+	"time"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/bird"
@@ -29,7 +30,7 @@ func TestStatusForgetsErrorsOfEarlierSessions(t *testing.T) {
 			b := bird.State{Alive: tt.alive, Gateways: []bird.GatewayState{{
 				Name: "gateway-a4", Up: tt.up, State: state, LastError: lastError,
 			}}}
-			p.birdStatus(&s, b)
+			p.birdStatus(&s, b, time.Now())
 			m := p.birdMetrics(b)
 			if up := tt.alive && tt.up; s.GetGateways()[0].GetUp() != up || m.Gateways[0].Up != up || m.Up != tt.alive {
 				t.Errorf("up in status %t, metrics %+v", s.GetGateways()[0].GetUp(), m)

@@ -33,6 +33,7 @@ const (
 	Drained                       // an operator drained the VIP
 	LBDraining                    // the load balancer is stopping or drains the VIP
 	LBStale                       // the lease expired, the grace period has not
+	LastResort                    // too few targets are ready, and the load balancer forwards all the same
 	Flapping                      // the VIP became ready too often and waits
 	NotExported                   // the routing daemon exports the VIP to no gateway
 	Ready                         // no other reason applies
@@ -42,7 +43,7 @@ const (
 func (reason Reason) String() string {
 	return [...]string{
 		"not_configured", "lb_never_seen", "lb_not_ready", "no_source_routing", "no_gateway", "not_accepted",
-		"lb_lost", "stopping", "drained", "lb_draining", "lb_stale", "flapping", "not_exported", "ready",
+		"lb_lost", "stopping", "drained", "lb_draining", "lb_stale", "last_resort", "flapping", "not_exported", "ready",
 	}[reason]
 }
 

@@ -40,6 +40,8 @@ type Gate struct {
 
 	// The frontend itself.
 	stopEnd time.Time // zero: not stopping
+	// operatorDrain returns the end of the drain time of an operator's drain; zero without a drain.
+	operatorDrain func(vip.VIP) time.Time
 
 	// last holds the conditions of the last Evaluate. A change re-evaluates every VIP.
 	last conditions
@@ -60,8 +62,11 @@ type entry struct {
 	routed           bool
 	reported         bool // state comes from synced data
 	state            vip.State
+	lastResort       bool      // with vip.NotReady
+	wasReady         bool      // the load balancer reported it ready since it was configured
 	drainEnd         time.Time // with vip.Draining
-	operatorDrainEnd time.Time // zero: not drained
+	leaveEnd         time.Time // end of the drain of a VIP that leaves the configuration; or zero
+	operatorDrainEnd time.Time // zero: not drained by an operator
 	flaps            flaps
 	riseAt           time.Time // end of the flap damping
 	decision         Decision
@@ -108,7 +113,8 @@ func phaseOf(end, now time.Time) phase {
 
 // New returns a Gate without VIPs.
 func New(options Options) *Gate {
-	return &Gate{options: options, vips: map[vip.VIP]*entry{}}
+	none := func(vip.VIP) time.Time { return time.Time{} }
+	return &Gate{options: options, vips: map[vip.VIP]*entry{}, operatorDrain: none}
 }
 
 // Configure replaces the set of VIPs of the attractor.
@@ -116,13 +122,16 @@ func (gate *Gate) Configure(vips []vip.VIP) {
 	configured := vip.NewSet(vips...)
 	for _, entry := range gate.entries {
 		if entry.configured && !configured.Has(entry.vip) {
-			entry.configured, entry.routed, entry.operatorDrainEnd = false, false, time.Time{}
+			entry.configured, entry.routed, entry.leaveEnd = false, false, time.Time{}
+			entry.wasReady = false
 			gate.markDirty(entry)
 		}
 	}
 	for _, v := range vips {
 		if entry := gate.entry(v); !entry.configured {
 			entry.configured, entry.routed = true, gate.routed.Has(v)
+			entry.wasReady = entry.state == vip.Ready
+			gate.setOperatorDrain(entry)
 			gate.markDirty(entry)
 		}
 	}
@@ -213,23 +222,40 @@ func (gate *Gate) SkipDrains(now time.Time) {
 	}
 }
 
-// Drain begins an operator's drain of VIPs. VIPs that are not configured or already drained are
-// skipped.
+// OperatorDrains replaces the drains by operators, also of VIPs that are configured later. end must
+// be a pure function: it returns the end of the drain time of a VIP, or zero.
+func (gate *Gate) OperatorDrains(end func(vip.VIP) time.Time) {
+	gate.operatorDrain = end
+	for _, entry := range gate.entries {
+		gate.setOperatorDrain(entry)
+	}
+}
+
+func (gate *Gate) setOperatorDrain(entry *entry) {
+	if end := gate.operatorDrain(entry.vip); !end.Equal(entry.operatorDrainEnd) {
+		entry.operatorDrainEnd = end
+		gate.scheduleDirty(end, entry.vip)
+		gate.markDirty(entry)
+	}
+}
+
+// Drain begins the drain of VIPs that leave the configuration. VIPs that are not configured or that
+// already leave are skipped.
 func (gate *Gate) Drain(now time.Time, vips ...vip.VIP) {
 	for _, v := range vips {
-		if entry, ok := gate.vips[v]; ok && entry.configured && entry.operatorDrainEnd.IsZero() {
-			entry.operatorDrainEnd = now.Add(gate.options.DrainTime)
-			gate.scheduleDirty(entry.operatorDrainEnd, v)
+		if entry, ok := gate.vips[v]; ok && entry.configured && entry.leaveEnd.IsZero() {
+			entry.leaveEnd = now.Add(gate.options.DrainTime)
+			gate.scheduleDirty(entry.leaveEnd, v)
 			gate.markDirty(entry)
 		}
 	}
 }
 
-// Undrain ends operators' drains.
+// Undrain ends these drains.
 func (gate *Gate) Undrain(vips ...vip.VIP) {
 	for _, v := range vips {
-		if entry, ok := gate.vips[v]; ok && !entry.operatorDrainEnd.IsZero() {
-			entry.operatorDrainEnd = time.Time{}
+		if entry, ok := gate.vips[v]; ok && !entry.leaveEnd.IsZero() {
+			entry.leaveEnd = time.Time{}
 			gate.markDirty(entry)
 		}
 	}
@@ -307,34 +333,39 @@ func (gate *Gate) Decision(v vip.VIP) Decision {
 	return Decision{}
 }
 
-// Drained returns the VIPs that an operator drained, with the end of their drain time.
+// Drained returns the VIPs that leave the configuration, with the end of their drain time.
 func (gate *Gate) Drained() map[vip.VIP]time.Time {
 	drained := map[vip.VIP]time.Time{}
 	for _, entry := range gate.entries {
-		if !entry.operatorDrainEnd.IsZero() {
-			drained[entry.vip] = entry.operatorDrainEnd
+		if !entry.leaveEnd.IsZero() {
+			drained[entry.vip] = entry.leaveEnd
 		}
 	}
 	return drained
 }
 
 // setState stores the load balancer's state of one VIP. A change from ready to not ready counts
-// as a flap only if countFlap is set: the same live instance reported both, of this VIP.
+// as a flap only if countFlap is set: the same live instance reported both, of this VIP. A last
+// resort is no flap, since the VIP is not withdrawn.
 func (gate *Gate) setState(now time.Time, entry *entry, state VIPState, countFlap bool) {
-	if entry.reported && entry.state == state.State && entry.drainEnd.Equal(state.DrainEnd) {
+	if entry.reported && entry.state == state.State && entry.lastResort == state.LastResort &&
+		entry.drainEnd.Equal(state.DrainEnd) {
 		return
 	}
 	switch {
-	case entry.state == vip.Ready && state.State == vip.NotReady && countFlap:
+	case entry.state == vip.Ready && state.State == vip.NotReady && countFlap && !state.LastResort:
 		entry.flaps = entry.flaps.add(now)
 	case entry.state == vip.NotReady && state.State == vip.Ready && !gate.options.NoFlapBackoff:
 		entry.riseAt = time.Time{}
-		if wait := entry.flaps.wait(now); wait > 0 {
+		// A last resort is advertised already: damping must not withdraw it when it recovers.
+		if wait := entry.flaps.wait(now); wait > 0 && !entry.lastResort {
 			entry.riseAt = now.Add(wait)
 			gate.scheduleDirty(entry.riseAt, entry.vip)
 		}
 	}
 	entry.reported, entry.state, entry.drainEnd = true, state.State, state.DrainEnd
+	entry.lastResort = state.LastResort
+	entry.wasReady = entry.configured && (entry.wasReady || state.State == vip.Ready)
 	if state.State == vip.Draining {
 		gate.scheduleDirty(entry.drainEnd, entry.vip)
 	}

@@ -249,49 +249,98 @@ func TestDecisionTable(t *testing.T) {
 			b.advance(2*time.Second, false)
 			b.gateways(true, true)
 		}, Withdrawn, LBStale},
-		{"10 flapping", Options{}, func(b *fixture) {
+		{"2 last resort of a VIP that was never ready", Options{}, func(b *fixture) {
+			b.lastResort()
+		}, Withdrawn, LBNotReady},
+		{"2 last resort of a VIP that was removed and added again", Options{}, func(b *fixture) {
+			b.setState(vip.Ready, vipA)
+			b.lastResort()
+			b.g.Configure(nil)
+			b.evaluate()
+			b.g.Configure([]vip.VIP{vipA})
+			b.lastResort()
+		}, Withdrawn, LBNotReady},
+		{"6 last resort, lease expired", Options{}, func(b *fixture) {
+			b.setState(vip.Ready, vipA)
+			b.lastResort()
+			b.advance(leaseTime, false)
+		}, Withdrawn, LBLost},
+		{"8 last resort, stopping", Options{}, func(b *fixture) {
+			b.setState(vip.Ready, vipA)
+			b.lastResort()
+			b.g.Stop(b.now)
+		}, Withdrawn, Stopping},
+		{"9 last resort, stale", Options{}, func(b *fixture) {
+			b.lastUpdate.Grace = 5 * time.Second
+			b.setState(vip.Ready, vipA)
+			b.lastResort()
+			b.evaluate()
+			b.advance(2*time.Second, false)
+		}, Depreferred, LBStale},
+		{"10 last resort", Options{}, func(b *fixture) {
+			b.setState(vip.Ready, vipA)
+			b.evaluate()
+			b.lastResort()
+		}, Depreferred, LastResort},
+		{"10 last resort again after the loss of all gateways", Options{}, func(b *fixture) {
+			b.setState(vip.Ready, vipA)
+			b.lastResort()
+			b.gateways(false, true)
+			b.evaluate()
+			b.gateways(true, true)
+		}, Depreferred, LastResort},
+		{"11 a recovered last resort is not damped", Options{}, func(b *fixture) {
+			for range 3 {
+				b.setState(vip.NotReady, vipA)
+				b.setState(vip.Ready, vipA)
+			}
+			b.lastResort()
+			b.evaluate()
+			b.setState(vip.Ready, vipA)
+		}, Announced, Ready},
+		{"11 flapping", Options{}, func(b *fixture) {
 			for range 3 {
 				b.setState(vip.NotReady, vipA)
 				b.setState(vip.Ready, vipA)
 			}
 		}, Withdrawn, Flapping},
-		{"12 ready", Options{}, func(b *fixture) { b.setState(vip.Ready, vipA) }, Announced, Ready},
-		{"12 ungated", Options{Ungated: true}, func(*fixture) {}, Announced, Ready},
-		{"11 exported to no gateway", Options{}, func(b *fixture) {
+		{"13 ready", Options{}, func(b *fixture) { b.setState(vip.Ready, vipA) }, Announced, Ready},
+		{"13 ungated", Options{Ungated: true}, func(*fixture) {}, Announced, Ready},
+		{"12 exported to no gateway", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.exported(vip.NewSet(vipB))
 		}, Announced, NotExported},
-		{"11 drained", Options{DrainTime: time.Hour}, func(b *fixture) {
+		{"12 drained", Options{DrainTime: time.Hour}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.evaluate()
 			b.exported(vip.Set{})
 			b.g.Drain(b.now, vipA)
 		}, Depreferred, NotExported},
-		{"11 stale", Options{}, func(b *fixture) {
+		{"12 stale", Options{}, func(b *fixture) {
 			b.lastUpdate.Grace = 5 * time.Second
 			b.setState(vip.Ready, vipA)
 			b.evaluate()
 			b.advance(2*time.Second, false)
 			b.exported(vip.Set{})
 		}, Announced, NotExported},
-		{"11 other family", Options{}, func(b *fixture) {
+		{"12 other family", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.g.Gateways(Gateways{At: b.now, Up: [2]bool{true, true}, Exported: [2]vip.Set{nil, {}}})
 		}, Announced, Ready},
-		{"11 exported later", Options{}, func(b *fixture) {
+		{"12 exported later", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.exported(vip.Set{})
 			b.evaluate()
 			b.want(vipA, Announced, NotExported)
 			b.exported(vip.NewSet(vipA))
 		}, Announced, Ready},
-		{"11 every VIP exported later", Options{}, func(b *fixture) {
+		{"12 every VIP exported later", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.exported(vip.Set{})
 			b.evaluate()
 			b.exported(nil)
 		}, Announced, Ready},
-		{"12 ungated, LB stopped", Options{Ungated: true}, func(b *fixture) {
+		{"13 ungated, LB stopped", Options{Ungated: true}, func(b *fixture) {
 			b.updateLB(func(u *LBUpdate) { u.GoingAway, u.DrainEnd = true, b.now.Add(-time.Second) })
 		}, Announced, Ready},
 	}
@@ -303,6 +352,11 @@ func TestDecisionTable(t *testing.T) {
 			b.want(vipA, tt.want, tt.reason)
 		})
 	}
+}
+
+// lastResort reports that too few targets of vipA are ready, and that it is a last resort.
+func (b *fixture) lastResort() {
+	b.updateLB(func(h *LBUpdate) { h.VIPs = []VIPState{{VIP: vipA, State: vip.NotReady, LastResort: true}} })
 }
 
 // exported sets the IPv4 VIPs that gateways receive; nil means that no VIP is missing.

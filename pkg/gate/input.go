@@ -27,6 +27,9 @@ type VIPState struct {
 	DrainEnd time.Time
 	// Reconfigured reports whether a new configuration caused the state, which is not a flap.
 	Reconfigured bool
+	// LastResort reports whether a VIP that is not ready is to stay advertised, with the worst
+	// preference, if it was ready before.
+	LastResort bool
 }
 
 // LBUpdate holds the changes of the load balancer's state since the last one. All times are on

@@ -30,6 +30,7 @@ type model struct {
 	leaseEnd          time.Time
 	lbExtension       extension
 	flaps             map[vip.VIP][]time.Time
+	wasReady          vip.Set   // reported ready since they were configured
 	endedAt           time.Time // when the stream of the states ended
 	lostAt            time.Time // end of the grace period, while no lease is valid
 	grace             time.Duration
@@ -38,6 +39,7 @@ type model struct {
 	lbDrainEnd        time.Time
 	stopEnd           time.Time
 	drainEnds         map[vip.VIP]time.Time
+	operatorEnds      map[vip.VIP]time.Time
 	before            map[vip.VIP]Advertisement
 	connectedBefore   map[vip.VIP]Advertisement
 }
@@ -63,7 +65,7 @@ func newModel(o Options) *model {
 	w := &model{
 		now: time.Unix(1000, 0), options: o, g: New(o), solo: map[vip.VIP]*Gate{},
 		states: map[vip.VIP]VIPState{}, drainEnds: map[vip.VIP]time.Time{}, flaps: map[vip.VIP][]time.Time{},
-		before: map[vip.VIP]Advertisement{}, connectedBefore: map[vip.VIP]Advertisement{}, connected: New(o),
+		wasReady: vip.Set{}, before: map[vip.VIP]Advertisement{}, connectedBefore: map[vip.VIP]Advertisement{}, connected: New(o),
 	}
 	for _, v := range modelVIPs {
 		w.solo[v] = New(o)
@@ -220,7 +222,8 @@ func (w *model) checkAttraction(t *rapid.T) {
 // checkDecision compares the decision on one VIP with the model.
 func (w *model) checkDecision(t *rapid.T, v vip.VIP, got Decision, before Advertisement, gatewayUp bool) {
 	state := w.states[v]
-	drains := []time.Time{w.stopEnd, w.drainEnds[v]}
+	lastResort := !w.options.Ungated && state.State == vip.NotReady && state.LastResort && w.wasReady.Has(v)
+	drains := []time.Time{w.stopEnd, w.drainEnds[v], w.operatorEnds[v]}
 	live, ready := true, true // without a load balancer
 	lost, known := false, true
 	if !w.options.Ungated {
@@ -228,7 +231,7 @@ func (w *model) checkDecision(t *rapid.T, v vip.VIP, got Decision, before Advert
 		if state.State == vip.Draining {
 			drains = append(drains, state.DrainEnd)
 		}
-		live, ready, known = w.live(), state.State == vip.Ready, state.State != vip.NotReady
+		live, ready, known = w.live(), state.State == vip.Ready, state.State != vip.NotReady || lastResort
 		lost = w.lost() && w.options.OnLoss == WithdrawOnLoss
 	}
 	down := !w.configured.Has(v) || !w.routed.Has(v) || !gatewayUp || !known || lost ||
@@ -245,6 +248,11 @@ func (w *model) checkDecision(t *rapid.T, v vip.VIP, got Decision, before Advert
 		t.Fatalf("%s is damped after flaps at %v", v, w.flaps[v])
 	case got.Advertisement == Announced && !ready:
 		t.Fatalf("%s is announced in state %v", v, state.State)
+	case !down && !draining && live && lastResort && (got.Advertisement != Depreferred ||
+		got.Reason != LastResort && got.Reason != NotExported):
+		t.Fatalf("%s is kept as a last resort, is %v", v, got)
+	case got.Reason == LastResort && !lastResort:
+		t.Fatalf("%s is in state %+v, is %v", v, state, got)
 	case !down && !draining && live && ready && got.Advertisement != Announced &&
 		got.Reason != Flapping:
 		t.Fatalf("%s should be announced, is %v", v, got)
@@ -288,6 +296,7 @@ func (w *model) sendRandomStates(t *rapid.T, complete, newInstance bool) {
 			vip.NotReady, vip.Ready, vip.Ready,
 			vip.Draining,
 		}).Draw(t, "state")}
+		x.LastResort = x.State == vip.NotReady && rapid.Bool().Draw(t, "last resort")
 		if x.State == vip.Draining {
 			x.DrainEnd = w.now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "drain ms")) * time.Millisecond)
 		}
@@ -316,13 +325,26 @@ func (w *model) sendStates(states []VIPState, complete, newInstance bool) {
 		w.states[x.VIP] = x
 	}
 	for v, old := range before {
-		if counts && old.State == vip.Ready && w.states[v].State == vip.NotReady {
+		if counts && old.State == vip.Ready && w.states[v].State == vip.NotReady && !w.states[v].LastResort {
 			w.flaps[v] = append(w.flaps[v], w.now)
 		}
 	}
+	w.noteReady()
 	w.streamOpen, w.synced = true, true
 	w.renew()
 	w.updateLB(w.lbUpdate(states, complete))
+}
+
+// noteReady notes which configured VIPs were ready.
+func (w *model) noteReady() {
+	for _, v := range modelVIPs {
+		switch {
+		case !w.configured.Has(v):
+			delete(w.wasReady, v)
+		case w.states[v].State == vip.Ready:
+			w.wasReady[v] = struct{}{}
+		}
+	}
 }
 
 func (w *model) lbUpdate(states []VIPState, complete bool) LBUpdate {
@@ -346,6 +368,7 @@ func TestGateAgainstModel(t *testing.T) {
 			"configure": func(t *rapid.T) {
 				vips := vipSet(t, "configured")
 				w.configured = vip.NewSet(vips...)
+				w.noteReady()
 				for v := range w.drainEnds {
 					if !w.configured.Has(v) {
 						delete(w.drainEnds, v)
@@ -355,6 +378,7 @@ func TestGateAgainstModel(t *testing.T) {
 			},
 			"configure all": func(*rapid.T) {
 				w.configured, w.routed = vip.NewSet(modelVIPs...), vip.NewSet(modelVIPs...)
+				w.noteReady()
 				w.each(func(g *Gate, mine func(vip.VIP) bool) { g.Configure(keep(modelVIPs, mine)); g.Route(w.routed) })
 			},
 			"route": func(t *rapid.T) {
@@ -460,6 +484,16 @@ func TestGateAgainstModel(t *testing.T) {
 					delete(w.drainEnds, v)
 				}
 				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Undrain(vips...) })
+			},
+			"operator drains": func(t *rapid.T) {
+				ends := map[vip.VIP]time.Time{}
+				for _, v := range vipSet(t, "drained by an operator") {
+					ends[v] = w.now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "drain ms")) * time.Millisecond)
+				}
+				w.operatorEnds = ends
+				w.each(func(g *Gate, _ func(vip.VIP) bool) {
+					g.OperatorDrains(func(v vip.VIP) time.Time { return ends[v] })
+				})
 			},
 			"advance": func(t *rapid.T) {
 				w.advance(t, time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms"))*time.Millisecond)

@@ -6,12 +6,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// evaluateTable applies the decision table: the first matching row wins, and row 11 replaces the
+// evaluateTable applies the decision table: the first matching row wins, and row 12 replaces the
 // reason of an advertised VIP. Shared conditions come from gate.last, so that one Evaluate decides
 // all VIPs on the same state.
 func (gate *Gate) evaluateTable(now time.Time, entry *entry, current Advertisement, path path) Decision {
 	decision := gate.firstRow(now, entry, current, path)
-	if decision.Advertisement != Withdrawn && !gate.exports(entry.vip) { // row 11
+	if decision.Advertisement != Withdrawn && !gate.exports(entry.vip) { // row 12
 		decision.Reason = NotExported
 	}
 	return decision
@@ -24,7 +24,7 @@ func (gate *Gate) firstRow(now time.Time, entry *entry, current Advertisement, p
 		return Decision{Withdrawn, NotConfigured}
 	case gated && !entry.reported: // row 2
 		return Decision{Withdrawn, LBNeverSeen}
-	case gated && entry.state == vip.NotReady: // row 2
+	case gated && entry.state == vip.NotReady && !(entry.lastResort && entry.wasReady): // row 2
 		return Decision{Withdrawn, LBNotReady}
 	case !entry.routed: // row 3
 		return Decision{Withdrawn, NoSourceRouting}
@@ -46,10 +46,12 @@ func (gate *Gate) firstRow(now time.Time, entry *entry, current Advertisement, p
 			current = min(current, Depreferred)
 		}
 		return Decision{current, LBStale}
-	case gated && now.Before(entry.riseAt): // row 10
+	case gated && entry.state == vip.NotReady: // row 10
+		return Decision{Depreferred, LastResort}
+	case gated && now.Before(entry.riseAt): // row 11
 		return Decision{Withdrawn, Flapping}
 	}
-	return Decision{Announced, Ready} // row 12
+	return Decision{Announced, Ready} // row 13
 }
 
 // exports reports whether the routing daemon exports v to a gateway, as far as known.
@@ -68,6 +70,7 @@ func (gate *Gate) drain(now time.Time, entry *entry) (phase, Reason) {
 		}
 	}
 	consider(gate.stopEnd, Stopping)
+	consider(entry.leaveEnd, Drained)
 	consider(entry.operatorDrainEnd, Drained)
 	if !gate.options.Ungated {
 		consider(gate.lbDrainEnd, LBDraining)

@@ -220,6 +220,17 @@ func (s *Server) CheckLoops() {
 	}
 }
 
+// Overdue returns how late the latest of the loops is.
+func (s *Server) Overdue() (latest time.Duration) {
+	s.mu.Lock()
+	loops := s.loops
+	s.mu.Unlock()
+	for _, f := range loops {
+		latest = max(latest, f.loop.Overdue())
+	}
+	return latest
+}
+
 // Remove removes a condition, for example of an address family that left the configuration.
 // Conjunctions with this part stop serving.
 func (s *Server) Remove(service string) {

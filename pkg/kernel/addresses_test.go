@@ -32,20 +32,10 @@ func newWire(t *testing.T) *wire {
 func startAddresses(t *testing.T, ns *lab.NetNS, named func() string) *Addresses {
 	t.Helper()
 	created := make(chan *Addresses, 1)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() {
-		done <- ns.Do(func() error {
-			a := NewAddresses(slog.New(slog.NewTextHandler(logWriter{t}, nil)), named)
-			created <- a
-			return a.Run(ctx)
-		})
-	}()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+	ns.Background(t, func(ctx context.Context) error {
+		a := NewAddresses(slog.New(slog.NewTextHandler(t.Output(), nil)), named)
+		created <- a
+		return a.Run(ctx)
 	})
 	a := <-created
 	<-a.Ready()
@@ -61,7 +51,7 @@ func detectsDuplicates(t *testing.T, ns *lab.NetNS, device string) {
 
 func linkAddress(t *testing.T, ns *lab.NetNS, device string) string {
 	t.Helper()
-	return strings.Fields(run(t, ns, "ip -brief link show dev "+device))[2]
+	return strings.Fields(ns.Shell(t, "ip -brief link show dev "+device))[2]
 }
 
 func TestStaleNeighborsAreCorrected(t *testing.T) {
@@ -70,14 +60,14 @@ func TestStaleNeighborsAreCorrected(t *testing.T) {
 	mac := linkAddress(t, w.here, "net")
 	stale := func() {
 		for _, a := range []string{"10.9.0.1", "fd09::1"} {
-			run(t, w.peer, fmt.Sprintf("ip neigh replace %s lladdr %s nud reachable dev far", a, elsewhere))
+			w.peer.Shell(t, fmt.Sprintf("ip neigh replace %s lladdr %s nud reachable dev far", a, elsewhere))
 		}
 	}
 	corrected := func() {
 		t.Helper()
 		for _, a := range []string{"10.9.0.1", "fd09::1"} {
 			await.True(t, a+" has the link address of the new pod", func() bool {
-				return strings.Contains(run(t, w.peer, "ip neigh show "+a), mac)
+				return strings.Contains(w.peer.Shell(t, "ip neigh show "+a), mac)
 			})
 		}
 	}
@@ -87,11 +77,11 @@ func TestStaleNeighborsAreCorrected(t *testing.T) {
 
 	// At run time, after duplicate address detection.
 	detectsDuplicates(t, w.here, "net")
-	run(t, w.here, "ip addr del 10.9.0.1/24 dev net; ip addr del fd09::1/64 dev net")
+	w.here.Shell(t, "ip addr del 10.9.0.1/24 dev net; ip addr del fd09::1/64 dev net")
 	stale()
-	run(t, w.here, "ip addr add 10.9.0.1/24 dev net; ip addr add fd09::1/64 dev net")
+	w.here.Shell(t, "ip addr add 10.9.0.1/24 dev net; ip addr add fd09::1/64 dev net")
 	await.True(t, "duplicate address detection is over", func() bool {
-		return !strings.Contains(run(t, w.here, "ip addr show dev net"), "tentative")
+		return !strings.Contains(w.here.Shell(t, "ip addr show dev net"), "tentative")
 	})
 	usable := time.Now()
 	corrected()
@@ -103,11 +93,11 @@ func TestStaleNeighborsAreCorrected(t *testing.T) {
 func TestAdvertisementKeepsRouter(t *testing.T) {
 	w := newWire(t)
 	must(t, w.here.Sysctl("net.ipv6.conf.all.forwarding", "1"))
-	run(t, w.peer, "ip neigh replace fd09::1 lladdr 02:00:00:00:00:99 nud reachable router dev far")
+	w.peer.Shell(t, "ip neigh replace fd09::1 lladdr 02:00:00:00:00:99 nud reachable router dev far")
 	startAddresses(t, w.here, func() string { return "net" })
 	mac := linkAddress(t, w.here, "net")
 	await.True(t, "fd09::1 is corrected and a router", func() bool {
-		entry := run(t, w.peer, "ip neigh show fd09::1")
+		entry := w.peer.Shell(t, "ip neigh show fd09::1")
 		return strings.Contains(entry, mac) && strings.Contains(entry, "router")
 	})
 }
@@ -119,25 +109,25 @@ func TestAnnouncementAfterMACChange(t *testing.T) {
 		t.Helper()
 		for _, a := range []string{"10.9.0.1", "fd09::1"} {
 			await.True(t, a+" at "+mac, func() bool {
-				return strings.Contains(run(t, peer, "ip neigh show "+a+" dev eth0"), mac)
+				return strings.Contains(peer.Shell(t, "ip neigh show "+a+" dev eth0"), mac)
 			})
 		}
 	}
 	// The interface appears while the announcer runs.
 	must(t, lab.Veth(host, "eth1", peer, "eth0"))
-	run(t, peer, "ip neigh replace 10.9.0.1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable; ip neigh replace fd09::1 "+
+	peer.Shell(t, "ip neigh replace 10.9.0.1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable; ip neigh replace fd09::1 "+
 		"dev eth0 lladdr 02:00:00:00:00:99 nud reachable")
-	run(t, host, "ip link set eth1 address 02:00:00:00:00:01; ip addr add 10.9.0.1/24 dev eth1; ip addr add fd09::1/64 "+
+	host.Shell(t, "ip link set eth1 address 02:00:00:00:00:01; ip addr add 10.9.0.1/24 dev eth1; ip addr add fd09::1/64 "+
 		"dev eth1 nodad")
 	corrected("02:00:00:00:00:01")
-	run(t, host, "ip link set eth1 address 02:00:00:00:00:02")
+	host.Shell(t, "ip link set eth1 address 02:00:00:00:00:02")
 	corrected("02:00:00:00:00:02")
 	// The interface is removed and appears again with a new index.
-	run(t, peer, "ip link del eth0")
+	peer.Shell(t, "ip link del eth0")
 	must(t, lab.Veth(host, "eth1", peer, "eth0"))
-	run(t, peer, "ip neigh replace 10.9.0.1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable; ip neigh replace fd09::1 "+
+	peer.Shell(t, "ip neigh replace 10.9.0.1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable; ip neigh replace fd09::1 "+
 		"dev eth0 lladdr 02:00:00:00:00:99 nud reachable")
-	run(t, host, "ip link set eth1 address 02:00:00:00:00:03; ip addr add 10.9.0.1/24 dev eth1; ip addr add fd09::1/64 "+
+	host.Shell(t, "ip link set eth1 address 02:00:00:00:00:03; ip addr add 10.9.0.1/24 dev eth1; ip addr add fd09::1/64 "+
 		"dev eth1 nodad")
 	corrected("02:00:00:00:00:03")
 }
@@ -147,10 +137,10 @@ func TestDuplicateAddressIsNotAnnounced(t *testing.T) {
 	host, peer := lab.NewNetNS(t), lab.NewNetNS(t)
 	must(t, lab.Veth(host, "eth1", peer, "eth0"))
 	detectsDuplicates(t, host, "eth1")
-	run(t, peer, "ip addr add fd09::1/64 dev eth0 nodad")
-	run(t, host, "ip addr add fd09::1/64 dev eth1")
+	peer.Shell(t, "ip addr add fd09::1/64 dev eth0 nodad")
+	host.Shell(t, "ip addr add fd09::1/64 dev eth1")
 	await.True(t, "duplicate address detection to fail", func() bool {
-		return strings.Contains(run(t, host, "ip addr show dev eth1"), "dadfailed")
+		return strings.Contains(host.Shell(t, "ip addr show dev eth1"), "dadfailed")
 	})
 	await.True(t, "the link-local address is announced", func() bool {
 		announced := false
@@ -192,14 +182,14 @@ func TestSourceAddress(t *testing.T) {
 	want(target6, none, "", false)
 	want(remote, none, "", false)
 
-	run(t, w.here, "ip addr del fd09::1/64 dev net")
+	w.here.Shell(t, "ip addr del fd09::1/64 dev net")
 	want(target6, none, "no ipv6 address", true)
 	want(target4, none, "", false)
 
 	// The address stays tentative for long: no host responds to many detection probes.
 	detectsDuplicates(t, w.here, "net")
 	must(t, w.here.Sysctl("net.ipv6.conf.net.dad_transmits", "255"))
-	run(t, w.here, "ip addr add fd09::1/64 dev net")
+	w.here.Shell(t, "ip addr add fd09::1/64 dev net")
 	for _, to := range []netip.Addr{target6, remote} {
 		want(to, none, "fd09::1 is tentative", true)
 	}
@@ -207,25 +197,25 @@ func TestSourceAddress(t *testing.T) {
 
 	// The kernel solicits the neighbor from an address of the link, or else from the link-local one.
 	elsewhere4, elsewhere6 := netip.MustParseAddr("10.8.0.1"), netip.MustParseAddr("fd08::1")
-	run(t, w.here, "ip addr del fd09::1/64 dev net; ip addr add fe80::99/64 dev net; "+
+	w.here.Shell(t, "ip addr del fd09::1/64 dev net; ip addr add fe80::99/64 dev net; "+
 		"ip addr add fd09::1/64 dev net nodad; ip addr add 10.8.0.1/24 dev lo; ip addr add fd08::1/64 dev lo")
 	want(target6, elsewhere6, "fe80::99 is tentative", true)
 	want(target6, none, "", false)
 	want(target6, netip.MustParseAddr("fd09::1"), "", false)
 	want(target4, none, "", false)
 	want(target4, elsewhere4, "", false)
-	run(t, w.here, "ip addr del fd09::1/64 dev net; ip addr add fd09::1/64 dev net")
+	w.here.Shell(t, "ip addr del fd09::1/64 dev net; ip addr add fd09::1/64 dev net")
 	want(target6, elsewhere6, "fd09::1 is tentative", true) // the target resolves it for its reply
 	want(target4, elsewhere4, "", false)
-	run(t, w.here, "ip addr del fe80::99/64 dev net; ip addr del fd08::1/64 dev lo")
+	w.here.Shell(t, "ip addr del fe80::99/64 dev net; ip addr del fd08::1/64 dev lo")
 
 	// Another network of the family does not help a target in this one.
-	run(t, w.here, "ip addr add fd10::1/64 dev lo")
+	w.here.Shell(t, "ip addr add fd10::1/64 dev lo")
 	want(target6, none, "fd09::1 is tentative", true)
 	want(remote, none, "", false)
 
-	run(t, w.here, "ip addr del fd10::1/64 dev lo; ip addr del fd09::1/64 dev net")
+	w.here.Shell(t, "ip addr del fd10::1/64 dev lo; ip addr del fd09::1/64 dev net")
 	must(t, w.here.Sysctl("net.ipv6.conf.net.dad_transmits", "1"))
-	run(t, w.here, "ip addr add fd09::2/64 dev net") // the peer has it
+	w.here.Shell(t, "ip addr add fd09::2/64 dev net") // the peer has it
 	want(netip.MustParseAddr("fd09::3"), none, "detection failed for own address fd09::2", false)
 }

@@ -1,12 +1,10 @@
 package kernel
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -34,14 +32,7 @@ type running struct {
 }
 
 func testOptions(t testing.TB) Options {
-	return Options{Log: slog.New(slog.NewTextHandler(logWriter{t}, nil))}
-}
-
-type logWriter struct{ t testing.TB }
-
-func (w logWriter) Write(b []byte) (int, error) {
-	w.t.Log(strings.TrimSpace(string(b)))
-	return len(b), nil
+	return Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 }
 
 // start runs a Routing in the namespace until the test ends or stop is called.
@@ -52,22 +43,7 @@ func start(t *testing.T, ns *lab.NetNS, o Options) *running {
 
 func startRouting(t *testing.T, ns *lab.NetNS, r *Routing) *running {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- ns.Do(func() error { return r.Run(ctx) }) }()
-	stopped := false
-	x := &running{Routing: r, stop: func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	}}
-	t.Cleanup(x.stop)
-	return x
+	return &running{Routing: r, stop: ns.Background(t, r.Run)}
 }
 
 // waitReady waits until Ready is closed.
@@ -102,17 +78,6 @@ func (r *running) waitFor(t *testing.T, what string, ok func(Confirmed) bool) Co
 			t.Fatalf("timed out: %s; last %d VIPs, error: %v", what, len(c.VIPs), c.Err)
 		}
 	}
-}
-
-func run(t testing.TB, ns *lab.NetNS, command string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	out, err := ns.Run(ctx, "sh", "-c", command)
-	if err != nil {
-		t.Fatalf("%s: %v", command, err)
-	}
-	return out
 }
 
 func must(t testing.TB, err error) {

@@ -63,7 +63,7 @@ func TestPacketTooBigLeavesByGateway(t *testing.T) {
 			x := newTopology(t)
 			x.openGateway(t)
 			if !primary {
-				run(t, x.pod, "ip route del default; ip -6 route del default")
+				x.pod.Shell(t, "ip route del default; ip -6 route del default")
 			}
 			must(t, x.pod.IP("link", "set", "int0", "mtu", "1400"))
 			r := start(t, x.pod, testOptions(t))
@@ -76,7 +76,7 @@ func TestPacketTooBigLeavesByGateway(t *testing.T) {
 			}
 			for _, family := range []string{"-4", "-6"} {
 				// Without this the transfer caused no ICMP error.
-				if routes := run(t, x.gateway, "ip "+family+" route show table all cache"); !strings.Contains(routes, "mtu 1400") {
+				if routes := x.gateway.Shell(t, "ip "+family+" route show table all cache"); !strings.Contains(routes, "mtu 1400") {
 					t.Errorf("ip %s: the client has learned no path MTU: %s", family, routes)
 				}
 			}

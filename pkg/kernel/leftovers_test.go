@@ -17,10 +17,10 @@ import (
 // them.
 func formerRules(t *testing.T, ns *lab.NetNS, n, priority, protocol int) (count func() int) {
 	t.Helper()
-	run(t, ns, fmt.Sprintf(`for i in $(seq %d); do
+	ns.Shell(t, fmt.Sprintf(`for i in $(seq %d); do
 		echo "rule add from 20.1.$((i/250)).$((i%%250)) lookup 4096 priority %d protocol %d"
 	done | ip -batch -`, n, priority, protocol))
-	return func() int { return strings.Count(run(t, ns, "ip rule"), "from 20.1.") }
+	return func() int { return strings.Count(ns.Shell(t, "ip rule"), "from 20.1.") }
 }
 
 func removeLeftovers(t *testing.T, ns *lab.NetNS, p *reconciler) (more bool) {
@@ -61,14 +61,14 @@ func TestLeftoversAreRemovedOnce(t *testing.T) {
 	count := formerRules(t, ns, 1, meridioPriority, 0)
 	list, other := vip.NewSet(vips("20.0.0.1/32")...), vip.NewSet(vips("20.0.0.2/32")...)
 	p := passIn(t)
-	run(t, ns, "ip -6 route add 2001:db8::/32 dev d0 table 4097") // IPv6 fails
+	ns.Shell(t, "ip -6 route add 2001:db8::/32 dev d0 table 4097") // IPv6 fails
 	if x := look(t, ns, p, &list); x.err == nil || !x.vips.Equal(list) {
 		t.Fatalf("with a foreign route for IPv6: %d VIPs, %v", len(x.vips), x.err)
 	}
 	if removeLeftovers(t, ns, p); count() != 1 {
 		t.Error("removed while a family failed")
 	}
-	run(t, ns, "ip -6 route del 2001:db8::/32 dev d0 table 4097")
+	ns.Shell(t, "ip -6 route del 2001:db8::/32 dev d0 table 4097")
 	look(t, ns, p, &list)
 	if removeLeftovers(t, ns, p); count() != 0 {
 		t.Error("not removed")
@@ -98,7 +98,7 @@ func TestManyMeridioRulesDoNotDelay(t *testing.T) {
 
 func TestMeridioRulesAreRemoved(t *testing.T) {
 	ns := lab.NewNetNS(t)
-	run(t, ns, `
+	ns.Shell(t, `
 		nft 'add table inet other; add chain inet other c { type filter hook output priority 0; }'
 		nft 'add set inet other vip4 { type ipv4_addr; }'
 		ip route add blackhole 10.9.0.0/16 table 4098
@@ -109,14 +109,14 @@ func TestMeridioRulesAreRemoved(t *testing.T) {
 		ip rule add from 20.0.0.9 to 30.0.0.1 lookup 4096 priority 100
 		ip rule add from 20.0.0.9 fwmark 5 lookup 4096 priority 100
 		ip rule add from 20.0.0.9 iif lo lookup 4096 priority 100
-		ip rule add not from 20.0.0.9 lookup 4096 priority 100
+		ip rule add not from 20.0.0.8 lookup 4096 priority 100
 		ip rule add from 20.0.0.9 ipproto tcp lookup 4096 priority 100
 		ip rule add to 20.0.0.9 lookup 4096 priority 100
 		ip rule add from all lookup 4097 priority 101
 		ip -6 rule add from 2000::9 lookup 4097 priority 100
 		ip -6 rule add from 2000::9 blackhole priority 101`)
 	before := state(t, ns)
-	run(t, ns, `
+	ns.Shell(t, `
 		ip route add blackhole default table 4097 metric 32
 		ip rule add from 20.0.0.1 lookup 4096 priority 100
 		ip rule add from 20.0.0.1 lookup 4097 priority 101
@@ -126,7 +126,7 @@ func TestMeridioRulesAreRemoved(t *testing.T) {
 	meridio := normalized(t, ns)
 	r := start(t, ns, testOptions(t))
 	r.waitReady(t)
-	if got := run(t, ns, "ip rule; ip -6 rule"); strings.Count(got, "from 20.0.0.1 lookup")+strings.Count(got,
+	if got := ns.Shell(t, "ip rule; ip -6 rule"); strings.Count(got, "from 20.0.0.1 lookup")+strings.Count(got,
 		"from 2000::1 lookup") != 4 {
 		t.Errorf("removed before the frontend's rules were installed:\n%s\nbefore:\n%s", got, meridio)
 	}
@@ -134,12 +134,12 @@ func TestMeridioRulesAreRemoved(t *testing.T) {
 	r.Configure(list)
 	r.waitConfirmed(t, list...)
 	await.True(t, "removal of Meridio's rules", func() bool {
-		rules := run(t, ns, "ip rule; ip -6 rule")
+		rules := ns.Shell(t, "ip rule; ip -6 rule")
 		return !strings.Contains(rules, "from 20.0.0.1 lookup") && !strings.Contains(rules, "from 20.0.7.0/24") &&
 			!strings.Contains(rules, "from 2000::1 lookup")
 	})
 	r.stop()
-	run(t, ns, "ip route del blackhole default table 4097 metric 32")
+	ns.Shell(t, "ip route del blackhole default table 4097 metric 32")
 	must(t, ns.Do(func() error { return Cleanup(context.Background(), testOptions(t)) }))
 	if after := state(t, ns); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
@@ -198,7 +198,7 @@ func TestOnlyDriftIsARepair(t *testing.T) {
 		{"drift, and the fault is over", drift + "; ip -6 route del 2001:db8::/32 dev d0 table 4097", &other, false},
 		{"drift afterwards", drift, &other, true},
 	} {
-		run(t, ns, step.before)
+		ns.Shell(t, step.before)
 		if x := look(t, ns, p, step.wanted); x.repaired != step.repaired {
 			t.Errorf("%s: repaired %v, %v", step.name, x.repaired, x.err)
 		}

@@ -78,10 +78,10 @@ func newTopology(t *testing.T) *topology {
 	must(t, x.pod.Addr("lo", "20.0.0.2/32", "2000::2/128"))
 	must(t, x.target.Addr("lo", "20.0.0.1/32", "2000::1/128"))
 	must(t, x.gateway.Addr("lo", "192.0.2.10/32", "2001:db8:c::10/128"))
-	run(t, x.pod, `ip route add default via 10.244.0.1; ip -6 route add default via fd10::1
+	x.pod.Shell(t, `ip route add default via 10.244.0.1; ip -6 route add default via fd10::1
 		ip route add 20.0.0.1 via 172.16.0.1; ip -6 route add 2000::1 via fd16::1`)
-	run(t, x.target, `ip route add default via 172.16.0.2; ip -6 route add default via fd16::2`)
-	run(t, x.gateway, `ip route add 20.0.0.0/16 via 169.254.100.2; ip -6 route add 2000::/64 via fd64::2`)
+	x.target.Shell(t, `ip route add default via 172.16.0.2; ip -6 route add default via fd16::2`)
+	x.gateway.Shell(t, `ip route add 20.0.0.0/16 via 169.254.100.2; ip -6 route add 2000::/64 via fd64::2`)
 	x.primary, x.external = lab.NewCapture(t, x.pod, "eth0"), lab.NewCapture(t, x.pod, "ext")
 	return x
 }
@@ -89,13 +89,13 @@ func newTopology(t *testing.T) *topology {
 // openGateway installs the routes that BIRD exports while gateways are up.
 func (x *topology) openGateway(t *testing.T) {
 	t.Helper()
-	run(t, x.pod, `ip route add default via 169.254.100.1 dev ext table 4096 proto bird metric 32
+	x.pod.Shell(t, `ip route add default via 169.254.100.1 dev ext table 4096 proto bird metric 32
 		ip -6 route add default via fd64::1 dev ext table 4096 proto bird metric 32`)
 }
 
 func (x *topology) closeGateway(t *testing.T) {
 	t.Helper()
-	run(t, x.pod, `ip route del default table 4096; ip -6 route del default table 4096`)
+	x.pod.Shell(t, `ip route del default table 4096; ip -6 route del default table 4096`)
 }
 
 // send sends one UDP packet from an address of a namespace. It returns the kernel's error
@@ -340,7 +340,7 @@ func TestPrimaryNeighborsUnreachableFromVIP(t *testing.T) {
 func TestMarkKeepsTheBitsOutsideItsMask(t *testing.T) {
 	x := newTopology(t)
 	x.openGateway(t)
-	run(t, x.pod, `nft 'add table inet probe; add chain inet probe post { type filter hook postrouting priority 0; }
+	x.pod.Shell(t, `nft 'add table inet probe; add chain inet probe post { type filter hook postrouting priority 0; }
 		add rule inet probe post udp dport 7 meta mark 0x01000005 counter'`)
 	r := start(t, x.pod, testOptions(t))
 	r.Configure(allVIPs())
@@ -359,7 +359,7 @@ func TestMarkKeepsTheBitsOutsideItsMask(t *testing.T) {
 		}))
 		waitPacket(t, x.external, "from "+v.String(), toPort(v.Prefix().Addr(), 7))
 	}
-	if out := run(t, x.pod, "nft list table inet probe"); !strings.Contains(out, "counter packets 2 ") {
+	if out := x.pod.Shell(t, "nft list table inet probe"); !strings.Contains(out, "counter packets 2 ") {
 		t.Errorf("want two packets with mark 0x01000005:\n%s", out)
 	}
 }

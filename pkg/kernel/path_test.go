@@ -58,10 +58,10 @@ func TestDivertedPacketsAreReported(t *testing.T) {
 			},
 			{"rule of another interface", "rule add priority 96 iif eth0 lookup main", "rule del priority 96", ""},
 		} {
-			run(t, x.pod, fmt.Sprintf("ip %s %s", family, c.divert))
+			x.pod.Shell(t, fmt.Sprintf("ip %s %s", family, c.divert))
 			if c.reason != "" {
 				r.waitProblem(t, f, c.reason)
-				run(t, x.pod, fmt.Sprintf("ip %s %s", family, c.restore))
+				x.pod.Shell(t, fmt.Sprintf("ip %s %s", family, c.restore))
 				r.waitConfirmed(t, forwardedVIPs...)
 			}
 		}
@@ -73,7 +73,7 @@ func TestDivertedPacketsAreReported(t *testing.T) {
 func TestPathsBetweenTwoSteps(t *testing.T) {
 	x := newTopology(t)
 	x.openGateway(t)
-	run(t, x.pod, "ip rule add priority 95 iif int0 lookup 77")
+	x.pod.Shell(t, "ip rule add priority 95 iif int0 lookup 77")
 	must(t, x.pod.Do(func() error {
 		o := testOptions(t).withDefaults()
 		o.External = func() string { return "ext" }
@@ -92,25 +92,25 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 			}
 		}
 		want(false, false)
-		run(t, x.pod, "ip route add default via 172.16.0.1 dev int0 table 77")
+		x.pod.Shell(t, "ip route add default via 172.16.0.1 dev int0 table 77")
 		want(false, true)
 		if p.look(vip.IPv4) {
 			t.Error("the same problem is another one")
 		}
-		run(t, x.pod, "ip route del default table 77")
+		x.pod.Shell(t, "ip route del default table 77")
 		want(false, false)
-		run(t, x.pod, "ip route add default via 172.16.0.1 dev int0 table 77")
+		x.pod.Shell(t, "ip route add default via 172.16.0.1 dev int0 table 77")
 		want(false, true)
 		p.since[vip.IPv4] = p.since[vip.IPv4].Add(-lookAgain)
 		want(true, false)
 		// A different problem does not reset the start time.
 		since := p.since[vip.IPv4]
-		run(t, x.pod, "ip route add default via 172.16.0.1 dev int0 table 78; "+
+		x.pod.Shell(t, "ip route add default via 172.16.0.1 dev int0 table 78; "+
 			"ip rule add priority 94 iif int0 lookup 78; ip rule del priority 95 iif int0 lookup 77")
 		if want(true, false); p.since[vip.IPv4] != since {
 			t.Error("another problem begins a new wait")
 		}
-		run(t, x.pod, "ip rule add priority 95 iif int0 lookup 77; ip rule del priority 94 iif int0 lookup 78; "+
+		x.pod.Shell(t, "ip rule add priority 95 iif int0 lookup 77; ip rule del priority 94 iif int0 lookup 78; "+
 			"ip route del default table 78; ip route del default table 77")
 
 		// Packets that are dropped are a problem only if they should be forwarded.
@@ -123,7 +123,7 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 		x.closeGateway(t)
 		drops(vip.IPv4, false)
 		drops(vip.IPv6, false)
-		run(t, x.pod, "ip rule add priority 95 iif int0 blackhole; ip -6 rule add priority 95 iif int0 blackhole")
+		x.pod.Shell(t, "ip rule add priority 95 iif int0 blackhole; ip -6 rule add priority 95 iif int0 blackhole")
 		drops(vip.IPv4, false)
 		drops(vip.IPv6, false)
 		x.openGateway(t)
@@ -133,7 +133,7 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 		drops(vip.IPv4, false)
 		must(t, x.pod.Sysctl("net.ipv4.conf.int0.forwarding", "1"))
 		drops(vip.IPv4, true)
-		run(t, x.pod, "ip rule del priority 95 iif int0 blackhole")
+		x.pod.Shell(t, "ip rule del priority 95 iif int0 blackhole")
 		drops(vip.IPv4, false)
 		must(t, x.pod.Sysctl("net.ipv4.conf.int0.rp_filter", "1")) // the route to VIPs is static here
 		drops(vip.IPv4, false)
@@ -146,7 +146,7 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 
 		// The poll finds changes without a relevant notification. It starts after leftovers were
 		// removed.
-		run(t, x.pod, "ip route add default via 172.16.0.1 dev int0 table 77")
+		x.pod.Shell(t, "ip route add default via 172.16.0.1 dev int0 table 77")
 		r.judgesPaths = false
 		if result := r.reconcile(&desired); r.pathsChanged() || result.err != nil || result.unconfirmed {
 			t.Errorf("judged beside leftovers: %+v", result)
@@ -161,7 +161,7 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 		}
 
 		// One interface is enough for a problem.
-		run(t, x.pod, "ip link add int1 type veth peer name int2; ip addr add 172.31.0.1/24 dev int1; ip link set int1 up")
+		x.pod.Shell(t, "ip link add int1 type veth peer name int2; ip addr add 172.31.0.1/24 dev int1; ip link set int1 up")
 		must(t, p.findInputs())
 		if list := p.inputs[vip.IPv4]; len(list) != 2 || list[0].Name != "int0" || list[1].Name != "int1" {
 			t.Errorf("interfaces %v", list)
@@ -188,13 +188,13 @@ func TestLeftoversDoNotCountAsDiversion(t *testing.T) {
 	r.Configure(forwardedVIPs)
 	r.waitReady(t)
 	r.stop()
-	run(t, x.pod, `ip route add default via 169.254.100.1 dev ext table 5096 proto bird
+	x.pod.Shell(t, `ip route add default via 169.254.100.1 dev ext table 5096 proto bird
 		ip -6 route add default via fd64::1 dev ext table 5096 proto bird`)
 	r = start(t, x.pod, o)
 	r.Configure(forwardedVIPs)
 	r.waitConfirmed(t, forwardedVIPs...)
 	await.True(t, "the leftovers are removed", func() bool {
-		return !strings.Contains(run(t, x.pod, "ip rule; ip -6 rule"), "5096")
+		return !strings.Contains(x.pod.Shell(t, "ip rule; ip -6 rule"), "5096")
 	})
 	r.waitConfirmed(t, forwardedVIPs...)
 }

@@ -43,7 +43,7 @@ func record(t *testing.T, ns *lab.NetNS) *transactions {
 func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 	t.Helper()
 	const end = "the-end"
-	run(t, x.ns, "nft add table inet "+end)
+	x.ns.Shell(t, "nft add table inet "+end)
 	must(t, x.conn.SetReadDeadline(time.Now().Add(patience)))
 	type key struct {
 		at  string
@@ -122,7 +122,7 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 			must(t, ad.Err())
 			switch {
 			case kind == unix.NFT_MSG_NEWTABLE && table == end:
-				run(t, x.ns, "nft delete table inet "+end)
+				x.ns.Shell(t, "nft delete table inet "+end)
 				return missing
 			case table != TableName:
 			case kind == unix.NFT_MSG_DELTABLE:
@@ -164,7 +164,7 @@ func TestRepairNeverEmptiesASet(t *testing.T) {
 			r := startQuiet(t, ns, testOptions(t), list)
 			before := normalized(t, ns)
 			x := record(t, ns)
-			run(t, ns, tt.damage)
+			ns.Shell(t, tt.damage)
 			r.waitFor(t, "a repair", func(c Confirmed) bool { return c.Repairs > 0 })
 			await.True(t, "everything as before", func() bool { return normalized(t, ns) == before })
 			r.waitConfirmed(t, list...)
@@ -214,7 +214,7 @@ func TestUnreadableSetIsReplacedAgain(t *testing.T) {
 					return ranges, err
 				}
 				transactions := record(t, ns)
-				run(t, ns, "nft add element inet vipgate vip4 { 30.0.0.1 }")
+				ns.Shell(t, "nft add element inet vipgate vip4 { 30.0.0.1 }")
 				if x := look(t, ns, p, &wanted); x.err != nil || !x.vips.Equal(wanted) {
 					t.Errorf("%d VIPs confirmed, %v", len(x.vips), x.err)
 				}
@@ -241,14 +241,14 @@ func TestMissingElementIsNotConfirmed(t *testing.T) {
 			return slices.DeleteFunc(ranges, func(r nft.Range) bool { return r.First == v.Prefix().Addr() }), err
 		}
 		// The table is read back only after a change.
-		run(t, ns, fmt.Sprintf("nft add table inet other%d", i))
+		ns.Shell(t, fmt.Sprintf("nft add table inet other%d", i))
 		rest := vip.NewSet(slices.DeleteFunc(slices.Clone(list), func(w vip.VIP) bool { return w == v })...)
 		if x := look(t, ns, p, &wanted); !x.vips.Equal(rest) {
 			t.Errorf("without %s confirmed: %v", v, x.vips.Sorted())
 		}
 	}
 	p.table.ranges = readRanges
-	run(t, ns, "nft add table inet other")
+	ns.Shell(t, "nft add table inet other")
 	if x := look(t, ns, p, &wanted); x.err != nil || !x.vips.Equal(wanted) {
 		t.Errorf("with all: %v, %v", x.vips.Sorted(), x.err)
 	}
@@ -265,7 +265,7 @@ func TestReadyNeedsRulesOfEachFamily(t *testing.T) {
 			ns := lab.NewNetNS(t)
 			must(t, lab.Veth(ns, "d0", lab.NewNetNS(t), "d1"))
 			// A route out of the blackhole's table: the family's rules cannot be installed.
-			run(t, ns, tt.add)
+			ns.Shell(t, tt.add)
 			r := start(t, ns, testOptions(t))
 			list := vips("20.0.0.1/32", "2000::1/128")
 			r.Configure(list)

@@ -25,7 +25,7 @@ var _ task.Task = (*Routing)(nil)
 // state returns all kernel state that this package may change, as ip and nft print it.
 func state(t testing.TB, ns *lab.NetNS) string {
 	t.Helper()
-	return run(t, ns, "ip rule; ip -6 rule; ip -4 route show table all; ip -6 route show table all; nft -a list ruleset")
+	return ns.Shell(t, "ip rule; ip -6 rule; ip -4 route show table all; ip -6 route show table all; nft -a list ruleset")
 }
 
 func TestBaseBeforeConfigure(t *testing.T) {
@@ -70,7 +70,7 @@ func TestOverlappingAndAdjacentVIPs(t *testing.T) {
 	} {
 		r.Configure(list)
 		r.waitConfirmed(t, list...)
-		got := run(t, ns, "nft -j list ruleset")
+		got := ns.Shell(t, "nft -j list ruleset")
 		for _, v := range list {
 			want := fmt.Sprintf("%q", v.Prefix().Addr())
 			if covered := slices.ContainsFunc(list,
@@ -195,7 +195,7 @@ func TestDriftIsRepaired(t *testing.T) {
 			r := startQuiet(t, ns, o, list)
 			// Handles and the order of lists change; the rest must not.
 			before := normalized(t, ns)
-			run(t, ns, tt.damage)
+			ns.Shell(t, tt.damage)
 			r.waitFor(t, "a repair", func(c Confirmed) bool { return c.Repairs > 0 })
 			var after string
 			defer func() {
@@ -229,7 +229,7 @@ func TestIrreparableSetIsReplaced(t *testing.T) {
 		return errors.Join(conn.Commit(&transaction, nil), conn.Close())
 	}))
 	await.True(t, "the foreign element gone",
-		func() bool { return !strings.Contains(run(t, ns, "nft list set inet vipgate vip4"), "10.0.0.1") })
+		func() bool { return !strings.Contains(ns.Shell(t, "nft list set inet vipgate vip4"), "10.0.0.1") })
 	r.waitConfirmed(t, list...)
 }
 
@@ -248,7 +248,7 @@ func TestUnreportedDriftIsRepaired(t *testing.T) {
 		"ip -6 route flush table 4097",
 	} {
 		before := normalized(t, ns)
-		run(t, ns, damage)
+		ns.Shell(t, damage)
 		r.waitFor(t, "a repair after "+damage, func(c Confirmed) bool { return c.Repairs > i })
 		await.True(t, "everything as before", func() bool { return normalized(t, ns) == before })
 		r.waitConfirmed(t, list...)
@@ -276,7 +276,7 @@ func TestEndedListenerIsReplaced(t *testing.T) {
 	await.True(t, "the third listener", func() bool { return listens.Load() == 3 })
 	// Changes before the new subscription may be missed.
 	await.True(t, "a repair", func() bool {
-		run(t, ns, "nft flush ruleset")
+		ns.Shell(t, "nft flush ruleset")
 		return r.Confirmed().Load().Repairs > 0
 	})
 	r.waitConfirmed(t, list...)
@@ -318,7 +318,7 @@ func TestKernelWithoutIPv6ServesIPv4(t *testing.T) {
 // normalized returns state without handles, in sorted order.
 func normalized(t *testing.T, ns *lab.NetNS) string {
 	t.Helper()
-	lines := strings.Split(run(t, ns,
+	lines := strings.Split(ns.Shell(t,
 		"ip rule; ip -6 rule; ip route show table 4097; ip -6 route show table 4097; nft list ruleset"), "\n")
 	slices.Sort(lines)
 	return strings.Join(lines, "\n")
@@ -332,13 +332,13 @@ func TestFamiliesFailIndependently(t *testing.T) {
 	r.Configure(list)
 	r.waitConfirmed(t, list...)
 	// A way out of the blackhole's table, which another process owns.
-	run(t, ns, "ip -6 route add 2001:db8::/32 dev d0 table 4097")
+	ns.Shell(t, "ip -6 route add 2001:db8::/32 dev d0 table 4097")
 	c := r.waitFor(t, "IPv6 unconfirmed", func(c Confirmed) bool { return c.VIPs.Equal(vip.NewSet(list[0])) })
 	if c.Err == nil || !strings.Contains(c.Err.Error(), "2001:db8::/32") {
 		t.Errorf("the error names no cause: %v", c.Err)
 	}
 	// The same for IPv4, and the way out ends with its interface.
-	run(t, ns, "ip -6 route del 2001:db8::/32 dev d0 table 4097; ip route add 198.51.100.0/24 dev d0 table 4097")
+	ns.Shell(t, "ip -6 route del 2001:db8::/32 dev d0 table 4097; ip route add 198.51.100.0/24 dev d0 table 4097")
 	r.waitFor(t, "IPv4 unconfirmed", func(c Confirmed) bool { return c.VIPs.Equal(vip.NewSet(list[1])) })
 	must(t, ns.IP("link", "set", "d0", "down"))
 	r.waitConfirmed(t, list...)

@@ -36,8 +36,8 @@ type agent struct {
 
 	gateways []trench.Gateway // of the trench file on disk; nil before the first write
 	turn     <-chan struct{}  // closed when a waiting change may have its turn; nil if none waits
-	next  time.Time // the earliest time of the next translation
-	retry backoff.Backoff
+	next     time.Time        // the earliest time of the next translation
+	retry    backoff.Backoff
 }
 
 // outcome is the result of a translation and of its write.

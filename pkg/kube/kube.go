@@ -3,16 +3,19 @@ package kube
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
 	kubev1 "github.com/vipgate/vipgate/pkg/api/kube/v1"
 	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
 	"github.com/vipgate/vipgate/pkg/kube/meridio2"
+	"github.com/vipgate/vipgate/pkg/kube/nodedrain"
 	"github.com/vipgate/vipgate/pkg/kube/publication"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/kube/turn"
@@ -51,6 +54,8 @@ const (
 	Written    = "Written"    // the last write succeeded
 	// Publication serves while status, Events and the report of this pod can be written.
 	Publication = "Publication"
+	// NodeDrain serves unless the node of this pod is to be drained and the drain does not begin.
+	NodeDrain = "NodeDrain"
 )
 
 // process holds the parts of one kube.
@@ -91,7 +96,11 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	defer p.shell.Close()
 	tasks := []task.Task{p.cluster, p.agent, observer{p}}
 	if p.Gateway == "" {
-		tasks = append(tasks, p.publisher, p.agent.turns)
+		drainer, err := p.nodeDrainer()
+		if err != nil {
+			return err
+		}
+		tasks = append(tasks, p.publisher, p.agent.turns, drainer)
 	} else {
 		more, err := p.meridio2Tasks()
 		if err != nil {
@@ -106,6 +115,20 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		return err
 	}
 	return p.shell.Run(ctx, stop, shell.Plan{Stages: [][]task.Task{tasks}})
+}
+
+// nodeDrainer returns the task that drains the frontend with its node.
+func (p *process) nodeDrainer() (task.Task, error) {
+	config := p.cluster.Config()
+	config.Timeout = 0 // a timeout would also end watches
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("failed to create a client of the API server %s: %w", p.Config.Host, err)
+	}
+	return nodedrain.New(nodedrain.Options{
+		Client: client, Pod: p.PodName, AdminSocket: p.FrontendSocket, Record: p.TrenchFile + ".node-drain",
+		Input: p.publisher.Input(), Report: p.health.Reporter(NodeDrain), Log: p.Log,
+	}), nil
 }
 
 func newProcess(o Options) (*process, error) {
@@ -143,7 +166,7 @@ func newProcess(o Options) (*process, error) {
 	p.health.Set(TrenchFile, p.agent.files.exists(), "the first translation of all objects was not written yet")
 	p.health.Set(Trench, false, "not read yet")
 	p.health.Set(APIServer, false, "no cache is synced yet")
-	for _, name := range []string{Liveness, Written, Publication, shell.AdminSocket} {
+	for _, name := range []string{Liveness, Written, Publication, NodeDrain, shell.AdminSocket} {
 		p.health.Report(name, "")
 	}
 	return p, nil

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
@@ -33,7 +34,10 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 		}
 	}
 	lasts := r.GetEndsAfter().AsDuration()
-	done, now := &lbv1.DrainTargetsResponse{}, time.Now()
+	if lasts < 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "ends after %v: must not be negative", lasts)
+	}
+	done, now, added := &lbv1.DrainTargetsResponse{}, time.Now(), map[targetset.ID]drains.Drain{}
 	for _, id := range ids {
 		long := drainFor
 		if long < 0 {
@@ -41,16 +45,17 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 			s, _ := p.stream(id.Stream)
 			long = s.DrainTime
 		}
-		if err := p.sources.drains.Drain(now, long, lasts, id); err != nil {
-			return nil, status.Errorf(codes.FailedPrecondition, "drain %s: %v", id, err)
-		}
-		p.Log.Info("target drained by an operator", "stream", id.Stream, "target", id.Name, "drain_for", long,
-			"ends_after", lasts)
+		added[id] = drains.New(now, long, lasts)
 		done.Drained = append(done.Drained, id.String())
 		if end := now.Add(long); end.After(done.GetUntil().AsTime()) {
 			done.Until = timestamppb.New(end)
 		}
 	}
+	if err := p.sources.drains.Drain(now, added); err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	p.Log.Info("targets drained by an operator", "targets", done.GetDrained(), "until", done.GetUntil().AsTime(),
+		"ends_after", lasts)
 	return done, nil
 }
 
@@ -76,15 +81,15 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 		}
 	}
 	done := &lbv1.UndrainTargetsResponse{}
+	if err := p.sources.drains.Undrain(now, drained...); err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
 	for _, id := range drained {
-		if err := p.sources.drains.Undrain(now, id); err != nil {
-			return nil, status.Errorf(codes.FailedPrecondition, "undrain %s: %v", id, err)
-		}
-		p.Log.Info("drain by an operator ended", "stream", id.Stream, "target", id.Name)
 		done.Undrained = append(done.Undrained, id.String())
 	}
 	// The order of a map is random.
 	slices.Sort(done.Undrained)
+	p.Log.Info("drains by an operator ended", "targets", done.GetUndrained())
 	return done, nil
 }
 

@@ -143,6 +143,7 @@ const (
 	Readiness     = "Readiness" // Started, Identity and Serving; a problem of one VIP or source must not end the rest
 	Egress        = "Egress"
 	Configuration = "Configuration"
+	Held          = "Held"       // no removal of the trench file waits for a confirmation
 	TrenchFile    = "TrenchFile" // its writer refreshes it; no part of Readiness
 	Started       = "Started"    // from when a trench file was accepted and every target had its first verdict
 	Identity      = "Identity"
@@ -172,6 +173,8 @@ func newProcess(o Options) (*process, error) {
 		table:   readiness.NewTable(readiness.TableOptions{Lease: o.Lease, StaleGrace: o.StaleGrace}),
 		changed: latest.New(uint64(0)), stopping: latest.New(false),
 	}
+	p.config.Hold, p.config.Trial = p.hold, o.Trial
+	p.config.Resume()
 	p.shell = shell.New(o.Settings, p.metrics)
 	p.health = p.shell.Health
 	p.health.Define(Readiness, Started, Identity, Serving)
@@ -182,6 +185,7 @@ func newProcess(o Options) (*process, error) {
 		{Serving, "the readiness socket is not served yet"},
 		{Egress, "no frontend has reported yet"},
 		{Liveness},
+		{Held},
 		{TrenchFile},
 		{SourcesCondition},
 		{DataPlaneCondition},
@@ -263,7 +267,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	err := p.shell.Listen(ctx, shell.Services{Admin: func(r grpc.ServiceRegistrar) {
 		lbv1.RegisterLBServiceServer(r, newAdmin(p))
 		adminv1.RegisterEventServiceServer(r, p.decisions.journal)
-		adminv1.RegisterConfigurationServiceServer(r, endpoint.ConfigurationService{InForce: p.config.Value()})
+		adminv1.RegisterConfigurationServiceServer(r, endpoint.ConfigurationService{
+			InForce: p.config.Value(), Confirm: p.config.Confirm, Log: p.Log,
+		})
 		// Only the same user and root can use the admin socket, so its callers act as the operator.
 		targetv1.RegisterTargetServiceServer(r, p.targetService(true))
 	}})

@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -23,6 +24,7 @@ type observer struct {
 	warned    bool // that lb and frontend share a SPIFFE ID
 	started   bool
 	stale     bool       // last shown
+	held      string     // ID that was last shown
 	dataPlane plan.State // last state
 }
 
@@ -113,6 +115,13 @@ func (o *observer) showConfiguration(l trench.Loaded) {
 		problem = "the trench file was not read yet"
 	}
 	p.health.Report(Configuration, problem)
+	held := l.Held.Problem()
+	p.health.Report(Held, held)
+	p.metrics.Held(l.Held.Count())
+	if l.Held.ID != o.held {
+		p.decisions.journal.Add(&adminv1.Event{Object: "held removals", To: cmp.Or(l.Held.ID, "none"), Detail: held})
+	}
+	o.held = l.Held.ID
 	if l.Generation > 0 {
 		problem = "readiness is not synced yet: targets wait for their first verdict, or the kernel was not read"
 		// Started stays true: a later loss must not block a rollout (docs/adr/0015-start-gate.md).

@@ -52,6 +52,8 @@ var (
 	configurationStale = gauge("vipgate_configuration_stale_seconds",
 		"How long the writer of the trench file has not been able to refresh it, or the NSP has been absent. 0 while "+
 			"it can, or does not say.")
+	configurationHeld = gauge("vipgate_configuration_held",
+		"VIPs, gateways and streams whose removal by the configuration waits for a confirmation.")
 	configurationReloads = counter("vipgate_configuration_reloads_total",
 		"Changes of the trench file, or of the list of the NSP, that were accepted or refused since the start.", "result")
 	identityNotAfter = gauge("vipgate_identity_not_after_timestamp_seconds",

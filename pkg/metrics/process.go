@@ -55,6 +55,7 @@ type process struct {
 	registry *prometheus.Registry
 	valid    *prometheus.GaugeVec
 	stale    *prometheus.GaugeVec
+	held     *prometheus.GaugeVec
 	reloads  *prometheus.CounterVec
 	notAfter *prometheus.GaugeVec
 	serving  *prometheus.GaugeVec
@@ -69,6 +70,7 @@ func newProcess(program, version string) *process {
 		registry: prometheus.NewRegistry(),
 		valid:    configurationValid.gauges(),
 		stale:    configurationStale.gauges(),
+		held:     configurationHeld.gauges(),
 		reloads:  configurationReloads.counters(),
 		notAfter: identityNotAfter.gauges(),
 		serving:  healthServing.gauges(),
@@ -82,7 +84,7 @@ func newProcess(program, version string) *process {
 	for _, ok := range []bool{true, false} {
 		metrics.reloads.WithLabelValues(result(ok))
 	}
-	metrics.registry.MustRegister(build, metrics.valid, metrics.stale, metrics.reloads,
+	metrics.registry.MustRegister(build, metrics.valid, metrics.stale, metrics.held, metrics.reloads,
 		metrics.notAfter, metrics.serving, metrics.calls,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return metrics
@@ -112,6 +114,9 @@ func (metrics *process) Configuration(valid bool) {
 
 // Stale sets the time since the last refresh of the trench file; 0 means current.
 func (metrics *process) Stale(age time.Duration) { metrics.stale.WithLabelValues().Set(age.Seconds()) }
+
+// Held sets the number of VIPs, gateways and streams whose removal waits for a confirmation.
+func (metrics *process) Held(count int) { metrics.held.WithLabelValues().Set(float64(count)) }
 
 // Reload counts an accepted or refused change of the trench file.
 func (metrics *process) Reload(ok bool) { metrics.reloads.WithLabelValues(result(ok)).Inc() }

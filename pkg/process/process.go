@@ -17,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/trench/file"
 )
 
 // AdminSocket is the health service that serves while the socket file leads to this process. It is
@@ -31,6 +32,8 @@ type Settings struct {
 
 	Log   *slog.Logger
 	Level *logs.Level
+	// Trial, unless nil, is the trial of the trench file.
+	Trial *file.Trial
 	// LostLines returns the number of log lines lost since the start.
 	LostLines func() uint64
 }
@@ -142,6 +145,10 @@ type Plan struct {
 func (p *Process) Run(ctx context.Context, stop <-chan struct{}, plan Plan) error {
 	stages := slices.Clone(plan.Stages)
 	stages[0] = slices.Concat(stages[0], p.tasks)
+	if trial := p.settings.Trial; trial != nil {
+		trial.Overdue = p.Health.Overdue
+		stages[0] = append(stages[0], trial)
+	}
 	p.Health.Alive(plan.Decides, slices.Concat(stages...)...)
 	// A running endpoint closes itself: after a call that hangs, Close would wait for the call.
 	p.unused = nil
@@ -161,9 +168,11 @@ func (p *Process) Run(ctx context.Context, stop <-chan struct{}, plan Plan) erro
 			return <-ended
 		}
 	}
+	taskFailed := false
 	select {
 	case <-ctx.Done():
 	case <-failed:
+		taskFailed = true
 		// A drain may need the failed task, such as the loop that sends readiness.
 	case <-stop:
 		p.settings.Log.Info("stopping")
@@ -177,5 +186,9 @@ func (p *Process) Run(ctx context.Context, stop <-chan struct{}, plan Plan) erro
 	for i, end := range ends {
 		errs[i] = end()
 	}
-	return errors.Join(errs...)
+	err := errors.Join(errs...)
+	if taskFailed {
+		p.settings.Trial.Fail(err)
+	}
+	return err
 }

@@ -21,6 +21,7 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // BenchmarkCommitToReceipt measures the time from a decision about one VIP among n to its receipt
@@ -164,10 +165,10 @@ func startTLSLB(b *testing.B) (*testLB, credentials.TransportCredentials) {
 		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
 		RootCAs:      roots, ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13,
 	})
-	lb := &testLB{table: NewTable(TableOptions{}), path: socketPath(b), log: &logBuffer{}, done: make(chan error, 1)}
+	lb := &testLB{table: NewTable(TableOptions{}), path: socketPath(b), log: &harness.Log{}, done: make(chan error, 1)}
 	lb.Server = NewServer(lb.table, ServerOptions{
 		Peer: func(context.Context) (spiffeid.ID, bool) { return frontendID, true },
-		Role: RolesOf([]spiffeid.ID{frontendID}, nil), Log: lb.log.logger(),
+		Role: RolesOf([]spiffeid.ID{frontendID}, nil), Log: lb.log.Logger(),
 	})
 	listener, err := net.Listen("unix", lb.path)
 	if err != nil {
@@ -208,60 +209,6 @@ func BenchmarkMassReport(b *testing.B) {
 				}
 			}
 			b.ReportMetric(float64(processorTime(b)-cpu)/float64(b.N), "cpu-ns/op")
-		})
-	}
-}
-
-// BenchmarkLastPart measures the time from the last part of a delta of n VIPs to the update that
-// Take returns.
-func BenchmarkLastPart(b *testing.B) {
-	for _, n := range []int{1000, 10_000, 50_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			table := NewTable(TableOptions{Lease: MaxLease})
-			c := table.open()
-			defer table.close(c)
-			rs := numberedReady(n)
-			table.Commit(Decision{Changed: rs, Synced: true})
-			var d decoder
-			merger, stream := newUpdateMerger(), &streamState{}
-			receive := func(m *response) {
-				e, err := d.decode(m, time.Now())
-				if err == nil {
-					err = merger.merge(stream, e, time.Now())
-				}
-				if err != nil {
-					b.Fatal(err)
-				}
-			}
-			parts := func() (list []*response) {
-				next := table.next(c, time.Now())
-				for m := range next.messages() {
-					m.WatchId, m.Position, m.Lease = "w", next.position.Proto(), message(1).Lease
-					list = append(list, m)
-				}
-				return list
-			}
-			for _, m := range parts() {
-				receive(m)
-			}
-			merger.take()
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				b.StopTimer()
-				for j := range rs {
-					rs[j].State = vip.State(i % 2)
-				}
-				table.Commit(Decision{Changed: rs})
-				list := parts()
-				for _, m := range list[:len(list)-1] {
-					receive(m)
-				}
-				b.StartTimer()
-				receive(list[len(list)-1])
-				if u := merger.take(); len(u.Changed) != n {
-					b.Fatalf("%d VIPs", len(u.Changed))
-				}
-			}
 		})
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestErrorText(t *testing.T) {
@@ -171,15 +172,12 @@ func TestSilentLBTimeout(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			path := tt.impl(t)
-			f := &frontend{log: &logBuffer{}, Watcher: NewWatcher(WatcherOptions{
+			f := &frontend{log: &harness.Log{}, Watcher: NewWatcher(WatcherOptions{
 				Target:      path,
 				Credentials: fakeCredentials{id: frontendID},
 			})}
 			f.handshakeWithin, f.firstMessageWithin = 50*time.Millisecond, 50*time.Millisecond
-			ctx, cancel := context.WithCancel(context.Background())
-			var running sync.WaitGroup
-			running.Go(func() { _ = f.Run(ctx) })
-			t.Cleanup(func() { cancel(); running.Wait() })
+			harness.Run(t, f.Run)
 			// On a busy machine the handshake may be the first to time out.
 			f.waitFor(t, "it is left: "+tt.want, func() bool { return f.Err != nil && strings.Contains(f.Err.Error(), tt.want) })
 			if !strings.Contains(f.Err.Error(), path) {

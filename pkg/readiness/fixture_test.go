@@ -1,17 +1,14 @@
 package readiness
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +20,7 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const (
@@ -96,28 +94,6 @@ func fakePeer(ctx context.Context) (spiffeid.ID, bool) {
 	return info.id, ok
 }
 
-// logBuffer collects log lines.
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-func (b *logBuffer) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
-
 // socketPath returns a path short enough for a unix socket.
 func socketPath(t testing.TB) string {
 	t.Helper()
@@ -134,7 +110,7 @@ type testLB struct {
 	*Server
 	table *Table
 	path  string
-	log   *logBuffer
+	log   *harness.Log
 	grpc  *grpc.Server
 	done  chan error
 }
@@ -142,11 +118,11 @@ type testLB struct {
 // startLB serves the table on path until the test ends or kill is called.
 func startLB(t testing.TB, path string, table *Table) *testLB {
 	t.Helper()
-	b := &testLB{table: table, path: path, log: &logBuffer{}, done: make(chan error, 1)}
+	b := &testLB{table: table, path: path, log: &harness.Log{}, done: make(chan error, 1)}
 	b.Server = NewServer(table, ServerOptions{
 		Peer: fakePeer,
 		Role: RolesOf([]spiffeid.ID{frontendID}, []spiffeid.ID{readerID}),
-		Log:  b.log.logger(),
+		Log:  b.log.Logger(),
 	})
 	b.grpc = serveGRPC(t, path, b.Server, b.done)
 	t.Cleanup(b.kill)
@@ -179,9 +155,7 @@ func (b *testLB) kill() {
 
 // sendHeartbeats sends heartbeats of the table until the returned function is called.
 func sendHeartbeats(t testing.TB, table *Table) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() {
+	return harness.Run(t, func(ctx context.Context) error {
 		ticker := time.NewTicker(table.lease / 5)
 		defer ticker.Stop()
 		for {
@@ -189,13 +163,10 @@ func sendHeartbeats(t testing.TB, table *Table) (stop func()) {
 			case <-ticker.C:
 				table.Heartbeat()
 			case <-ctx.Done():
-				return
+				return nil
 			}
 		}
 	})
-	stop = func() { cancel(); running.Wait() }
-	t.Cleanup(stop)
-	return stop
 }
 
 // view is the state of a consumer of updates.
@@ -222,30 +193,22 @@ func (v *view) apply(u Update) {
 type frontend struct {
 	*Watcher
 	view
-	log  *logBuffer
+	log  *harness.Log
 	stop func()
 }
 
 func startFrontend(t testing.TB, path string, change func(*WatcherOptions)) *frontend {
 	t.Helper()
-	f := &frontend{log: &logBuffer{}}
+	f := &frontend{log: &harness.Log{}}
 	o := WatcherOptions{
 		Target: "unix://" + path, Credentials: fakeCredentials{id: frontendID}, Reader: "test",
-		Log: f.log.logger(),
+		Log: f.log.Logger(),
 	}
 	if change != nil {
 		change(&o)
 	}
 	f.Watcher = NewWatcher(o)
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() {
-		if err := f.Run(ctx); err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-	f.stop = func() { cancel(); running.Wait() }
-	t.Cleanup(f.stop)
+	f.stop = harness.Run(t, f.Run)
 	return f
 }
 

@@ -2,13 +2,10 @@ package readiness
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"pgregory.net/rapid"
 
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -235,95 +232,6 @@ func TestMergedVIPLimit(t *testing.T) {
 			t.Fatalf("%d values wait for a consumer that does not come", n)
 		}
 	}
-}
-
-// TestStreamInterleavings delivers one history over several streams of one instance, each at its
-// own pace and with its own merging, and checks that every taken state is a state of that history.
-func TestStreamInterleavings(t *testing.T) {
-	rapid.Check(t, func(r *rapid.T) {
-		table := NewTable(TableOptions{InstanceID: "a", Lease: MaxLease})
-		history := map[uint64]map[vip.VIP]vip.State{}
-		b := newUpdateMerger()
-		type stream struct {
-			c *cursor
-			d decoder
-			h streamState
-		}
-		streams := []*stream{}
-		var v view
-		newest := uint64(0)
-		commit := func(*rapid.T) {
-			d := Decision{Synced: true}
-			for range rapid.IntRange(0, 4).Draw(r, "changes") {
-				x := VIPReadiness{
-					VIP:   numbered(rapid.IntRange(0, 5).Draw(r, "vip")),
-					State: vip.State(rapid.IntRange(0, 2).Draw(r, "state")),
-				}
-				d.Changed = append(d.Changed, x)
-			}
-			for range rapid.IntRange(0, 2).Draw(r, "removals") {
-				d.Removed = append(d.Removed, numbered(rapid.IntRange(0, 5).Draw(r, "vip")))
-			}
-			revision := table.Commit(d)
-			history[revision] = states(table.State().VIPs)
-		}
-		commit(r)
-		r.Repeat(map[string]func(*rapid.T){
-			"commit": commit,
-			"open": func(*rapid.T) {
-				if len(streams) < 3 {
-					streams = append(streams, &stream{c: table.open()})
-				}
-			},
-			"deliver": func(*rapid.T) {
-				if len(streams) == 0 {
-					return
-				}
-				s := streams[rapid.IntRange(0, len(streams)-1).Draw(r, "stream")]
-				next := table.next(s.c, time.Now())
-				if next.kind == kindNone {
-					return
-				}
-				for m := range next.messages() {
-					m.Position, m.Lease, m.WatchId = next.position.Proto(), message(1).Lease, "w"
-					said, err := s.d.decode(m, time.Now())
-					if err == nil {
-						err = b.merge(&s.h, said, time.Now())
-					}
-					if err != nil {
-						r.Fatal(err)
-					}
-				}
-			},
-			"close": func(*rapid.T) {
-				if len(streams) > 0 {
-					table.close(streams[0].c)
-					b.end(&streams[0].h, time.Now(), errMoved)
-					streams = streams[1:]
-				}
-			},
-			"take": func(*rapid.T) { v.apply(b.take()) },
-			"": func(*rapid.T) {
-				if v.Position.Revision == 0 {
-					return
-				}
-				if v.Position.Revision < newest {
-					r.Fatalf("the position went back from %d to %d", newest, v.Position.Revision)
-				}
-				newest = v.Position.Revision
-				got := map[vip.VIP]vip.State{}
-				for _, x := range v.vips {
-					got[x.VIP] = x.State
-				}
-				if want := history[newest]; !maps.Equal(got, want) {
-					r.Fatalf("at revision %d: got %v, want %v", newest, got, want)
-				}
-			},
-		})
-		for _, s := range streams {
-			table.close(s.c)
-		}
-	})
 }
 
 func states(rs []VIPReadiness) map[vip.VIP]vip.State {

@@ -591,3 +591,16 @@ func TestGateNeverOutlivesLease(t *testing.T) {
 		t.Errorf("the state was live at only %d evaluations of %d runs", lives, runs)
 	}
 }
+
+func statesOf(m map[vip.VIP]VIPReadiness) map[vip.VIP]vip.State {
+	s := make(map[vip.VIP]vip.State, len(m))
+	for v, r := range m {
+		s[v] = r.State
+	}
+	return s
+}
+
+// sameStates reports whether the VIPs of m have exactly the given states.
+func sameStates(m map[vip.VIP]VIPReadiness, states map[vip.VIP]vip.State) bool {
+	return maps.EqualFunc(m, states, func(r VIPReadiness, s vip.State) bool { return r.State == s })
+}

@@ -16,25 +16,21 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // TestBackoffBetweenAttempts runs against a socket path that does not exist, on a fake clock.
 func TestBackoffBetweenAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := NewWatcher(WatcherOptions{Target: "unix:///nowhere/lb.sock", Credentials: fakeCredentials{id: frontendID}})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- w.Run(ctx) }()
+		stop := harness.Run(t, w.Run)
 		<-time.After(time.Minute)
 		synctest.Wait()
 		// About 7 attempts until the delay is 2 s (3.2 s), then one each 2 s ± 20 %.
 		if n := w.Stats().Failures; n < 30 || n > 46 {
 			t.Errorf("%d attempts in a minute", n)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		stop()
 		// timers of gRPC
 		<-time.After(time.Minute)
 	})
@@ -184,9 +180,7 @@ func TestSVIDChangeEndsBackoff(t *testing.T) {
 			Target: "/nowhere/lb.sock", Credentials: fakeCredentials{id: frontendID}, MaxBackoff: 1000 * time.Hour,
 			Rotation: func() (uint64, <-chan struct{}) { return svid.Get() },
 		})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- w.Run(ctx) }()
+		stop := harness.Run(t, w.Run)
 		<-time.After(20 * time.Minute)
 		before := w.Stats().Failures
 		svid.Set(0)
@@ -202,10 +196,7 @@ func TestSVIDChangeEndsBackoff(t *testing.T) {
 		if n := w.Stats().Failures - before; n > 2+uint64(time.Second/minBackoff) {
 			t.Errorf("%d attempts in a second", n)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		stop()
 		<-time.After(time.Minute) // timers of gRPC
 	})
 }
@@ -217,9 +208,7 @@ func TestNewSocketEndsBackoff(t *testing.T) {
 			Target: path, Credentials: fakeCredentials{id: frontendID},
 			MaxBackoff: 1000 * time.Hour,
 		})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- w.Run(ctx) }()
+		stop := harness.Run(t, w.Run)
 		<-time.After(20 * time.Minute)
 		before := w.Stats().Failures
 		// Bound but not listening yet.
@@ -234,10 +223,7 @@ func TestNewSocketEndsBackoff(t *testing.T) {
 		if n := w.Stats().Failures - before; n < 2 {
 			t.Errorf("%d attempts after the shortest back-off", n)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		stop()
 		<-time.After(time.Minute) // timers of gRPC
 	})
 }

@@ -143,22 +143,6 @@ func TestDepreferredIsAdvertised(t *testing.T) {
 	}
 }
 
-func TestReaderKeepsReportingWatch(t *testing.T) {
-	b := startSyncedLB(t, 1)
-	first, _ := watchRaw(t, b, frontendID)
-	id := recv(t, first).GetWatchId()
-	report, _ := reportRaw(t, b, frontendID)
-	send(t, report, reportOf(id, v1, announced))
-	await.True(t, "the report counts", func() bool { return b.Report().Load().Connected })
-	looker, _ := watchRaw(t, b, frontendID)
-	recv(t, looker)
-	send(t, report, reportOf(id, v1, withdrawn))
-	await.True(t, "the report continues", func() bool {
-		r, _ := b.Reported(vip.Require(v1))
-		return r.Advertisement == withdrawn
-	})
-}
-
 func TestNewerReportReplacesWhenComplete(t *testing.T) {
 	b := startSyncedLB(t, 1)
 	first, endFirst := watchRaw(t, b, frontendID)

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	"crypto/x509"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +21,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -33,30 +32,11 @@ type fixture struct {
 	t     *testing.T
 	ca    *identitytest.CA
 	index *targetset.Index
-	log   *lockedBuffer
+	log   *harness.Log
 	// unix, tcp and admin are the addresses of the servers.
 	unix, tcp, admin string
 	server           *identity.Source
-	cancel           context.CancelFunc
-	done             chan error
-}
-
-// lockedBuffer is a log buffer for concurrent reads and writes.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+	stop             func()
 }
 
 var serverID = spiffeid.RequireFromString("spiffe://example.org/lb")
@@ -64,7 +44,7 @@ var serverID = spiffeid.RequireFromString("spiffe://example.org/lb")
 func newFixture(t *testing.T, o Options) *fixture {
 	t.Helper()
 	ca := identitytest.NewCA(t, "example.org")
-	h := &fixture{t: t, ca: ca, index: targetset.NewIndex(), log: &lockedBuffer{}, done: make(chan error, 2)}
+	h := &fixture{t: t, ca: ca, index: targetset.NewIndex(), log: &harness.Log{}}
 	log := slog.New(slog.NewTextHandler(h.log, nil))
 	o.Allow, o.Log = allowances(t, "s=spiffe://example.org/ns/*/sa/*", "other="+bob.String()), log
 	h.Registry = New(o)
@@ -87,18 +67,8 @@ func newFixture(t *testing.T, o Options) *fixture {
 	h.unix, h.tcp = h.serve("unix", filepath.Join(dir, "t.sock"), peers, creds),
 		h.serve("tcp", "127.0.0.1:0", peers, creds)
 	h.admin = h.serve("unix", filepath.Join(dir, "a.sock"), operators, insecure.NewCredentials())
-	ctx, cancel := context.WithCancel(context.Background())
-	h.cancel = cancel
-	go func() { h.done <- task.Guard(ctx, h.String(), h.Run) }()
-	go func() { h.done <- h.loop(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		for range 2 {
-			if err := <-h.done; err != nil {
-				t.Error(err)
-			}
-		}
-	})
+	harness.Run(t, h.loop)
+	h.stop = harness.Run(t, func(ctx context.Context) error { return task.Guard(ctx, h.String(), h.Run) })
 	<-h.Ready()
 	return h
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 var _ task.Task = (*Registry)(nil)
@@ -67,21 +68,8 @@ func newLocalFixture(t *testing.T, o Options) *localFixture {
 	r := New(o)
 	r.Configure(testStreams, targetset.AddressPolicy{})
 	c := &localFixture{Registry: r, t: t, offer: targetset.Offers{}}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- task.Guard(ctx, r.String(), r.Run) }()
+	c.stop = harness.Run(t, func(ctx context.Context) error { return task.Guard(ctx, r.String(), r.Run) })
 	<-r.Ready()
-	stopped := false
-	c.stop = func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}
 	return c
 }
 
@@ -510,26 +498,15 @@ func TestRegistryOff(t *testing.T) {
 func stateIn(t *testing.T) string { return filepath.Join(t.TempDir(), "state", "registry.json") }
 
 func TestDeregisterDuringDrain(t *testing.T) {
-	r := New(Options{OnGone: targetset.Drain})
-	r.Configure([]trench.Stream{{
-		Name: "s", DrainTime: time.Minute,
-		Check: trench.Check{TCP: trench.TCPCheck{Port: 1}},
-	}}, targetset.AddressPolicy{})
-	c, err := r.open(caller{}, announce("s", "a=172.16.0.1"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.hangUp(c)
-	r.expire(time.Now())
-	was := r.Take()["s"]
-	if len(was) != 1 || was[0].Lifecycle != targetset.Leaving {
-		t.Fatalf("without its call: %+v", was)
-	}
-	if _, err := r.deregister(caller{}, "s", []string{"a"}, new(time.Hour)); err != nil {
-		t.Fatal(err)
-	}
-	if is := r.Take()["s"]; len(is) != 1 || is[0].Lifecycle != targetset.Terminating ||
-		is[0].Cause != "deregistered" || !is[0].DrainEnd.Equal(was[0].DrainEnd) {
-		t.Errorf("deregistered: %+v", is)
-	}
+	inBubble(t, func(t *testing.T) {
+		c := newLocalFixture(t, Options{OnGone: targetset.Drain})
+		defer c.stop()
+		c.hangUp(c.register(alice, "s", "a=10.0.0.1"))
+		advance(7 * time.Second)
+		c.offers("s", "a 10.0.0.1 leaving 8s: its registration ended")
+		if _, err := c.deregister(alice, "s", []string{"a"}, new(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		c.offers("s", "a 10.0.0.1 terminating 8s: deregistered")
+	})
 }

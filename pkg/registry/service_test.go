@@ -436,7 +436,7 @@ func TestStopEndsCalls(t *testing.T) {
 	if _, err := w.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	h.cancel()
+	go h.stop()
 	watched := func() error {
 		for {
 			if _, err := w.Recv(); err != nil {

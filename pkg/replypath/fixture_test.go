@@ -116,21 +116,7 @@ func (x *fixture) options(prefixes ...string) Options {
 // start runs a Path in the target until the test ends, or the function that it returns is called.
 func (x *fixture) start(o Options) (p *Path, stop func()) {
 	p = New(o)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(x.Context()))
-	done := make(chan error, 1)
-	go func() { done <- x.target.Do(func() error { return p.Run(ctx) }) }()
-	ended := false
-	stop = func() {
-		if !ended {
-			ended = true
-			cancel()
-			if err := <-done; err != nil && ctx.Err() == nil {
-				x.Errorf("run: %v", err)
-			}
-		}
-	}
-	x.Cleanup(stop)
-	return p, stop
+	return p, x.target.Background(x, p.Run)
 }
 
 // complete waits until the state is complete.

@@ -24,7 +24,7 @@ func connect(t *testing.T) (*lab.NetNS, *Conn) {
 	t.Helper()
 	ns := lab.NewNetNS(t)
 	must(t, lab.Veth(ns, "ext", lab.NewNetNS(t), "peer"))
-	run(t, ns, "ip address add 169.254.100.2/24 dev ext; ip -6 address add fd64::2/64 dev ext nodad")
+	ns.Shell(t, "ip address add 169.254.100.2/24 dev ext; ip -6 address add fd64::2/64 dev ext nodad")
 	return ns, dialIn(t, ns)
 }
 
@@ -63,7 +63,7 @@ func TestRules(t *testing.T) {
 			"iif lo ipproto " + icmpNames[f] + " dport 772-773", "iif lo ipproto " + icmpNames[f] + " sport 772",
 		}
 		for i, selector := range extra {
-			run(t, ns, fmt.Sprintf("ip -%d rule add %s lookup 5 priority %d protocol 118", 4+2*f, selector, 110+i))
+			ns.Shell(t, fmt.Sprintf("ip -%d rule add %s lookup 5 priority %d protocol 118", 4+2*f, selector, 110+i))
 		}
 		list := func() []Rule {
 			rules, err := c.Rules(f)
@@ -222,7 +222,7 @@ func TestBatchErrors(t *testing.T) {
 
 func TestLinksAndAddresses(t *testing.T) {
 	ns, c := connect(t)
-	run(t, ns, "ip address add 10.0.0.1 peer 10.0.0.2/30 dev ext; ip link set ext mtu 1400 address 02:00:00:00:00:07")
+	ns.Shell(t, "ip address add 10.0.0.1 peer 10.0.0.2/30 dev ext; ip link set ext mtu 1400 address 02:00:00:00:00:07")
 	links, err := c.Links()
 	must(t, err)
 	i := slices.IndexFunc(links, func(l Link) bool { return l.Name == "ext" })
@@ -247,7 +247,7 @@ func TestLinksAndAddresses(t *testing.T) {
 
 func TestNeighbors(t *testing.T) {
 	ns, c := connect(t)
-	run(t, ns, "ip neigh add 169.254.100.9 dev ext nud failed; "+
+	ns.Shell(t, "ip neigh add 169.254.100.9 dev ext nud failed; "+
 		"ip neigh add fd64::9 lladdr 02:00:00:00:00:01 dev ext nud permanent")
 	got, err := c.Neighbors(vip.IPv6)
 	must(t, err)
@@ -416,7 +416,7 @@ func TestListedRoutesAreDeleted(t *testing.T) {
 func TestRoutesWithoutCarrierAreDead(t *testing.T) {
 	ns, peer := lab.NewNetNS(t, lab.WithoutDAD), lab.NewNetNS(t, lab.WithoutDAD)
 	must(t, lab.Veth(ns, "ext", peer, "peer"))
-	run(t, ns, "ip address add 169.254.100.2/24 dev ext; ip -6 address add fd64::2/64 dev ext nodad")
+	ns.Shell(t, "ip address add 169.254.100.2/24 dev ext; ip -6 address add fd64::2/64 dev ext nodad")
 	c := dialIn(t, ns)
 	for f, hop := range map[vip.Family]string{vip.IPv4: "169.254.100.1", vip.IPv6: "fd64::1"} {
 		must(t, c.Apply(Route{
@@ -424,7 +424,7 @@ func TestRoutesWithoutCarrierAreDead(t *testing.T) {
 		}.Replace()))
 	}
 	for _, link := range []string{"up", "down"} {
-		run(t, peer, "ip link set peer "+link)
+		peer.Shell(t, "ip link set peer "+link)
 		for _, f := range vip.Families {
 			await.True(t, fmt.Sprintf("the %s route is dead: %t", f, link == "down"), func() bool {
 				routes, err := c.Routes(f, RouteFilter{Table: 70000})

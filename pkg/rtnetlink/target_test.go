@@ -36,7 +36,7 @@ func TestLocalAndOnLinkRoutes(t *testing.T) {
 		}
 		got, err := c.Routes(f, RouteFilter{Protocol: 118})
 		if err != nil || len(got) != 2 || !slices.Contains(got, local) || !slices.Contains(got, out) {
-			t.Errorf("got %+v, %v\n%s", got, err, run(t, ns, "ip route show table all; ip -6 route show table all"))
+			t.Errorf("got %+v, %v\n%s", got, err, ns.Shell(t, "ip route show table all; ip -6 route show table all"))
 		}
 		other := out
 		other.Link = 1
@@ -53,7 +53,7 @@ func TestPermanentAndVerifiedNeighbors(t *testing.T) {
 	links, err := c.Links()
 	must(t, err)
 	ext := links[slices.IndexFunc(links, func(l Link) bool { return l.Name == "ext" })].Index
-	run(t, ns, "sysctl -qw net.ipv4.neigh.ext.ucast_solicit=1 net.ipv6.neigh.ext.ucast_solicit=1 "+
+	ns.Shell(t, "sysctl -qw net.ipv4.neigh.ext.ucast_solicit=1 net.ipv6.neigh.ext.ucast_solicit=1 "+
 		"net.ipv4.neigh.ext.retrans_time_ms=50 net.ipv6.neigh.ext.retrans_time_ms=50")
 	for f, a := range map[vip.Family]string{vip.IPv4: "169.254.100.77", vip.IPv6: "fe80::77"} {
 		n := Neighbor{Link: ext, Addr: netip.MustParseAddr(a), MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}}

@@ -77,6 +77,8 @@ func (evaluator *Evaluator) role(stream *stream, index int, ip netip.Addr) plan.
 	case health.State == healthcheck.Overdue:
 		// An overdue target may be alive, and too many of them make the VIP not ready anyway.
 		return plan.Unknown
+	case stream.LastResort == trench.Depreferred && !draining && counts.alive+counts.leaving == 0:
+		return plan.Serving // no target passes its checks
 	}
 	return plan.Down
 }

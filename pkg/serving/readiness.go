@@ -7,6 +7,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -35,8 +36,10 @@ func (evaluator *Evaluator) judge(entry *judged) *readiness.VIPReadiness {
 			return &own
 		}
 	}
-	if is := memo.verdict; evaluator.reconfigured && is.State == vip.NotReady &&
-		entry.verdict != nil && entry.verdict.State == vip.Ready {
+	wasReady := entry.verdict != nil && entry.verdict.State == vip.Ready
+	// The last resort keeps its reason, which keeps the VIP advertised.
+	if is := memo.verdict; evaluator.reconfigured && wasReady && is.State == vip.NotReady &&
+		is.Reason != readinessv1.VipReason_VIP_REASON_LAST_RESORT {
 		own := *is
 		own.Reason = readinessv1.VipReason_VIP_REASON_RECONFIGURED
 		return &own
@@ -56,7 +59,7 @@ func (evaluator *Evaluator) readiness(group *group, in int) readiness.VIPReadine
 	down, forwarded := in&isDown != 0, in&isForwarded != 0
 	result := readiness.VIPReadiness{State: vip.NotReady}
 	var starting, overdue uint32
-	var enough, alive bool
+	var enough, alive, lastResort bool
 	var failing string
 	var drainEnd time.Time
 	var registering *stream // has enough targets, and may get more
@@ -71,6 +74,7 @@ func (evaluator *Evaluator) readiness(group *group, in int) readiness.VIPReadine
 		result.TotalTargets += counts.total
 		starting += counts.starting
 		overdue += counts.overdue
+		lastResort = lastResort || forwarded && stream.LastResort == trench.Depreferred && counts.ready+counts.failed > 0
 		if failing == "" && counts.failing != "" {
 			failing = stream.counts(family, counts.failing)
 		}
@@ -111,6 +115,10 @@ func (evaluator *Evaluator) readiness(group *group, in int) readiness.VIPReadine
 	case result.TotalTargets == 0:
 		result.Reason = readinessv1.VipReason_VIP_REASON_NO_TARGETS
 		result.Detail = fmt.Sprintf("no target has an %s address", family)
+	// Before the next cases: targets that crash and return are checked for the first time again and
+	// again.
+	case lastResort:
+		result.Reason = readinessv1.VipReason_VIP_REASON_LAST_RESORT
 	case overdue > 0:
 		result.Reason = readinessv1.VipReason_VIP_REASON_CHECK_OVERDUE
 	case starting > 0:

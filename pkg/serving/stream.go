@@ -39,6 +39,7 @@ type tally struct {
 	deferred uint32 // starting targets whose checks lack a source address
 	alive    uint32 // would be ready if the kernel forwarded to them
 	leaving  uint32 // drain and pass their checks
+	failed   uint32 // with lastResort: fail their checks, and are forwarded to
 	problem  string // of the first target that is not ready
 	failing  string // of the first target that its checks, or its neighbor entry, failed
 
@@ -142,6 +143,8 @@ func (evaluator *Evaluator) count(stream *stream) {
 				}
 			case health.State == healthcheck.Overdue:
 				counts.overdue++
+			case stream.LastResort == trench.Depreferred && evaluator.kernel.serves(stream.Name, family, stream.names[i]):
+				counts.failed++
 			}
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -191,6 +193,9 @@ func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 	}
 	for _, gateway := range problemsFirst(all, rank) {
 		state := gateway.GetState()
+		if gateway.GetDrained() {
+			state += ", drained by an operator" + drainEnd(gateway.GetDrainEnds(), now)
+		}
 		// The state of a session that is down may already contain the error.
 		if gateway.GetLastError() != "" && !strings.Contains(state, gateway.GetLastError()) {
 			state += ", last error: " + gateway.GetLastError()
@@ -225,7 +230,7 @@ func frontendVIPs(all []*frontendv1.VipStatus, now time.Time) *table {
 	rank := func(vip *frontendv1.VipStatus) int { return advertisements[vip.GetAdvertisement()].rank }
 	rows := newTable("VIP", "ADVERTISED", "SINCE", "REASON", "LOAD BALANCER", "GATEWAYS")
 	for _, vip := range problemsFirst(all, rank) {
-		rows.add(vip.GetVip(), advertised(vip.GetAdvertisement()), ago(vip.GetSince(), now), reason(vip),
+		rows.add(vip.GetVip(), advertised(vip.GetAdvertisement()), ago(vip.GetSince(), now), reason(vip, now),
 			lbState(vip.GetReadiness()), names(vip.GetGateways()))
 	}
 	return rows
@@ -233,7 +238,7 @@ func frontendVIPs(all []*frontendv1.VipStatus, now time.Time) *table {
 
 // reason returns the reason of the advertisement, or the load balancer's reason if the load
 // balancer caused it.
-func reason(vip *frontendv1.VipStatus) string {
+func reason(vip *frontendv1.VipStatus, now time.Time) string {
 	switch report := vip.GetReadiness(); vip.GetReason() {
 	// The reason of the load balancer is more specific.
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY,
@@ -241,10 +246,16 @@ func reason(vip *frontendv1.VipStatus) string {
 		if report != nil && report.GetState() != readinessv1.VipState_VIP_STATE_READY {
 			return "LB: " + lbReason(report)
 		}
-	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED:
-		if isAdvertised(vip.GetAdvertisement()) {
-			return "draining, by an operator"
+	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LAST_RESORT:
+		if report.GetDetail() != "" {
+			return "last resort (" + report.GetDetail() + ")"
 		}
+	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED:
+		text := Explain(vip.GetReason()).Short
+		if isAdvertised(vip.GetAdvertisement()) {
+			text = "draining, by an operator"
+		}
+		return text + drainEnd(vip.GetDrainEnds(), now)
 	}
 	return Explain(vip.GetReason()).Short
 }
@@ -265,6 +276,14 @@ func lbState(report *readinessv1.VipReadiness) string {
 		return "never seen"
 	}
 	return fmt.Sprintf("%s %d/%d", vipState(report.GetState()), report.GetReadyTargets(), report.GetTotalTargets())
+}
+
+// drainEnd returns when a drain ends by itself, as the end of a text; "" for never.
+func drainEnd(ends *timestamppb.Timestamp, now time.Time) string {
+	if ends == nil {
+		return ""
+	}
+	return ", " + left(ends.AsTime().Sub(now))
 }
 
 // familyOf returns the family of a VIP as it appears in the names of conditions.

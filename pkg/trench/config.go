@@ -51,6 +51,15 @@ type Config struct {
 	// The streams that the load balancer serves. A VIP is ready when at least one stream that serves
 	// it has minReady ready targets of the VIP's family.
 	Streams []Stream `yaml:"streams"` // in the order of the file
+	// The percentage of the VIPs in force that a new file may remove without a confirmation; 100 never
+	// asks for one.
+	MaxRemoval int `yaml:"maxRemoval" min:"1" max:"100" default:"50"`
+	// The identifiers of held removals that may take effect, from the status of lb or frontend, with
+	// commas between them.
+	Confirm string `yaml:"confirm" form:"confirmation"`
+	// Whether the writer of the file lets one pod after another change. A frontend then does not wait
+	// for its own time before it restarts the session of the only gateway of a family.
+	OnePodAtATime bool `yaml:"onePodAtATime"`
 
 	// Digest is the SHA-256 of the file that the configuration was read from, by which its watcher
 	// recognizes it; zero without a file.
@@ -141,6 +150,10 @@ type Stream struct {
 	Check Check `yaml:"check" remedy:"write one of tcp, http, grpc, such as tcp: {port: 5000}" empty:"the field"`
 	// How long a target that leaves keeps the flows it has.
 	DrainTime time.Duration `yaml:"drainTime" min:"0s" max:"1h" default:"5s"`
+	// What happens to VIPs that were ready while fewer than minReady targets are: withdrawn, or
+	// depreferred: they stay advertised with the worst preference, and flows go to targets that fail
+	// their checks if no other is left.
+	LastResort LastResort `yaml:"lastResort" default:"withdrawn"`
 	// How the flows of the stream are spread over its targets. Left out, or {}: the defaults.
 	Maglev Maglev `yaml:"maglev"`
 	// The packets that the data plane forwards in addition to ICMP; it drops all other packets to the
@@ -153,6 +166,21 @@ type Stream struct {
 	// No two share an address, and each has one of a family that is checked.
 	Targets []Target `yaml:"targets"`
 }
+
+// LastResort is the fate of VIPs whose targets fail. The zero value is Withdrawn.
+type LastResort uint8
+
+// The fates.
+const (
+	Withdrawn LastResort = iota
+	Depreferred
+)
+
+// String returns "withdrawn" or "depreferred", as in the file.
+func (l LastResort) String() string { return l.Names()[l] }
+
+// Names lists the fates as written in the file.
+func (LastResort) Names() []string { return []string{"withdrawn", "depreferred"} }
 
 // Maglev is the Maglev table that spreads the flows of a stream over its targets. All pods of the
 // trench must have the same values: a flow that moves between pods with different values changes its target.

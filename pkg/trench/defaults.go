@@ -49,6 +49,7 @@ func (defaults Defaults) Validate() error {
 // zero.
 func (config *Config) Complete(defaults Defaults) *Config {
 	full := *config
+	setDefaults(&full)
 	full.Attractor.Interface = cmp.Or(config.Attractor.Interface, defaults.Interface)
 	// The original is immutable and may be shared.
 	full.Attractor.Gateways = slices.Clone(config.Attractor.Gateways)

@@ -280,6 +280,8 @@ var forms = map[string]form{
 		"or remove the field to take any body", checkBody),
 	"status": newForm(`^`+codePattern+`(,`+codePattern+`){0,19}$`,
 		`write numbers and ranges between 200 and 599, such as "200-399,404", at most 20`, checkStatus),
+	"confirmation": newForm(`^[vt][0-9a-f]{8}(,[vt][0-9a-f]{8})*$`,
+		"write an identifier that the status shows, such as v1f3a5b7c, or remove the field", nil),
 	"transport": newForm(`^(tcp|udp|sctp)$`, "write tcp, udp or sctp", nil),
 }
 

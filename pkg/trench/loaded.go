@@ -1,8 +1,11 @@
 package trench
 
 import (
+	"fmt"
 	"strings"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/latest"
 )
 
 // Loaded is the configuration in force and the state of the file.
@@ -19,10 +22,26 @@ type Loaded struct {
 	// Partial reports whether Err concerns only objects that were left out of Config, which is in
 	// force.
 	Partial bool
+	// Held lists the removals of the file that wait for a confirmation. The rest of the file is in
+	// Config.
+	Held Held
 	// Refused counts the rejected states of the file.
 	Refused uint64
 	// At is when Config or Err last changed.
 	At time.Time
+}
+
+// Confirm passes the identifier of the held removals to confirmed, if identifier is theirs or "".
+func (loaded Loaded) Confirm(identifier string, confirmed *latest.Value[string]) (Held, error) {
+	held := loaded.Held
+	err := held.confirmable(identifier)
+	if err == nil && loaded.Err != nil && !loaded.Partial {
+		err = fmt.Errorf("the newest configuration is refused, correct it first: %w", loaded.Err)
+	}
+	if err == nil {
+		confirmed.Set(held.ID)
+	}
+	return held, err
 }
 
 // StaleSuffix is the suffix of the stale file. The writer of a trench file keeps it next to the

@@ -74,6 +74,8 @@ type Input struct {
 	Drained func(name string) bool
 	// Immediate applies every change without a drain and without turns.
 	Immediate bool
+	// Ordered reports whether pods change one after another, so that this pod needs no slot.
+	Ordered bool
 }
 
 // Options configures a Plan.
@@ -257,11 +259,14 @@ func (plan *Plan) update(entry *Entry, desired Session) (replaced bool) {
 	})
 	switch {
 	case len(parameters) == 0, !conflict && (plan.idle(entry) || entry.Local != desired.Local):
+		if replaced = len(parameters) > 0; replaced {
+			entry.Failed = nil
+		}
 		entry.Session = desired
 		if entry.Phase != Restarting {
 			entry.Phase, entry.Parameters = Steady, nil
 		}
-		return len(parameters) > 0
+		return replaced
 	default:
 		entry.Parameters = parameters
 		if entry.Phase != Pending && entry.Phase != Draining {
@@ -320,10 +325,17 @@ func (plan *Plan) takeTurn(family vip.Family) {
 // alone reports whether a session may restart although no other session carries its traffic: a
 // gateway that is down had its time to come up, and this pod's slot began.
 func (plan *Plan) alone(entry *Entry) bool {
-	if plan.awaited(entry) && plan.in.Now.Before(entry.Until) {
+	switch {
+	case plan.in.Immediate:
+		return true
+	// Another session did not come back after a change: the last one must not follow it.
+	case slices.ContainsFunc(plan.entries, func(other Entry) bool {
+		return other.Failed != nil && other.Family() == entry.Family()
+	}):
 		return false
-	}
-	if plan.SlotTime == 0 || plan.in.Immediate {
+	case plan.awaited(entry) && plan.in.Now.Before(entry.Until):
+		return false
+	case plan.SlotTime == 0 || plan.in.Ordered:
 		return true
 	}
 	start := nextSlot(plan.in.Now, plan.Slot, plan.SlotTime)

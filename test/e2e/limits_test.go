@@ -115,7 +115,7 @@ func TestVIPsBeyondTheDataPlane(t *testing.T) {
 	f.must(f.pod.LB.Kill())
 	f.must(f.pod.StartLB("--dataplane=nftables"))
 	counted()
-	f.must(f.pod.WriteTrench(few))
+	f.must(f.pod.WriteTrench("maxRemoval: 100\n" + few))
 	f.waitOutput("2 of 2 VIPs ready; the frontend advertises 2", "status")
 	g, err := f.Load(f.ctx, 50, 4, load.Config{})
 	f.must(err)

@@ -217,7 +217,9 @@ func TestGatewaysLeave(t *testing.T) {
 	f := newTurnsFixture(t)
 	since := f.marks()
 	sessions := f.sessions()
-	leaving := func(g *frontendv1.GatewayStatus) bool { return strings.HasPrefix(g.GetChange(), "leaving") && g.GetUp() }
+	leaving := func(g *frontendv1.GatewayStatus) bool {
+		return strings.HasPrefix(g.GetChange(), "leaving") && g.GetUp()
+	}
 
 	f.write(lineA4, lineA6)
 	f.waitGateway("gateway-b4", leaving)
@@ -233,9 +235,9 @@ func TestGatewaysLeave(t *testing.T) {
 		t.Errorf("sessions were %v and are %v", sessions, now)
 	}
 
-	// The last gateway of a family: de-preferred, then withdrawn.
+	// The last gateway of a family, without a confirmation: de-preferred, then withdrawn.
 	since = f.marks()
-	f.write(lineA6)
+	f.must(f.pod.WriteTrench("maxRemoval: 100\n" + edited(t, lineA4+"\n    "+lineA6, lineA6)))
 	f.settled("protocol bgp 'NBR-", 1, "gateway-a6")
 	f.wantRoutes(vipA6, vipB6)
 	for _, prefix := range []string{vipA4, vipB4} {
@@ -254,7 +256,7 @@ func TestGatewaysLeave(t *testing.T) {
 	}
 }
 
-// A newer configuration replaces the plan of an older one, and `frontend apply --now` ends drains
+// A newer configuration replaces the plan of an older one, and `frontend apply-now` ends drains
 // and turns.
 func TestNewerConfigurationReplacesTurns(t *testing.T) {
 	t.Parallel()
@@ -283,12 +285,12 @@ func TestNewerConfigurationReplacesTurns(t *testing.T) {
 	// A gateway leaves as well, and its drain takes an hour.
 	f.write(append([]string{lineA6}, with("holdTime: 9s", lineB4, lineB6)...)...)
 	f.waitGateway("gateway-a4", func(g *frontendv1.GatewayStatus) bool { return strings.HasPrefix(g.GetChange(), "leaving, ") })
-	out, code := f.run("frontend", "apply", "--now", "--admin-socket=unix://"+f.pod.FrontendAdmin())
+	out, code := f.run("frontend", "apply-now", "--admin-socket=unix://"+f.pod.FrontendAdmin())
 	if code != 0 || !strings.Contains(out, "applied now:") || !strings.Contains(out, "gateway-a4") {
 		t.Errorf("exit status %d: %s", code, out)
 	}
 	f.settled("hold time 9;", 2, names[1:]...)
-	out, code = f.run("frontend", "apply", "--now", "--admin-socket=unix://"+f.pod.FrontendAdmin())
+	out, code = f.run("frontend", "apply-now", "--admin-socket=unix://"+f.pod.FrontendAdmin())
 	if code != 0 || !strings.Contains(out, "no change was in progress") {
 		t.Errorf("exit status %d: %s", code, out)
 	}

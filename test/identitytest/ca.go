@@ -1,9 +1,7 @@
 package identitytest
 
 import (
-	"context"
 	"os"
-	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +10,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // CA is a certificate authority of one trust domain.
@@ -90,20 +89,7 @@ const waitLimit = 20 * time.Second
 // it.
 func Run(tb testing.TB, src *identity.Source) (stop func()) {
 	tb.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := src.Run(ctx); err != nil && ctx.Err() == nil {
-			tb.Errorf("%s ended: %v", src, err)
-		}
-	}()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		<-done
-	})
-	tb.Cleanup(stop)
-	return stop
+	return harness.Run(tb, src.Run)
 }
 
 // WaitStatus waits until the status of the source meets the condition and returns it.

@@ -113,6 +113,22 @@ func (f *fixture) refusedServiceKeepsStream() {
 	f.wantWarning("InvalidAnnotation")
 	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue, "2 of 2 VIPs by 2 of 2 pods")
 
+	// A misspelt name, and a check of a newer version, which also has an annotation that is unknown here.
+	for patch, reason := range map[string]string{
+		`{"metadata":{"annotations":{"vipgate.io/vips":null,"vipgate.io/vip":"20.0.0.1,2000::1"}}}`: "NoVIPs",
+		`{"metadata":{"annotations":{"vipgate.io/vips":"20.0.0.1,2000::1","vipgate.io/vip":null,` +
+			`"vipgate.io/weight":"3","vipgate.io/check":"{\"dns\":{\"name\":\"a.example\"}}"}}}`: "InvalidAnnotation",
+	} {
+		_, err := f.edit(f.t.Context(), false, patch)
+		f.must(err)
+		f.wantReason(reason)
+		after, err := os.ReadFile(f.Pods[1].TrenchFile())
+		f.must(err)
+		if string(after) != string(before) {
+			f.t.Errorf("%s changed the trench file to\n%s", patch, after)
+		}
+	}
+
 	f.must(f.kubes[0].Signal(syscall.SIGTERM))
 	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
@@ -129,12 +145,29 @@ func (f *fixture) refusedServiceKeepsStream() {
 		return err
 	})
 
-	_, err = f.edit(ctx, false, annotated("check", `{"tcp":{"port":5000}}`))
+	_, err = f.edit(ctx, false, `{"metadata":{"annotations":{"vipgate.io/vips":"20.0.0.1,2000::1","vipgate.io/vip":null,`+
+		`"vipgate.io/weight":null,"vipgate.io/check":"{\"tcp\":{\"port\":5000}}"}}}`)
 	f.must(err)
 	_, err = f.edit(ctx, false, annotated("minready", "2"))
 	f.must(err)
 	f.wantCondition(v1alpha1.Accepted, metav1.ConditionTrue, "annotation vipgate.io/minready is unknown")
 	f.wantWarning("UnknownAnnotation")
+}
+
+// wantReason waits until the Service is refused for a reason and its stream serves.
+func (f *fixture) wantReason(reason string) {
+	f.t.Helper()
+	f.wait(func(ctx context.Context) error {
+		s, err := f.core.Services(namespace).Get(ctx, serviceName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.Group+"/"+v1alpha1.Accepted)
+		if c == nil || c.Reason != reason || !strings.Contains(c.Message, "serving generation") {
+			return fmt.Errorf("condition %+v, want %s", c, reason)
+		}
+		return nil
+	})
 }
 
 // failingTarget stops an application whose Pod is Ready: the condition has the error of lb while

@@ -92,6 +92,14 @@ func (a *App) unhealthy() error {
 	return a.health.Down()
 }
 
+// Fail makes the application answer every request with an error; its health port still accepts
+// connections.
+func (a *App) Fail() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.server.Fail()
+}
+
 // Connections counts the open connections: of requests, and long-lived flows.
 func (a *App) Connections() (requests, flows int) {
 	a.mu.Lock()

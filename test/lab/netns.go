@@ -154,6 +154,35 @@ func (n *NetNS) Run(ctx context.Context, name string, args ...string) (string, e
 	return string(out), nil
 }
 
+// Shell runs a shell command in the namespace and returns its output. A failure ends the test.
+func (n *NetNS) Shell(t TB, command string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	defer cancel()
+	out, err := n.Run(ctx, "sh", "-ec", command)
+	if err != nil {
+		t.Fatalf("%s: %v", command, err)
+	}
+	return out
+}
+
+// Background runs a task in the namespace until the test ends or stop is called, and waits for it.
+// An error of the task fails the test, except the end of its context.
+func (n *NetNS) Background(t TB, task func(context.Context) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.Do(func() error { return task(ctx) }) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("the task ended: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
 // IP runs iproute2's ip in the namespace.
 func (n *NetNS) IP(args ...string) error { return ip(append([]string{"-n", n.name}, args...)...) }
 

@@ -27,6 +27,7 @@ type Server struct {
 	listeners map[*listener]struct{}
 	conns     map[*tracked]bool // true for flows
 	closed    bool
+	failing   bool
 	requests  sync.WaitGroup
 	flows     sync.WaitGroup
 	accepting sync.WaitGroup
@@ -64,6 +65,23 @@ func (s *Server) accept(l net.Listener, flows bool, work *sync.WaitGroup, serve 
 	})
 }
 
+// Fail makes the server answer every request with status 503, as an application with stale data.
+func (s *Server) Fail() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failing = true
+}
+
+// status returns the status of answers.
+func (s *Server) status() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failing {
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusOK
+}
+
 // answer answers one request. If the write fails, the client counts the missing answer.
 func (s *Server) answer(conn net.Conn) {
 	if conn.SetDeadline(time.Now().Add(MaxTimeout)) != nil {
@@ -75,7 +93,7 @@ func (s *Server) answer(conn net.Conn) {
 	}
 	body := s.name + "\n"
 	answer := http.Response{
-		StatusCode: http.StatusOK, ProtoMajor: 1, ProtoMinor: 1, Request: r, Close: true,
+		StatusCode: s.status(), ProtoMajor: 1, ProtoMinor: 1, Request: r, Close: true,
 		Header:        http.Header{"Content-Type": {"text/plain"}},
 		ContentLength: int64(len(body)), Body: io.NopCloser(strings.NewReader(body)),
 	}

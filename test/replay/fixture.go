@@ -30,15 +30,14 @@ var vips = []netip.Addr{
 type fixture struct {
 	*lab.Topology
 	scenario  *scenario
-	direct    [pods]*lab.NetNS // clients that send everything to one pod
-	text      string           // the trench file
+	text      string // the trench file
 	reference bool
 	scripts   [pods]*script // of the reference
 	lost      []update      // of gateways that ended, whose log has no withdrawals
 }
 
-// open starts everything and waits until both gateways use both pods. The caller closes the fixture,
-// also after an error.
+// open starts everything and waits until both gateways use both pods. The caller closes the
+// fixture, also after an error.
 func open(ctx context.Context, s *scenario, binaries string, reference bool) (*fixture, error) {
 	topology, err := lab.NewTopology(lab.TopologyConfig{
 		Pods: pods, Gateways: gateways, Targets: targets, VIPs: vips, Binaries: binaries,
@@ -48,78 +47,24 @@ func open(ctx context.Context, s *scenario, binaries string, reference bool) (*f
 		return nil, err
 	}
 	fx := &fixture{Topology: topology, scenario: s, text: trenchText(), reference: reference}
-	for _, old := range s.before {
-		if err := fx.replace(old[0], old[1]); err != nil {
-			return fx, err
-		}
-	}
+	errs := []error{fx.edit(s.before...), fx.StartGateways(func(c *lab.GatewayConfig) { c.BFD = !reference })}
 	for _, a := range fx.Targets {
-		if err := a.Start(); err != nil {
-			return fx, err
-		}
-	}
-	if err := errors.Join(fx.WriteTrench(fx.text), fx.wireDirect(),
-		fx.StartGateways(func(c *lab.GatewayConfig) { c.BFD = !fx.reference })); err != nil {
-		return fx, err
+		errs = append(errs, a.Start())
 	}
 	for pod := range pods {
-		if err := fx.startPod(pod); err != nil {
-			return fx, err
+		if reference {
+			fx.scripts[pod] = fx.newScript(pod)
+			errs = append(errs, fx.scripts[pod].start(fx, 0))
+		} else {
+			errs = append(errs, fx.startLB(pod), fx.startFrontend(pod))
 		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fx, err
 	}
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	return fx, fx.WantVia(bound, 1, 2)
-}
-
-// directHost is the host number of the first direct client.
-const directHost = 200
-
-// wireDirect connects a client for each pod, which has a route to the VIPs through that pod only.
-func (fx *fixture) wireDirect() error {
-	for pod := range pods {
-		ns, err := lab.Create(lab.WithoutDAD)
-		if err != nil {
-			return err
-		}
-		fx.direct[pod] = ns
-		port := fmt.Sprintf("direct%d", pod+1)
-		hops := lab.PodExternal(pod + 1)
-		if err := errors.Join(lab.Veth(ns, "trench0", fx.Gateway, port),
-			fx.Gateway.Batch("link set "+port+" master trench0"),
-			ns.Addr("trench0", fmt.Sprintf("169.254.100.%d/24", directHost+pod),
-				fmt.Sprintf("fd00:100::%d/64", directHost+pod)),
-			fx.replyDirectly(pod),
-			ns.Batch(fmt.Sprintf("route add 20.0.0.0/24 via %s", hops[0]), fmt.Sprintf("route add 2000::/64 via %s", hops[1])),
-		); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// directRule is the priority of the pods' rules for replies to direct clients.
-const directRule = 50
-
-// replyDirectly makes a pod reply to direct clients without the routes of its gateways: whether a
-// pod serves does not depend on its sessions.
-func (fx *fixture) replyDirectly(pod int) error {
-	var errs []error
-	for client := range pods {
-		for family, format := range []string{"169.254.100.%d", "fd00:100::%d"} {
-			errs = append(errs, fx.Pods[pod].NS.IP([]string{"-4", "-6"}[family], "rule", "add", "priority",
-				fmt.Sprint(directRule), "to", fmt.Sprintf(format, directHost+client), "lookup", "main"))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// startPod starts both programs of a pod, or the reference.
-func (fx *fixture) startPod(pod int) error {
-	if fx.reference {
-		return fx.startReference(pod)
-	}
-	return errors.Join(fx.startLB(pod), fx.startFrontend(pod))
 }
 
 func (fx *fixture) startLB(pod int) error {
@@ -130,28 +75,21 @@ func (fx *fixture) startFrontend(pod int) error {
 	return fx.Pods[pod].StartFrontend(append([]string{"--ecmp"}, fx.scenario.frontend...)...)
 }
 
-// replace edits the text of the trench file without writing it.
-func (fx *fixture) replace(old, text string) error {
-	if !strings.Contains(fx.text, old) {
-		return fmt.Errorf("the trench file lacks %q", old)
-	}
-	fx.text = strings.ReplaceAll(fx.text, old, text)
-	return nil
-}
-
-// edit replaces text in the trench file of every pod.
+// edit replaces text, given as pairs, in the trench file of every pod.
 func (fx *fixture) edit(pairs ...string) error {
-	var errs []error
 	for i := 0; i < len(pairs); i += 2 {
-		errs = append(errs, fx.replace(pairs[i], pairs[i+1]))
+		if !strings.Contains(fx.text, pairs[i]) {
+			return fmt.Errorf("the trench file lacks %q", pairs[i])
+		}
+		fx.text = strings.ReplaceAll(fx.text, pairs[i], pairs[i+1])
 	}
-	return errors.Join(append(errs, fx.WriteTrench(fx.text))...)
+	return fx.WriteTrench(fx.text)
 }
 
 // kill kills processes and waits for their ends.
 func kill(processes ...*lab.Process) error {
 	var errs []error
-	for _, p := range processes {
+	for _, p := range processes { // at the same time
 		errs = append(errs, p.Signal(syscall.SIGKILL))
 	}
 	for _, p := range processes {
@@ -160,37 +98,27 @@ func kill(processes ...*lab.Process) error {
 	return errors.Join(errs...)
 }
 
-// gatewayLost notes that a gateway lost its routes without a withdrawal.
-func (fx *fixture) gatewayLost(g int) {
-	fx.lost = append(fx.lost, update{at: time.Now(), gateway: g, withdrawn: true})
-}
-
 // close ends everything.
 func (fx *fixture) close() error {
+	fx.stopScripts()
+	return fx.Topology.Close()
+}
+
+func (fx *fixture) stopScripts() {
 	for _, s := range fx.scripts {
-		if s != nil {
+		if s != nil && s.end != nil {
 			s.stop()
 		}
 	}
-	errs := []error{fx.Topology.Close()}
-	for _, ns := range fx.direct {
-		if ns != nil {
-			errs = append(errs, ns.Close())
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // logs returns the ends of all logs.
 func (fx *fixture) logs() string {
 	var b strings.Builder
-	files, _ := filepath.Glob(filepath.Join(fx.Dir, "*", "*.log"))
+	files, _ := filepath.Glob(filepath.Join(fx.Dir, "*", "[!t]*.log"))
 	for _, path := range files {
-		if strings.HasSuffix(path, "trace.log") || strings.Contains(path, "/target-") {
-			continue
-		}
 		p := lab.Process{Log: path}
-		fmt.Fprintf(&b, "== %s\n%s\n", strings.TrimPrefix(path, fx.Dir+"/"), p.Tail(30))
+		fmt.Fprintf(&b, "== %s\n%s\n", strings.TrimPrefix(path, fx.Dir), p.Tail(40))
 	}
 	return b.String()
 }
@@ -215,8 +143,7 @@ func trenchText() string {
     targets:
 `, name, i+1, i+1, healthCheck)
 		for n := 2*i + 1; n <= 2*i+2; n++ {
-			own := lab.TargetAddrs(n)
-			fmt.Fprintf(&b, "      - {name: target-%d, ips: [%s, %q]}\n", n, own[0], own[1])
+			b.WriteString(targetLine(n))
 		}
 	}
 	return b.String()
@@ -224,3 +151,9 @@ func trenchText() string {
 
 // healthCheck is the check of every stream.
 var healthCheck = fmt.Sprintf("tcp: {port: %d}", lab.HealthPort)
+
+// targetLine returns the line of a target in the trench file.
+func targetLine(n int) string {
+	own := lab.TargetAddrs(n)
+	return fmt.Sprintf("      - {name: target-%d, ips: [%s, %q]}\n", n, own[0], own[1])
+}

@@ -15,17 +15,16 @@ const (
 	// gateways hash flows over the pods, so requests through a healthy pod succeed meanwhile.
 	together = 100 * time.Millisecond
 	// install is how long a gateway's kernel may lack a route that its BIRD has logged.
-	install = 20 * time.Millisecond
+	install = 100 * time.Millisecond
 )
 
-// outcome is a request for a VIP, through a gateway or directly to a pod.
+// outcome is a request for a VIP through a gateway.
 type outcome struct {
 	sent    time.Time
 	vip     netip.Addr
-	from    int  // index of the gateway, or of the pod
-	failed  bool // no answer of the application
-	noRoute bool // failed with ENETUNREACH
-	reason  string
+	gateway int
+	err     error // nil if the application answered
+	noRoute bool  // failed with ENETUNREACH
 }
 
 // update is the begin or the end of a route to a VIP that a gateway holds from a session.
@@ -40,9 +39,8 @@ type update struct {
 // record is everything that was observed, from begin to end.
 type record struct {
 	begin, end time.Time
-	updates    []update  // also those before begin, in order
-	requests   []outcome // through gateways
-	direct     []outcome // to pods
+	updates    []update // also those before begin, in order
+	requests   []outcome
 	interval   time.Duration
 }
 
@@ -52,34 +50,33 @@ type numbers struct {
 	Dark      time.Duration `json:"dark"`
 }
 
-// measure computes the numbers of a VIP.
-func (r *record) measure(vip netip.Addr, gateways int) numbers {
-	var held [][]bool
+// measure computes the numbers of a VIP whose targets serve, or not.
+func (r *record) measure(vip netip.Addr, served bool) numbers {
+	var held [gateways][]bool
 	failed := r.steps()
 	for g := range gateways {
-		held = append(held, r.held(vip, g))
+		held[g] = r.held(vip, g)
 		r.markFailed(failed, vip, g, held[g])
 	}
-	served := r.served(vip)
 	var n numbers
-	for i := range failed {
-		advertised := slices.ContainsFunc(held, func(h []bool) bool { return h[i] })
+	for i := range r.index(r.end) {
+		advertised := slices.ContainsFunc(held[:], func(h []bool) bool { return h[i] })
 		switch {
 		case failed[i]:
 			n.BlackHole += step
-		case !advertised && served[i]:
+		case !advertised && served:
 			n.Dark += step
 		}
 	}
 	return n
 }
 
-// steps returns a value for each step of the record.
+// steps returns a value for each step of the record, and one for the incomplete last one.
 func (r *record) steps() []bool { return make([]bool, r.index(r.end)+1) }
 
 // index returns the step of a moment, within the record.
 func (r *record) index(at time.Time) int {
-	return int(min(max(0, at.Sub(r.begin)), r.end.Sub(r.begin)-1) / step)
+	return int(min(max(0, at.Sub(r.begin)), r.end.Sub(r.begin)) / step)
 }
 
 // fill sets the steps between two moments.
@@ -91,9 +88,8 @@ func (r *record) fill(steps []bool, from, to time.Time) {
 
 // held returns the steps in which a gateway holds a route to a VIP from any session.
 func (r *record) held(vip netip.Addr, gateway int) []bool {
-	steps, sessions := r.steps(), map[string]bool{}
-	since := r.begin
-	for _, u := range r.updates {
+	steps, sessions, since := r.steps(), map[string]bool{}, r.begin
+	for _, u := range append(slices.Clone(r.updates), update{at: r.end, gateway: gateway}) {
 		if u.gateway != gateway || u.vip.IsValid() && u.vip != vip {
 			continue
 		}
@@ -110,21 +106,16 @@ func (r *record) held(vip netip.Addr, gateway int) []bool {
 			sessions[u.session] = true
 		}
 	}
-	if len(sessions) > 0 {
-		r.fill(steps, since, r.end)
-	}
 	return steps
 }
 
 // markFailed sets the steps in which a gateway holds a VIP and requests through it fail.
 func (r *record) markFailed(steps []bool, vip netip.Addr, gateway int, held []bool) {
+	slices.SortFunc(r.requests, func(a, b outcome) int { return a.sent.Compare(b.sent) })
 	var last time.Time
-	for _, o := range sorted(r.requests, vip, gateway) {
-		if !o.failed || o.sent.Before(r.begin) || !o.sent.Before(r.end) || !held[r.index(o.sent)] {
-			continue
-		}
-		// The route may not be in the gateway's kernel yet.
-		if o.noRoute && !held[r.index(o.sent.Add(-install))] {
+	for _, o := range r.requests {
+		if o.vip != vip || o.gateway != gateway || o.err == nil || o.sent.Before(r.begin) || !o.sent.Before(r.end) ||
+			!held[r.index(o.sent)] || o.noRoute && !held[r.index(o.sent.Add(-install))] {
 			continue
 		}
 		from := o.sent
@@ -136,51 +127,21 @@ func (r *record) markFailed(steps []bool, vip netip.Addr, gateway int, held []bo
 	}
 }
 
-// served returns the steps in which a pod answers direct requests for a VIP, by its latest outcome.
-func (r *record) served(vip netip.Addr) []bool {
-	steps := r.steps()
-	for pod := range pods {
-		since, serves := r.begin, false
-		for _, o := range sorted(r.direct, vip, pod) {
-			if serves {
-				r.fill(steps, since, o.sent)
-			}
-			since, serves = o.sent, !o.failed
-		}
-		if serves {
-			r.fill(steps, since, r.end)
-		}
-	}
-	return steps
-}
-
-// sorted returns the outcomes of a VIP from one place, in the order of sending.
-func sorted(all []outcome, vip netip.Addr, from int) []outcome {
-	some := slices.DeleteFunc(slices.Clone(all), func(o outcome) bool { return o.vip != vip || o.from != from })
-	slices.SortFunc(some, func(a, b outcome) int { return a.sent.Compare(b.sent) })
-	return some
-}
-
 // evidence returns the updates and failed requests since the begin as lines, in order.
 func (r *record) evidence() string {
-	lines := []string{r.begin.Format(evidenceTime) + " begin"}
+	const format = "15:04:05.000"
+	lines := []string{r.begin.Format(format) + " begin"}
 	for _, u := range r.updates {
 		if !u.at.Before(r.begin) {
-			lines = append(lines, fmt.Sprintf("%s gateway %d, %s: %s withdrawn=%t", u.at.Format(evidenceTime), u.gateway+1,
+			lines = append(lines, fmt.Sprintf("%s gateway %d, %s: %s withdrawn=%t", u.at.Format(format), u.gateway+1,
 				u.session, u.vip, u.withdrawn))
 		}
 	}
-	for where, all := range map[string][]outcome{"gateway": r.requests, "pod": r.direct} {
-		for _, o := range all {
-			if o.failed && !o.sent.Before(r.begin) {
-				lines = append(lines, fmt.Sprintf("%s request for %s through %s %d: %s", o.sent.Format(evidenceTime), o.vip,
-					where, o.from+1, o.reason))
-			}
+	for _, o := range r.requests {
+		if o.err != nil && !o.sent.Before(r.begin) {
+			lines = append(lines, fmt.Sprintf("%s request through gateway %d: %v", o.sent.Format(format), o.gateway+1, o.err))
 		}
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, "\n") + "\n"
 }
-
-// evidenceTime is the format of times in evidence.
-const evidenceTime = "15:04:05.000"

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 	"time"
@@ -15,27 +16,23 @@ func at(milliseconds int) time.Time { return start.Add(time.Duration(millisecond
 
 // steady is a second in which both gateways hold the VIP from both pods, and every request is
 // answered except those that fails selects.
-func steady(fails func(o outcome) bool) *record {
+func steady(fails func(milliseconds, gateway int) bool) *record {
 	r := &record{begin: at(0), end: at(1000), interval: 20 * time.Millisecond}
 	for g := range gateways {
-		for _, session := range []string{"trench0", "trench2"} {
-			r.updates = append(r.updates, update{at: at(-500), gateway: g, session: session, vip: testVIP})
-		}
-	}
-	for t := -200; t < 1000; t += 20 {
-		for from := range gateways {
-			o := outcome{sent: at(t), vip: testVIP, from: from}
-			o.failed = fails(o)
+		r.updates = append(r.updates, announce(-500, g, "trench0"), announce(-500, g, "trench2"))
+		for t := -200; t < 1000; t += 20 {
+			o := outcome{sent: at(t), vip: testVIP, gateway: g}
+			if fails(t, g) {
+				o.err = errors.New("failed")
+			}
 			r.requests = append(r.requests, o)
-			o.failed = false
-			r.direct = append(r.direct, o)
 		}
 	}
 	return r
 }
 
-func within(from, to int) func(outcome) bool {
-	return func(o outcome) bool { return !o.sent.Before(at(from)) && o.sent.Before(at(to)) }
+func between(from, to int) func(int, int) bool {
+	return func(t, _ int) bool { return from <= t && t < to }
 }
 
 func withdraw(milliseconds, gateway int, session string) update {
@@ -47,79 +44,64 @@ func announce(milliseconds, gateway int, session string) update {
 }
 
 func TestMeasure(t *testing.T) {
-	allLost := []update{
+	const ms = time.Millisecond
+	everywhere := []update{
 		withdraw(300, 0, "trench0"), withdraw(300, 0, "trench2"), withdraw(350, 1, "trench0"), withdraw(400, 1, "trench2"),
 		announce(900, 1, "trench2"),
 	}
 	for _, test := range []struct {
 		name    string
-		fails   func(outcome) bool
+		fails   func(int, int) bool
 		updates []update
-		change  func(*record)
 		want    numbers
 	}{
-		{name: "nothing happens", fails: within(0, 0)},
-		{name: "all requests fail", fails: within(200, 500), want: numbers{BlackHole: 300 * time.Millisecond}},
+		{"nothing happens", between(0, 0), nil, numbers{}},
+		{"all requests fail", between(200, 500), nil, numbers{BlackHole: 300 * ms}},
 		{
-			name: "every fourth request fails", want: numbers{BlackHole: 340 * time.Millisecond},
-			fails: func(o outcome) bool { return within(200, 600)(o) && o.sent.Sub(start).Milliseconds()%80 == 40 },
+			"every fourth request fails", func(t, _ int) bool { return between(200, 600)(t, 0) && t%80 == 40 }, nil,
+			numbers{BlackHole: 340 * ms},
 		},
-		{name: "failures before the incident", fails: within(-200, 0)},
+		{"failures before the incident", between(-200, 0), nil, numbers{}},
+		{"failures without a route", between(400, 900), everywhere, numbers{Dark: 500 * ms}},
+		{"failures before the withdrawal", between(200, 900), everywhere, numbers{BlackHole: 200 * ms, Dark: 500 * ms}},
 		{
-			name: "failures while the gateway holds no route", fails: within(400, 900), updates: allLost,
-			want: numbers{Dark: 500 * time.Millisecond},
+			"failures at the gateway without a route", func(t, g int) bool { return g == 0 && between(400, 900)(t, g) },
+			[]update{withdraw(300, 0, "trench0"), withdraw(300, 0, "trench2")}, numbers{},
 		},
+		{"one session withdrawn", between(200, 500), everywhere[:1], numbers{BlackHole: 300 * ms}},
 		{
-			name: "failures before the withdrawal", fails: within(200, 900), updates: allLost,
-			want: numbers{BlackHole: 200 * time.Millisecond, Dark: 500 * time.Millisecond},
-		},
-		{
-			name: "one gateway withdrawn", fails: within(400, 900), want: numbers{},
-			updates: []update{withdraw(300, 0, "trench0"), withdraw(300, 0, "trench2")},
-			change:  func(r *record) { r.requests = sorted(r.requests, testVIP, 0) },
-		},
-		{
-			name: "one session withdrawn", fails: within(200, 500), updates: []update{withdraw(100, 0, "trench0")},
-			want: numbers{BlackHole: 300 * time.Millisecond},
-		},
-		{
-			name: "nothing serves while withdrawn", fails: within(0, 0), updates: allLost,
-			want: numbers{Dark: 100 * time.Millisecond},
-			change: func(r *record) {
-				for i, o := range r.direct {
-					r.direct[i].failed = !o.sent.Before(at(500))
-				}
-			},
-		},
-		{
-			name: "a gateway lost with its routes", fails: within(0, 0), want: numbers{Dark: 250 * time.Millisecond},
-			updates: []update{
+			"a gateway lost with its routes", between(0, 0), []update{
 				withdraw(100, 1, "trench0"), withdraw(100, 1, "trench2"), {at: at(250), gateway: 0, withdrawn: true},
 				announce(500, 0, "trench0"),
-			},
+			}, numbers{Dark: 250 * ms},
 		},
-		{
-			name: "no route in the kernel yet", updates: allLost, want: numbers{Dark: 500 * time.Millisecond},
-			fails:  within(900, 910),
-			change: func(r *record) { setNoRoute(r) },
-		},
+		{"replaced route", between(0, 0), []update{announce(500, 0, "trench0"), announce(500, 1, "trench0")}, numbers{}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := steady(test.fails)
 			r.updates = append(r.updates, test.updates...)
-			if test.change != nil {
-				test.change(r)
-			}
-			if got := r.measure(testVIP, gateways); got != test.want {
+			if got := r.measure(testVIP, true); got != test.want {
 				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+			test.want.Dark = 0
+			if got := r.measure(testVIP, false); got != test.want {
+				t.Errorf("nothing serves: got %+v, want %+v", got, test.want)
 			}
 		})
 	}
 }
 
-func setNoRoute(r *record) {
+// The gateway's kernel has a route some time after its BIRD.
+func TestRouteNotInstalled(t *testing.T) {
+	r := steady(between(900, 910))
 	for i := range r.requests {
-		r.requests[i].noRoute = r.requests[i].failed
+		r.requests[i].noRoute = r.requests[i].err != nil
+	}
+	for g := range gateways {
+		r.updates = append(r.updates, withdraw(300, g, "trench0"), withdraw(300, g, "trench2"), announce(820, g, "trench0"))
+	}
+	if got := r.measure(testVIP, false); got != (numbers{}) {
+		t.Errorf("got %+v, want nothing", got)
 	}
 }
 

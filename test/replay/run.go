@@ -29,14 +29,12 @@ func (r *result) within(b budget) bool {
 }
 
 // replay runs an incident, again if it misses its budget on a busy machine.
-func replay(ctx context.Context, o options, s *scenario, reference bool) result {
-	var r result
+func (o options) replay(ctx context.Context, s *scenario, reference bool) (r result) {
 	for range attempts {
-		var err error
-		if r, err = attempt(ctx, o, s, reference); err != nil {
+		if err := o.attempt(ctx, s, reference, &r); err != nil {
 			r.Err = err.Error()
 		}
-		if reference || r.within(s.budget) || r.Late < excuse || ctx.Err() != nil {
+		if reference || r.within(s.Budget) || r.Late < excuse || ctx.Err() != nil {
 			break
 		}
 	}
@@ -44,30 +42,27 @@ func replay(ctx context.Context, o options, s *scenario, reference bool) result 
 }
 
 // attempt runs an incident once.
-func attempt(ctx context.Context, o options, s *scenario, reference bool) (r result, err error) {
-	evidence := ""
+func (o options) attempt(ctx context.Context, s *scenario, reference bool, r *result) (err error) {
+	*r = result{ByVIP: map[string]numbers{}}
 	fx, err := open(ctx, s, o.binaries, reference)
 	if fx == nil {
-		return r, err
+		return err
 	}
+	evidence := ""
 	defer func() {
 		if err != nil || o.keep != "" {
-			err = errors.Join(err, o.keepLogs(s, evidence+fx.logs()))
+			path := filepath.Join(o.keep, fmt.Sprintf("replay-%s-reference=%t.log", s.ID, reference))
+			err = errors.Join(err, os.WriteFile(path, []byte(evidence+fx.logs()), 0o600))
 		}
 		err = errors.Join(err, fx.close())
 	}()
 	if err != nil {
-		return r, err
+		return err
 	}
 	sampling, err := fx.startSampler(ctx, o.interval)
-	if err != nil {
-		return r, err
-	}
 	defer sampling.end()
-	bound, cancel := context.WithTimeout(ctx, waitTimeout)
-	defer cancel()
-	if err := sampling.waitCalm(bound); err != nil {
-		return r, fmt.Errorf("before the incident: %w", err)
+	if err != nil {
+		return fmt.Errorf("before the incident: %w", err)
 	}
 	begin := time.Now()
 	inject := s.inject
@@ -80,23 +75,13 @@ func attempt(ctx context.Context, o options, s *scenario, reference bool) (r res
 	}
 	record, err := sampling.stop(begin)
 	if err := errors.Join(errInject, err, context.Cause(ctx)); err != nil {
-		return r, err
+		return err
 	}
-	evidence = record.evidence()
-	r = result{ByVIP: map[string]numbers{}, Late: sampling.late}
+	evidence, r.Late = record.evidence(), sampling.late
 	for _, vip := range vips {
-		n := record.measure(vip, gateways)
+		n := record.measure(vip, !s.unserved[vip])
 		r.ByVIP[vip.String()] = n
 		r.Worst.BlackHole, r.Worst.Dark = max(r.Worst.BlackHole, n.BlackHole), max(r.Worst.Dark, n.Dark)
 	}
-	return r, nil
-}
-
-// keepLogs writes the updates, the failed requests and the ends of all logs to a file.
-func (o options) keepLogs(s *scenario, text string) error {
-	dir := o.keep
-	if dir == "" {
-		dir = os.TempDir()
-	}
-	return os.WriteFile(filepath.Join(dir, "replay-"+s.id+".log"), []byte(text), 0o600)
+	return nil
 }

@@ -2,9 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"syscall"
+	"net/netip"
 	"time"
 
 	"github.com/vipgate/vipgate/test/lab"
@@ -24,13 +23,17 @@ var (
 
 // scenario is one incident.
 type scenario struct {
-	id, title, link string
-	cause           string // as injected
-	budget          budget
-	note            string // a restriction of the replay
+	ID     string `json:"incident"`
+	Title  string `json:"title"`
+	Link   string `json:"link"`
+	Cause  string `json:"cause"` // as injected
+	Budget budget `json:"budget"`
+	Note   string `json:"note,omitempty"` // a restriction of the replay
 
-	before       [][2]string // replacements in the trench file before the start
-	lb, frontend []string    // further flags
+	unserved map[netip.Addr]bool // VIPs whose targets no longer serve
+
+	before       []string // replacements in the trench file before the start, as pairs
+	lb, frontend []string // further flags
 	// inject causes the incident in vipgate, and returns once it is over.
 	inject func(context.Context, *fixture) error
 	// reference causes it in the common pattern; nil if that has no counterpart.
@@ -41,179 +44,110 @@ type scenario struct {
 func scenarios() []scenario {
 	return []scenario{
 		{
-			id: "I6", title: "Google 2019-06-02", link: "status.cloud.google.com/incident/cloud-networking/19009",
-			cause: "both `lb` killed, absent for 8 s", budget: unplanned,
-			note: "with `--on-lb-loss=keep --stale-grace=1m`",
-			lb:   []string{"--stale-grace=1m"}, frontend: []string{"--on-lb-loss=keep"},
-			inject: killBalancers, reference: stopScripts,
+			ID: "I1", Title: "Meta 2021-10-04", Link: "https://engineering.fb.com/2021/10/05/networking-traffic/outage-details",
+			Cause: "all targets of all VIPs fail their checks in all pods, and serve", Budget: unplanned,
+			Note: "with `lastResort: depreferred`", inject: unhealthy, reference: unhealthy,
+			before: []string{"drainTime: 1s\n", "drainTime: 1s\n    lastResort: depreferred\n"},
 		},
 		{
-			id: "I7", title: "AWS 2025-10-20", link: "aws.amazon.com/message/101925",
-			cause: "pod 2 starts; its wire to the targets alternates every 0.5 s for 8 s", budget: unplanned,
+			ID: "I2", Title: "GCE 2016-04-11", Link: "https://status.cloud.google.com/incident/compute/16007",
+			Cause: "one of four VIPs left in the file of all pods", Budget: wrong,
+			inject: emptyList, reference: scripted(func(s *script) { s.listed = vips[:1] }),
+		},
+		{
+			ID: "I3", Title: "Cloudflare 2022-06-21", Link: "https://thecount.com/2022/06/21/cloudflare-outage-tuesday",
+			Cause: "edit withdraws a VIP: `validate --diff` shows it, and it is not applied", Budget: wrong,
+			inject: showDiff,
+		},
+		{
+			ID: "I4", Title: "Cloudflare 2025-07-14",
+			Link:  "https://thousandeyes.com/blog/cloudflare-outage-analysis-july-14-2025",
+			Cause: "all gateways replaced by one that is offline, in all pods", Budget: wrong,
+			inject: moveOffline, reference: scripted(func(s *script) { s.neighbors = [][]netip.Addr{offline} }),
+		},
+		{
+			ID: "I5", Title: "Cloudflare 2026-02-20", Link: "https://codeblack.cc/2026/02",
+			Cause: "all streams deleted in all pods", Budget: wrong,
+			inject: deleteStreams, reference: scripted(func(s *script) { s.listed = nil }),
+		},
+		{
+			ID: "I6", Title: "Google 2019-06-02", Link: "https://status.cloud.google.com/incident/cloud-networking/19009",
+			Cause: "both `lb` killed, absent for 8 s", Budget: unplanned,
+			Note: "with `--on-lb-loss=keep --stale-grace=1m`",
+			lb:   []string{"--stale-grace=1m"}, frontend: []string{"--on-lb-loss=keep"},
+			inject: stopControl, reference: stopControl,
+		},
+		{
+			ID: "I7", Title: "AWS 2025-10-20", Link: "https://aws.amazon.com/message/101925",
+			Cause: "pod 2 starts; its wire to the targets alternates every 0.5 s for 8 s", Budget: unplanned,
 			inject: startFlapping, reference: startFlapping,
 		},
 		{
-			id: "I8", title: "Datadog 2023-03-08",
-			link:  "datadoghq.com/blog/engineering/2023-03-08-deep-dive-into-platform-level-impact",
-			cause: "all policy rules of both pods deleted", budget: unplanned,
-			inject: flushPodRules, reference: flushPodRoutes,
+			ID: "I8", Title: "Datadog 2023-03-08",
+			Link:  "https://datadoghq.com/blog/engineering/2023-03-08-deep-dive-into-platform-level-impact",
+			Cause: "all policy rules of both pods deleted", Budget: unplanned,
+			inject: shell(flushRules, ":"), reference: shell(flushRoutes, ":"),
 		},
 		{
-			id: "I9", title: "Heroku 2025-06-10", link: "heroku.com/blog/summary-of-june-10-outage",
-			cause: "all routes of both pods and rules of all targets flushed", budget: unplanned,
-			inject: flushRoutes, reference: flushPodRoutes,
+			ID: "I9", Title: "Heroku 2025-06-10", Link: "https://heroku.com/blog/summary-of-june-10-outage",
+			Cause: "all routes of both pods and rules of all targets flushed", Budget: unplanned,
+			inject: shell(flushRoutes, flushRules), reference: shell(flushRoutes, ":"),
 		},
 		{
-			id: "I11", title: "K-root Belgrade, Reykjavik", link: "go.mail-archive.com/dns-wg@ripe.net/msg00401.html",
-			cause: "pod 2 replaced; its `lb` starts 2 s after its `frontend`", budget: unplanned,
+			ID: "I10", Title: "Reddit 2023-03-14", Link: "https://redditwatch.org/outages/reddit-pi-day-outage-2023",
+			Cause: "target lists of all streams empty in all pods", Budget: wrong,
+			Note: "without the API server", inject: emptySelectors,
+			reference: scripted(func(s *script) { s.targets = nil }),
+		},
+		{
+			ID: "I11", Title: "K-root Belgrade, Reykjavik", Link: "https://go.mail-archive.com/dns-wg@ripe.net/msg00401.html",
+			Cause: "pod 2 replaced; its `lb` starts 4 s after its `frontend`", Budget: unplanned,
 			inject: startLate, reference: startLate,
 		},
 		{
-			id: "I15", title: "MetalLB #1944, #2049", link: "github.com/metallb/metallb/issues/1944",
-			cause: "hold time of all gateways edited in all pods", budget: planned,
-			inject: func(ctx context.Context, fx *fixture) error {
-				return fx.edit("holdTime: 3s", "holdTime: 4s")
-			},
-			reference: func(ctx context.Context, fx *fixture) error { return fx.eachScript((*script).changeHoldTime) },
+			ID: "I12", Title: "RIPE NCC 2024-04", Link: "https://mailman.ripe.net/archives/list/dns-wg@ripe.net/2024/4",
+			Cause: "BIRD of pod 2 gets a configuration with static VIPs and without routes to clients", Budget: unplanned,
+			Note: "no probe from beyond the gateways yet", inject: replaceBIRD,
 		},
 		{
-			id: "I16", title: "MetalLB #2470", link: "github.com/metallb/metallb/pull/2715",
-			cause: "trench file written again without a change", budget: planned,
-			note: "a cordon changes nothing in kube's file (test/kube-e2e)",
-			inject: func(ctx context.Context, fx *fixture) error {
-				return fx.edit("trench: trench-a\n", "# cordoned\ntrench: trench-a\n")
-			},
+			ID: "I13", Title: "Cloudflare 2023-10-04",
+			Link:  "https://blog.cloudflare.com/1-1-1-1-lookup-failures-on-october-4th-2023",
+			Cause: "all targets of two VIPs answer with errors", Budget: unplanned, Note: "HTTP in place of DNS",
+			before:   []string{healthCheck, fmt.Sprintf("http: {port: %d}", lab.RequestPort)},
+			unserved: map[netip.Addr]bool{vips[0]: true, vips[1]: true},
+			inject:   failAnswers, reference: failAnswers,
 		},
 		{
-			id: "I17", title: "fediverse.foundation 2023-04-06", link: "wiki.fediverse.foundation",
-			cause: "file not updated any more; then a target resets connections", budget: unplanned,
-			note: "without the API server", inject: abortTarget, reference: abortTarget,
+			ID: "I14", Title: "Rogers 2022-07, Optus 2023-11", Link: "https://kentik.com/blog/digging-into-the-optus-outage",
+			Cause: "both gateways send 20 000 routes", Budget: unplanned,
+			Note: "reference with `import limit 1000`", frontend: []string{"--import-routes=all"},
+			inject: flood, reference: flood,
 		},
 		{
-			id: "I18", title: "metallb#777", link: "github.com/metallb/metallb/issues/777",
-			cause: "gateway A replaced, packets of its old sessions dropped", budget: unplanned,
+			ID: "I15", Title: "MetalLB #1944, #2049", Link: "https://github.com/metallb/metallb/issues/1944",
+			Cause: "hold time of all gateways edited in all pods", Budget: planned,
+			inject: edit("holdTime: 3s", "holdTime: 4s"), reference: scripted(func(s *script) { s.hold++ }),
+		},
+		{
+			ID: "I16", Title: "MetalLB #2470", Link: "https://github.com/metallb/metallb/pull/2715",
+			Cause: "trench file written again without a change", Budget: planned,
+			Note:   "a cordon changes nothing in kube's file (test/kube-e2e)",
+			inject: edit("trench: trench-a\n", "# cordoned\ntrench: trench-a\n"),
+		},
+		{
+			ID: "I17", Title: "fediverse.foundation 2023-04-06", Link: "https://wiki.fediverse.foundation",
+			Cause: "file not updated any more; then a target resets connections", Budget: unplanned,
+			Note: "without the API server", inject: abortTarget, reference: abortTarget,
+		},
+		{
+			ID: "I18", Title: "metallb#777", Link: "https://github.com/metallb/metallb/issues/777",
+			Cause: "gateway A replaced, packets of its old sessions dropped", Budget: unplanned,
 			inject: failOver, reference: failOver,
 		},
+		{
+			ID: "I19", Title: "Fastly 2021-06-08", Link: "https://fastly.com/blog/summary-of-june-8-outage",
+			Cause: "both `lb` crash after an edit, also after restarts", Budget: unplanned,
+			inject: crashAfterEdit,
+		},
 	}
-}
-
-// targetLine returns the line of a target in the trench file.
-func targetLine(n int) string {
-	own := lab.TargetAddrs(n)
-	return fmt.Sprintf("      - {name: target-%d, ips: [%s, %q]}\n", n, own[0], own[1])
-}
-
-// killBalancers kills both lbs, and starts them again after a repair time.
-func killBalancers(ctx context.Context, fx *fixture) error {
-	if err := kill(fx.Pods[0].LB, fx.Pods[1].LB); err != nil {
-		return err
-	}
-	sleep(ctx, 8*time.Second)
-	return errors.Join(fx.startLB(0), fx.startLB(1))
-}
-
-// stopScripts ends the scripts of the reference, as its control plane, for the same time.
-func stopScripts(ctx context.Context, fx *fixture) error {
-	err := fx.eachScript(func(s *script) error { s.end(); return nil })
-	sleep(ctx, 8*time.Second)
-	return err
-}
-
-// startFlapping replaces pod 2, whose network toward the targets alternates at first.
-func startFlapping(ctx context.Context, fx *fixture) error {
-	if err := restartSecond(ctx, fx, 0); err != nil {
-		return err
-	}
-	const half = 500 * time.Millisecond
-	for i := range 16 {
-		if err := fx.Backend.IP("link", "set", "pod2", []string{"down", "up"}[i%2]); err != nil {
-			return err
-		}
-		sleep(ctx, half)
-	}
-	return nil
-}
-
-// eachPod runs shell commands in the namespaces of both pods.
-func (fx *fixture) eachPod(ctx context.Context, shell string) error {
-	var errs []error
-	for _, p := range fx.Pods {
-		_, err := p.NS.Run(ctx, "sh", "-c", shell)
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-// flushRulesShell deletes every policy rule except those of the kernel and of direct clients, as systemd-networkd did.
-const flushRulesShell = `for f in -4 -6; do
-	ip $f rule show | sed 's/:.*//' | grep -vxE '0|50|32766|32767' | while read -r p; do ip $f rule del priority $p; done
-done`
-
-func flushPodRules(ctx context.Context, fx *fixture) error { return fx.eachPod(ctx, flushRulesShell) }
-
-// flushPodRoutes deletes every route that is not the kernel's own.
-func flushPodRoutes(ctx context.Context, fx *fixture) error {
-	return fx.eachPod(ctx, `for f in -4 -6; do
-	for p in static bird boot; do ip $f route flush table all proto $p 2>/dev/null; done; done; true`)
-}
-
-// flushRoutes deletes the routes of both pods, and the rules of all targets.
-func flushRoutes(ctx context.Context, fx *fixture) error {
-	err := flushPodRoutes(ctx, fx)
-	for _, a := range fx.Targets {
-		_, errTarget := a.NS.Run(ctx, "sh", "-c", flushRulesShell)
-		err = errors.Join(err, errTarget)
-	}
-	return err
-}
-
-// startLate replaces pod 2, and starts its parts in the order of the incident.
-func startLate(ctx context.Context, fx *fixture) error { return restartSecond(ctx, fx, 2*time.Second) }
-
-// restartSecond replaces pod 2, whose lb, or script, starts after a delay.
-func restartSecond(ctx context.Context, fx *fixture, delay time.Duration) error {
-	if fx.reference {
-		return fx.scripts[1].restart(fx, delay)
-	}
-	p := fx.Pods[1]
-	for _, process := range []*lab.Process{p.LB, p.Frontend} {
-		if err := process.Signal(syscall.SIGTERM); err != nil {
-			return err
-		}
-	}
-	for _, process := range []*lab.Process{p.LB, p.Frontend} {
-		if _, err := process.Wait(ctx); err != nil {
-			return err
-		}
-	}
-	if err := errors.Join(fx.Replace(2), fx.replyDirectly(1), fx.startFrontend(1)); err != nil {
-		return err
-	}
-	sleep(ctx, delay)
-	return fx.startLB(1)
-}
-
-// abortTarget ends a target abruptly: its kernel answers with RST.
-func abortTarget(_ context.Context, fx *fixture) error { return fx.Targets[0].Abort() }
-
-// failOver replaces gateway A: the new one has no session and no route, and a firewall drops the
-// packets of the old sessions without a RST.
-func failOver(ctx context.Context, fx *fixture) error {
-	router := fx.Routers[0]
-	if err := kill(router.Processes()...); err != nil {
-		return err
-	}
-	if _, err := fx.Gateway.Run(ctx, "sh", "-c", fmt.Sprintf(`set -e
-nft add table inet failover
-nft 'add chain inet failover input { type filter hook input priority 0; }'
-for port in sport dport; do
-	nft "add rule inet failover input tcp $port %d tcp flags & syn == 0 ct state new drop"
-done
-ip -4 route flush proto bird
-ip -6 route flush proto bird`, lab.BGPPort)); err != nil {
-		return err
-	}
-	fx.gatewayLost(0)
-	sleep(ctx, time.Second)
-	return router.Start()
 }

@@ -145,6 +145,7 @@ func TestAPIServerAcceptsManifests(t *testing.T) {
 		{false, namespace, "list", "", "secrets", ""},
 		{true, namespace, "create", "coordination.k8s.io", "leases", ""},
 		{true, namespace, "update", "coordination.k8s.io", "leases", "vipgate-trench-a"},
+		{true, namespace, "update", "coordination.k8s.io", "leases", "turn-vipgate-trench-a"},
 		{false, namespace, "update", "coordination.k8s.io", "leases", "other"},
 		{true, namespace, "create", "", "events", ""},
 		{true, namespace, "patch", "networking.k8s.io", "ingresses/status", "web"},

@@ -96,6 +96,22 @@ func Explain(err error) error {
 	}
 }
 
+// ConfirmFlags are the flags of the confirm commands.
+type ConfirmFlags struct {
+	AdminFlags
+	ID string `arg:"" optional:"" name:"id" help:"Identifier that the status shows; refuses any other removals."`
+}
+
+// Confirm puts held removals of a running process in force.
+func Confirm(ctx context.Context, out *Output, flags ConfirmFlags, program string) error {
+	response, err := Call(ctx, program, flags.AdminFlags, adminv1.NewConfigurationServiceClient,
+		adminv1.ConfigurationServiceClient.ConfirmRemovals, &adminv1.ConfirmRemovalsRequest{Id: flags.ID})
+	if err == nil {
+		out.Printf("confirmed %s: the removal of %s\n", response.GetId(), response.GetRemovals())
+	}
+	return err
+}
+
 // StatusFlags are the flags of the status commands.
 type StatusFlags struct {
 	AdminFlags

@@ -49,7 +49,7 @@ type Change struct {
 }
 
 // Print prints an edit; drain is the drain time of the frontend.
-func (edit *Change) Print(out *Output, file string, asJSON bool, drain time.Duration) error {
+func (edit *Change) Print(out *Output, asJSON bool, drain time.Duration) error {
 	if edit.Change != nil {
 		if total := edit.Change.RestartTime(drain); total > 0 {
 			edit.RestartTime = total.String()
@@ -62,7 +62,6 @@ func (edit *Change) Print(out *Output, file string, asJSON bool, drain time.Dura
 		}
 		return err
 	}
-	out.Printf("%s: valid\n", file)
 	if edit.Change != nil {
 		out.Printf("%s", edit.Change.Text(drain))
 	}
@@ -82,7 +81,10 @@ func (f *ValidateFlags) Report(ctx context.Context, out *Output, program, socket
 		between := change.Between(old, next)
 		edit.Change = &between
 	}
-	return edit.Print(out, file, f.Output == "json", drain)
+	if f.Output == "table" {
+		out.Printf("%s: valid\n", file)
+	}
+	return edit.Print(out, f.Output == "json", drain)
 }
 
 // previous returns the configuration that --diff compares with.

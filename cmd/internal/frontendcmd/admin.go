@@ -21,9 +21,10 @@ import (
 type Commands struct {
 	Status      statusCommand      `cmd:"" help:"Show every VIP, whether it is advertised, and why not. Exit status 1 when one is not."`
 	Events      eventsCommand      `cmd:"" help:"Show the last transitions with their causes."`
-	Drain       drainCommand       `cmd:"" help:"Move traffic away from VIPs: de-prefer, then withdraw."`
+	Drain       drainCommand       `cmd:"" help:"Move traffic away from VIPs or a gateway: de-prefer, then withdraw. It survives restarts."`
 	Undrain     undrainCommand     `cmd:"" help:"End a drain."`
-	Apply       applyCommand       `cmd:"" help:"Apply an edit without drains and turns. Traffic may be lost."`
+	ApplyNow    applyNowCommand    `cmd:"" help:"End the drains and turns of an edit. Traffic may be lost."`
+	Confirm     confirmCommand     `cmd:"" help:"Put held removals of the configuration in force: VIPs and gateways drain and are withdrawn."`
 	Cleanup     cleanupCommand     `cmd:"" help:"Remove the marks, rules and blackhole of vipgate from the kernel."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
 	Version     cli.VersionCommand `cmd:"" help:"Print the version."`
@@ -49,20 +50,33 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 
 type drainCommand struct {
 	cli.AdminFlags
-	VIPs []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32."`
-	All  bool     `help:"Drain every VIP." env:"-"`
+	cli.DrainEnd
+	VIPs    []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32."`
+	All     bool     `help:"Drain every VIP, also those that are configured later." env:"-"`
+	Gateway []string `help:"De-prefer every VIP toward this gateway, then withdraw it there; repeatable." placeholder:"NAME" env:"-"`
+	Force   bool     `help:"Drain also the last gateway of a family." env:"-"`
 }
 
 func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
 	switch {
-	case c.All && len(c.VIPs) > 0:
-		return cli.Usage("--all and VIPs exclude each other")
-	case !c.All && len(c.VIPs) == 0:
+	case c.All && len(c.VIPs) > 0, len(c.Gateway) > 0 && (c.All || len(c.VIPs) > 0):
+		return cli.Usage("--all, --gateway and VIPs exclude each other")
+	case !c.All && len(c.VIPs) == 0 && len(c.Gateway) == 0:
 		return cli.Usage("no VIP to drain; name VIPs such as 20.0.0.1/32, or set --all to drain every VIP")
 	}
-	r, err := call(ctx, c.AdminFlags, client.Drain, &frontendv1.DrainRequest{Vips: c.VIPs, All: c.All})
+	endsAfter, err := c.EndsAfter()
 	if err != nil {
 		return err
+	}
+	r, err := call(ctx, c.AdminFlags, client.Drain, &frontendv1.DrainRequest{
+		Vips: c.VIPs, All: c.All, Gateways: c.Gateway, Force: c.Force, EndsAfter: endsAfter,
+	})
+	if err != nil {
+		return err
+	}
+	if len(c.Gateway) > 0 {
+		out.Printf("drained gateways: %s\n", strings.Join(r.GetGateways(), " "))
+		return nil
 	}
 	if draining := r.GetDraining(); len(draining) > 0 {
 		out.Printf("draining until %s, then withdrawn: %s\n", r.GetUntil().AsTime().Format(time.RFC3339),
@@ -73,19 +87,34 @@ func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
 	if len(over) > 0 {
 		out.Printf("drained: %s\n", strings.Join(over, " "))
 	}
+	out.Printf("warning: %s\n", r.GetWarning())
 	return nil
+}
+
+type confirmCommand struct{ cli.ConfirmFlags }
+
+func (c *confirmCommand) Run(ctx context.Context, out *cli.Output) error {
+	return cli.Confirm(ctx, out, c.ConfirmFlags, "frontend")
 }
 
 type undrainCommand struct {
 	cli.AdminFlags
-	VIPs []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32; none means all."`
+	Gateway []string `help:"End the drain of this gateway; repeatable." placeholder:"NAME" env:"-"`
+	VIPs    []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32; none means all."`
 }
 
 func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {
-	r, err := call(ctx, c.AdminFlags, client.Undrain, &frontendv1.UndrainRequest{Vips: c.VIPs})
+	r, err := call(ctx, c.AdminFlags, client.Undrain, &frontendv1.UndrainRequest{Vips: c.VIPs, Gateways: c.Gateway})
 	switch {
 	case err != nil:
 		return err
+	case len(r.GetGateways()) > 0:
+		out.Printf("still drained gateways: %s\n", strings.Join(r.GetGateways(), " "))
+	case len(c.Gateway) > 0:
+		out.Printf("no gateway is drained\n")
+	}
+	switch {
+	case len(c.Gateway) > 0 && len(c.VIPs) == 0:
 	case len(r.GetDrained()) == 0:
 		out.Printf("no VIP is drained\n")
 	default:
@@ -94,12 +123,11 @@ func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {
 	return nil
 }
 
-type applyCommand struct {
+type applyNowCommand struct {
 	cli.AdminFlags
-	Now bool `help:"End the drains of VIPs and gateways that left, and restart waiting sessions." env:"-" required:""`
 }
 
-func (c *applyCommand) Run(ctx context.Context, out *cli.Output) error {
+func (c *applyNowCommand) Run(ctx context.Context, out *cli.Output) error {
 	r, err := call(ctx, c.AdminFlags, client.ApplyNow, &frontendv1.ApplyNowRequest{})
 	if err != nil {
 		return err

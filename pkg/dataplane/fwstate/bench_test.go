@@ -1,6 +1,7 @@
 package fwstate
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -95,88 +96,47 @@ func BenchmarkWithAHundredStreams(b *testing.B) {
 		b.Fatal(n, err)
 	}
 	b.Logf("the routes of 1000 targets, both families: %v", time.Since(began))
-	b.Run("read everything", func(b *testing.B) {
-		for b.Loop() {
-			_, err := f.Read(numbers)
-			must(b, err)
-		}
-	})
-	b.Run("read nftables", func(b *testing.B) {
-		for b.Loop() {
-			_, err := f.readContent()
-			must(b, err)
-		}
-	})
-	b.Run("read one stream", func(b *testing.B) {
-		for b.Loop() {
-			_, err := f.ReadStream("stream-50")
-			must(b, err)
-		}
-	})
-	b.Run("read base", func(b *testing.B) {
-		for b.Loop() {
-			_, _, err := f.ReadBase()
-			must(b, err)
-		}
-	})
-	b.Run("read two targets", func(b *testing.B) {
-		for b.Loop() {
-			_, err := f.ReadTargets([]uint32{5000, 5999})
-			must(b, err)
-		}
-	})
-	b.Run("way of the last", func(b *testing.B) {
-		for b.Loop() {
-			_, err := f.ResolveNextHop(5999, vip.IPv4)
-			must(b, err)
-		}
-	})
-	b.Run("IPv6 way of the last", func(b *testing.B) {
-		for b.Loop() {
-			_, err := f.ResolveNextHop(5999, vip.IPv6)
-			must(b, err)
-		}
-	})
 	now, err := f.ReadStream("stream-50")
 	must(b, err)
-	b.Run("a tenth of one stream's entries", func(b *testing.B) {
-		for b.Loop() {
+	for _, step := range []struct {
+		name string
+		run  func() error
+	}{
+		{"read everything", func() error { _, err := f.Read(numbers); return err }},
+		{"read nftables", func() error { _, err := f.readContent(); return err }},
+		{"read one stream", func() error { _, err := f.ReadStream("stream-50"); return err }},
+		{"read base", func() error { _, _, err := f.ReadBase(); return err }},
+		{"read two targets", func() error { _, err := f.ReadTargets([]uint32{5000, 5999}); return err }},
+		{"IPv4 route of the last", func() error { _, err := f.ResolveNextHop(5999, vip.IPv4); return err }},
+		{"IPv6 route of the last", func() error { _, err := f.ResolveNextHop(5999, vip.IPv6); return err }},
+		{"a tenth of one stream's entries", func() error {
 			want := plan.KernelStream{Name: "stream-50", Size: 1009, Seed: 1}
 			table := slices.Clone(now.Tables[0])
 			for i := 0; i < len(table); i += 10 {
 				table[i] = 5500 + 5501 - min(table[i], 5501)
 			}
 			want.Tables = bothFamilies(table)
-			must(b, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: want, Observed: now}}}))
+			err := f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: want, Observed: now}}})
 			want.ChainIntact = true
 			now = &want
-		}
-	})
-	b.Run("one live target out and in", func(b *testing.B) {
-		for b.Loop() {
+			return err
+		}},
+		{"one live target out and in", func() error {
 			s := slots[505]
 			s.Flows = [len(vip.Families)]bool{}
-			must(b, f.Write(plan.Change{Targets: []plan.KernelTarget{s}}))
-			must(b, f.Write(plan.Change{Targets: []plan.KernelTarget{slots[505]}}))
-		}
-	})
-	b.Run("one way removed and added", func(b *testing.B) {
-		for b.Loop() {
-			must(b, f.RemoveRoutes([]uint32{5505}))
-			for _, err := range f.AddRoutes(slots[505:506], false) {
-				must(b, err)
+			return errors.Join(f.Write(plan.Change{Targets: []plan.KernelTarget{s}}),
+				f.Write(plan.Change{Targets: slots[505:506]}))
+		}},
+		{"one route removed and added", func() error {
+			return errors.Join(f.RemoveRoutes([]uint32{5505}), f.AddRoutes(slots[505:506], false).Err())
+		}},
+		{"flush connections of one", func() error { return f.FlushConntrack([]uint32{5505}) }},
+		{"used by others", func() error { _, err := f.UsedByOthers([]uint32{7000}); return err }},
+	} {
+		b.Run(step.name, func(b *testing.B) {
+			for b.Loop() {
+				must(b, step.run())
 			}
-		}
-	})
-	b.Run("forget one", func(b *testing.B) {
-		for b.Loop() {
-			must(b, f.FlushConntrack([]uint32{5505}))
-		}
-	})
-	b.Run("taken", func(b *testing.B) {
-		for b.Loop() {
-			_, err := f.UsedByOthers([]uint32{7000})
-			must(b, err)
-		}
-	})
+		})
+	}
 }

@@ -1,7 +1,6 @@
 package fwstate
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -25,18 +24,6 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-// run runs a shell command in a namespace.
-func run(t testing.TB, ns *lab.NetNS, command string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	out, err := ns.Run(ctx, "sh", "-c", command)
-	if err != nil {
-		t.Fatalf("%s: %v", command, err)
-	}
-	return out
 }
 
 // openConn opens a connection in a namespace.
@@ -121,13 +108,13 @@ func TestWriteReadBack(t *testing.T) {
 				must(t, err)
 				problem, err := f.inspectBase(r)
 				t.Errorf("base does not stand: %s, %v\n%s", problem, err,
-					run(t, ns, "nft list table inet vipgate-lb; ip rule; ip -6 rule"))
+					ns.Shell(t, "nft list table inet vipgate-lb; ip rule; ip -6 rule"))
 			}
 			want := c.Streams[0].Desired
 			want.Owned, want.ChainIntact = true, true
 			if !reflect.DeepEqual(got.Streams, map[string]*plan.KernelStream{"web": &want}) {
 				t.Errorf("streams are %+v\n%s", got.Streams["web"],
-					run(t, ns, "nft --debug=netlink list chain inet vipgate-lb stream/web"))
+					ns.Shell(t, "nft --debug=netlink list chain inet vipgate-lb stream/web"))
 			}
 			if !reflect.DeepEqual(got.VIPs, c.VIPs) {
 				t.Errorf("VIPs are %v", got.VIPs)
@@ -189,7 +176,7 @@ func TestNFTListsTable(t *testing.T) {
 			"nft -a list ruleset":                                 "ip daddr vmap @vip4",
 			"nft get element inet vipgate-lb vip4 '{ 20.0.0.1 }'": "goto stream/web",
 		} {
-			if out := run(t, ns, command); !strings.Contains(out, shown) {
+			if out := ns.Shell(t, command); !strings.Contains(out, shown) {
 				t.Errorf("%s does not show %q:\n%s", command, shown, out)
 			}
 		}
@@ -214,14 +201,14 @@ func TestRoutes(t *testing.T) {
 	}
 	got := readAll(t, f)
 	if !got.Base {
-		t.Errorf("the base does not stand: %s", run(t, pod, "ip rule; ip -6 rule"))
+		t.Errorf("the base does not stand: %s", pod.Shell(t, "ip rule; ip -6 rule"))
 	}
 	for _, s := range slots {
 		g := got.Targets[s.FWMark]
 		if g == nil || g.NextHops != s.NextHops || g.Rules != [len(vip.Families)]bool{true, true} ||
 			g.Blackhole != [len(vip.Families)]bool{true, true} {
 			t.Errorf("%d is %+v\n%s", s.FWMark, g,
-				run(t, pod, "ip rule; ip -6 rule; ip route show table all; ip -6 route show table all"))
+				pod.Shell(t, "ip rule; ip -6 rule; ip route show table all; ip -6 route show table all"))
 		}
 		for _, family := range vip.Families {
 			hop, err := f.ResolveNextHop(s.FWMark, family)
@@ -251,8 +238,11 @@ func TestRoutes(t *testing.T) {
 	}
 	must(t, f.RemoveRoutes([]uint32{5001}))
 	must(t, f.RemoveAll())
-	if out := run(t, pod, "nft list ruleset; ip rule | grep -v -w 'local\\|main\\|default' || true; ip -6 rule | grep -v "+
-		"-w 'local\\|main' || true; ip route show table all proto 179; ip -6 route show table all proto 179"); out != "" {
+	if out := pod.Shell(t, `nft list ruleset
+		ip rule | grep -v -w 'local\|main\|default' || true
+		ip -6 rule | grep -v -w 'local\|main' || true
+		ip route show table all proto 179
+		ip -6 route show table all proto 179`); out != "" {
 		t.Errorf("left over:\n%s", out)
 	}
 }

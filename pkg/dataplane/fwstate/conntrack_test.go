@@ -43,11 +43,11 @@ func TestBlocksCoverExactMarks(t *testing.T) {
 func TestDeletedEntriesHaveExactMarks(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{})
-	run(t, ns, `ip link set lo up
+	ns.Shell(t, `ip link set lo up
 		nft add table inet test
 		nft 'add chain inet test out { type filter hook output priority 0; }'
 		nft add rule inet test out udp dport 5000-5020 ct mark set udp dport map '{ `+marked(5000, 5020)+` }'`)
-	if run(t, ns, "ls /proc/net/nf_conntrack 2>/dev/null || true") == "" {
+	if ns.Shell(t, "ls /proc/net/nf_conntrack 2>/dev/null || true") == "" {
 		lab.Skip(t, "a kernel that lists its connections (CONFIG_NF_CONNTRACK_PROCFS)")
 	}
 	must(t, ns.Do(func() error {
@@ -70,7 +70,7 @@ func TestDeletedEntriesHaveExactMarks(t *testing.T) {
 		numbers = append(numbers, n)
 	}
 	must(t, f.FlushConntrack(numbers))
-	out := run(t, ns, "cat /proc/net/nf_conntrack")
+	out := ns.Shell(t, "cat /proc/net/nf_conntrack")
 	for port := 5000; port <= 5020; port++ {
 		if got, want := strings.Contains(out, fmt.Sprintf("dport=%d ", port)), port < 5003 || port > 5014; got != want {
 			t.Errorf("the entry of mark %d is there: %v, want %v", port, got, want)

@@ -71,7 +71,7 @@ func (x *topology) serveWith(t *testing.T, fwmarks ...uint32) {
 func (x *topology) answerThrough(t *testing.T, pod int) {
 	t.Helper()
 	for _, g := range x.targets {
-		run(t, g.ns, fmt.Sprintf("ip route replace default via 172.16.0.%[1]d; ip -6 route replace default via fd16::%[1]d",
+		g.ns.Shell(t, fmt.Sprintf("ip route replace default via 172.16.0.%[1]d; ip -6 route replace default via fd16::%[1]d",
 			200+pod))
 	}
 }
@@ -123,10 +123,10 @@ func TestRepliesThroughAnotherPod(t *testing.T) {
 		}
 	}
 	// The target learns the path MTU from ICMP errors, which contain a packet of the flow.
-	run(t, x.router, "ip link set client mtu 1300")
+	x.router.Shell(t, "ip link set client mtu 1300")
 	check("a path with a small MTU", 200_000, nil)
 
-	list := run(t, x.pods[0], "nft list map inet vipgate-lb flows4; nft list map inet vipgate-lb flows6")
+	list := x.pods[0].Shell(t, "nft list map inet vipgate-lb flows4; nft list map inet vipgate-lb flows6")
 	for _, f := range flows {
 		port := f.conn.LocalAddr().(*net.TCPAddr).Port
 		if !remembered(list, port, "2h3m", "0x0000138") {
@@ -137,14 +137,14 @@ func TestRepliesThroughAnotherPod(t *testing.T) {
 	must(t, flows[0].conn.Close())
 	flows = flows[1:]
 	x.eventually(t, func() error {
-		list = run(t, x.pods[0], "nft list map inet vipgate-lb flows4")
+		list = x.pods[0].Shell(t, "nft list map inet vipgate-lb flows4")
 		if !remembered(list, closed, "(2m|1m)", "0x8000138") {
 			return fmt.Errorf("port %d is not closing in\n%s", closed, list)
 		}
 		return nil
 	})
 	x.checkThroughVIP(t)
-	if out := run(t, x.pods[0], "cat /proc/net/nf_conntrack 2>/dev/null || true"); strings.Contains(out, "dport=7000 ") {
+	if out := x.pods[0].Shell(t, "cat /proc/net/nf_conntrack 2>/dev/null || true"); strings.Contains(out, "dport=7000 ") {
 		t.Errorf("the kernel tracks connections:\n%s", out)
 	}
 
@@ -197,7 +197,7 @@ func (x *topology) openDuringChange(t *testing.T) (flows []remote) {
 	t.Helper()
 	const ports = 6
 	wire := lab.NewCapture(t, x.pods[1], "int0")
-	run(t, x.pods[1], `nft 'add table inet hold; add chain inet hold c { type filter hook prerouting priority -400; }
+	x.pods[1].Shell(t, `nft 'add table inet hold; add chain inet hold c { type filter hook prerouting priority -400; }
 		add rule inet hold c tcp flags & (syn | ack) == syn | ack drop'`)
 	opened := make(chan remote, 2*ports)
 	var dials sync.WaitGroup
@@ -224,7 +224,7 @@ func (x *topology) openDuringChange(t *testing.T) (flows []remote) {
 	}))
 	first := x.stream.Tables
 	x.serveWith(t, 5000)
-	run(t, x.pods[1], "nft delete table inet hold")
+	x.pods[1].Shell(t, "nft delete table inet hold")
 	dials.Wait()
 	close(opened)
 	drained := 0
@@ -234,7 +234,7 @@ func (x *topology) openDuringChange(t *testing.T) (flows []remote) {
 		after := x.stream.Tables
 		x.stream.Tables = first
 		port := uint16(f.conn.LocalAddr().(*net.TCPAddr).Port)
-		if want := x.expected(f.family, unix.IPPROTO_TCP, port, estatePort); f.target != want {
+		if want := x.expected(f.family, unix.IPPROTO_TCP, port); f.target != want {
 			t.Errorf("%s flow from port %d went to %s, not to %s as its SYN", f.family, port, f.target, want)
 		}
 		x.stream.Tables = after
@@ -258,16 +258,16 @@ func (x *topology) eventually(t *testing.T, condition func() error) {
 // Flows beyond the size of the flow map use the Maglev table.
 func TestFullFlowMapForwards(t *testing.T) {
 	x := newTopology(t, 1, 2, ConntrackLoose)
-	run(t, x.pods[0], `nft 'delete table inet vipgate-lb; add table inet vipgate-lb
+	x.pods[0].Shell(t, `nft 'delete table inet vipgate-lb; add table inet vipgate-lb
 		add map inet vipgate-lb flows4 { type ipv4_addr . ipv4_addr . inet_proto . inet_service . inet_service : mark
 			flags dynamic, timeout; size 4; }'`)
 	x.write(t, x.fabrics[0])
 	for port := uint16(28000); port < 28020; port++ {
-		if got, want := x.ask(t, vip.IPv4, port, 10), x.expected(vip.IPv4, unix.IPPROTO_UDP, port, estatePort); got != want {
+		if got, want := x.ask(t, vip.IPv4, port, 10), x.expected(vip.IPv4, unix.IPPROTO_UDP, port); got != want {
 			t.Errorf("port %d went to %s, not to %s", port, got, want)
 		}
 	}
-	if n := strings.Count(run(t, x.pods[0], "nft list map inet vipgate-lb flows4"), "expires"); n != 4 {
+	if n := strings.Count(x.pods[0].Shell(t, "nft list map inet vipgate-lb flows4"), "expires"); n != 4 {
 		t.Errorf("%d flows are remembered", n)
 	}
 	rules, err := x.fabrics[0].nft.Rules(inet, plan.StreamChain("web"))

@@ -34,25 +34,31 @@ func (zeros) Read(b []byte) (int, error) {
 }
 
 func TestFlowsFollowTable(t *testing.T) {
-	eachMode(t, 1, 3, func(t *testing.T, x *topology, _ Conntrack) {
+	eachMode(t, 1, func(t *testing.T, x *topology, _ Conntrack) {
 		for _, family := range vip.Families {
 			seen := map[string]int{}
 			for port := uint16(20000); port < 20040; port++ {
 				got := x.ask(t, family, port, 10)
 				seen[got]++
-				if want := x.expected(family, unix.IPPROTO_UDP, port, estatePort); got != want {
+				if want := x.expected(family, unix.IPPROTO_UDP, port); got != want {
 					t.Errorf("%s UDP port %d went to %s, not to %s", family, port, got, want)
 				}
 			}
 			for port := uint16(21000); port < 21010; port++ {
 				c, _, got := x.dial(t, family, port)
 				must(t, c.Close())
-				if want := x.expected(family, unix.IPPROTO_TCP, port, estatePort); got != want {
+				if want := x.expected(family, unix.IPPROTO_TCP, port); got != want {
 					t.Errorf("%s TCP port %d went to %s, not to %s", family, port, got, want)
 				}
 			}
 			if len(seen) != 3 {
 				t.Errorf("%s: all flows went to %v", family, seen)
+			}
+			for port := uint16(22000); port < 22012; port++ {
+				got := x.ask(t, family, port, 4000) // fragments
+				if want := x.expected(family, unix.IPPROTO_UDP, port); got != want {
+					t.Errorf("%s port %d: 4 000 bytes went to %s, not to %s", family, port, got, want)
+				}
 			}
 		}
 		// An echo request has no ports.
@@ -62,23 +68,10 @@ func TestFlowsFollowTable(t *testing.T) {
 	})
 }
 
-func TestFragmentsFollowFlow(t *testing.T) {
-	eachMode(t, 1, 3, func(t *testing.T, x *topology, _ Conntrack) {
-		for _, family := range vip.Families {
-			for port := uint16(22000); port < 22012; port++ {
-				got := x.ask(t, family, port, 4000)
-				if want := x.expected(family, unix.IPPROTO_UDP, port, estatePort); got != want {
-					t.Errorf("%s port %d: 4 000 bytes went to %s, not to %s", family, port, got, want)
-				}
-			}
-		}
-	})
-}
-
 func TestPathMTUDiscoveryThroughAnyPod(t *testing.T) {
-	eachMode(t, 2, 3, func(t *testing.T, x *topology, _ Conntrack) {
+	eachMode(t, 2, func(t *testing.T, x *topology, _ Conntrack) {
 		// The client has not learned the MTU of its link.
-		run(t, x.router, "ip link set client mtu 1300")
+		x.router.Shell(t, "ip link set client mtu 1300")
 		for name, pod := range map[string]int{"the pod of the flow": 0, "a pod that never saw the flow": 1} {
 			t.Run(name, func(t *testing.T) {
 				x.ownThrough(t, pod)
@@ -94,7 +87,7 @@ func TestPathMTUDiscoveryThroughAnyPod(t *testing.T) {
 				}
 				for _, g := range x.targets {
 					// Discard the learned path MTU before the next part.
-					run(t, g.ns, "ip route flush cache; ip -6 route flush cache")
+					g.ns.Shell(t, "ip route flush cache; ip -6 route flush cache")
 				}
 			})
 		}
@@ -102,7 +95,7 @@ func TestPathMTUDiscoveryThroughAnyPod(t *testing.T) {
 }
 
 func TestFlowsSurviveTableChange(t *testing.T) {
-	eachMode(t, 1, 3, func(t *testing.T, x *topology, mode Conntrack) {
+	eachMode(t, 1, func(t *testing.T, x *topology, mode Conntrack) {
 		before := map[vip.Family]map[uint16]string{}
 		for _, family := range vip.Families {
 			before[family] = map[uint16]string{}
@@ -140,7 +133,7 @@ func TestFlowsSurviveTableChange(t *testing.T) {
 		gone.Flows = [len(vip.Families)]bool{}
 		must(t, f.Write(plan.Change{Targets: []plan.KernelTarget{gone}}))
 		must(t, f.FlushConntrack([]uint32{5001}))
-		if out := run(t, x.pods[0], "cat /proc/net/nf_conntrack 2>/dev/null || true"); strings.Contains(out, "mark=5001 ") {
+		if out := x.pods[0].Shell(t, "cat /proc/net/nf_conntrack 2>/dev/null || true"); strings.Contains(out, "mark=5001 ") {
 			t.Errorf("connections to a target that is gone:\n%s", out)
 		} else if mode == ConntrackOn && !strings.Contains(out, "mark=5002 ") {
 			t.Errorf("no connections to a kept target:\n%s", out)
@@ -164,7 +157,7 @@ func TestPacketsWithoutRouteAreDropped(t *testing.T) {
 	ports := map[vip.Family]uint16{}
 	for _, family := range vip.Families {
 		for port := uint16(25000); ports[family] == 0; port++ {
-			if x.expected(family, unix.IPPROTO_UDP, port, estatePort) == "t1" {
+			if x.expected(family, unix.IPPROTO_UDP, port) == "t1" {
 				ports[family] = port
 			}
 		}
@@ -178,7 +171,7 @@ func TestPacketsWithoutRouteAreDropped(t *testing.T) {
 		"link down": {"ip link set int0 down", "ip link set int0 up; ip addr replace fd16::200/64 dev int0 nodad"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			run(t, x.pods[0], commands[0])
+			x.pods[0].Shell(t, commands[0])
 			for _, family := range vip.Families {
 				hop, err := x.fabrics[0].ResolveNextHop(5001, family)
 				if err != nil || hop.IsValid() {
@@ -200,7 +193,7 @@ func TestPacketsWithoutRouteAreDropped(t *testing.T) {
 				cancel()
 			}
 			// Each request was answered before the next one arrived.
-			run(t, x.pods[0], "true; "+commands[1])
+			x.pods[0].Shell(t, "true; "+commands[1])
 			for _, s := range x.slots() {
 				for n, err := range x.fabrics[0].AddRoutes([]plan.KernelTarget{s}, true) {
 					t.Error(n, err)
@@ -252,7 +245,7 @@ func TestPodsAgreeOnFlows(t *testing.T) {
 			if taken[0][p] != taken[1][p] {
 				disagree++
 			}
-			if taken[0][p] != x.expected(family, unix.IPPROTO_UDP, p, estatePort) {
+			if taken[0][p] != x.expected(family, unix.IPPROTO_UDP, p) {
 				wrong++
 			}
 		}

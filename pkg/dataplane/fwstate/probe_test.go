@@ -38,7 +38,7 @@ func TestRefusedWriteLeavesNothing(t *testing.T) {
 	if problems := f.MissingModules(); len(problems) > 0 {
 		t.Errorf("problems %+v", problems)
 	}
-	if out := run(t, ns, "nft list tables"); strings.TrimSpace(out) != "" {
+	if out := ns.Shell(t, "nft list tables"); strings.TrimSpace(out) != "" {
 		t.Errorf("the probes left %s", out)
 	}
 }

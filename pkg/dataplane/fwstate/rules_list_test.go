@@ -24,7 +24,7 @@ func TestRuleListIsCompleteDuringDeletions(t *testing.T) {
 	for n := 5000; n < 5000+rules; n++ {
 		fmt.Fprintf(&batch, "rule add fwmark %d/0xffffff lookup %d priority 91 protocol 179\n", n, n)
 	}
-	run(t, ns, "ip -batch - <<'EOF'\n"+batch.String()+"EOF")
+	ns.Shell(t, "ip -batch - <<'EOF'\n"+batch.String()+"EOF")
 
 	var others strings.Builder
 	for range 200 {

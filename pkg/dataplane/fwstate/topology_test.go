@@ -59,28 +59,28 @@ func newTopology(t *testing.T, pods, targets int, mode Conntrack) *topology {
 	must(t, lab.Veth(x.client, "eth0", x.router, "client"))
 	must(t, x.client.Addr("eth0", "10.9.0.1/24", "fd09::1/64"))
 	must(t, x.router.Addr("client", "10.9.0.254/24", "fd09::fe/64"))
-	run(t, x.client, "ip route add default via 10.9.0.254; ip -6 route add default via fd09::fe")
-	run(t, x.router, "ip link add ext type bridge; ip link set ext up")
+	x.client.Shell(t, "ip route add default via 10.9.0.254; ip -6 route add default via fd09::fe")
+	x.router.Shell(t, "ip link add ext type bridge; ip link set ext up")
 	must(t, x.router.Addr("ext", "169.254.100.254/24", "fd64::fe/64"))
-	run(t, x.fabricNet, "ip link add br0 type bridge; ip link set br0 up")
+	x.fabricNet.Shell(t, "ip link add br0 type bridge; ip link set br0 up")
 	o := Config{Conntrack: mode}
 	for i := range pods {
 		pod := lab.NewNetNS(t, lab.WithoutDAD)
 		forward(pod)
 		must(t, lab.Veth(pod, "ext", x.router, fmt.Sprintf("pod%d", i)))
 		must(t, lab.Veth(pod, "int0", x.fabricNet, fmt.Sprintf("pod%d", i)))
-		run(t, x.router, fmt.Sprintf("ip link set pod%d master ext", i))
-		run(t, x.fabricNet, fmt.Sprintf("ip link set pod%d master br0", i))
+		x.router.Shell(t, fmt.Sprintf("ip link set pod%d master ext", i))
+		x.fabricNet.Shell(t, fmt.Sprintf("ip link set pod%d master br0", i))
 		must(t, pod.Addr("ext", fmt.Sprintf("169.254.100.%d/24", 1+i), fmt.Sprintf("fd64::%d/64", 1+i)))
 		must(t, pod.Addr("int0", fmt.Sprintf("172.16.0.%d/24", 200+i), fmt.Sprintf("fd16::%d/64", 200+i)))
-		run(t, pod, "ip route add default via 169.254.100.254; ip -6 route add default via fd64::fe")
+		pod.Shell(t, "ip route add default via 169.254.100.254; ip -6 route add default via fd64::fe")
 		x.pods = append(x.pods, pod)
 		x.fabrics = append(x.fabrics, openConn(t, pod, o))
 	}
 	for i := range targets {
 		g := &topologyTarget{ns: lab.NewNetNS(t, lab.WithoutDAD), received: map[netip.AddrPort]int{}}
 		must(t, lab.Veth(g.ns, "eth0", x.fabricNet, fmt.Sprintf("t%d", i)))
-		run(t, x.fabricNet, fmt.Sprintf("ip link set t%d master br0", i))
+		x.fabricNet.Shell(t, fmt.Sprintf("ip link set t%d master br0", i))
 		g.slot = plan.KernelTarget{
 			FWMark: uint32(5000 + i), Label: plan.Label{Stream: "web", Name: fmt.Sprintf("t%d", i)},
 			Flows: [len(vip.Families)]bool{true, true},
@@ -91,7 +91,7 @@ func newTopology(t *testing.T, pods, targets int, mode Conntrack) *topology {
 		}
 		must(t, g.ns.Addr("eth0", g.slot.NextHops[0].String()+"/24", g.slot.NextHops[1].String()+"/64"))
 		must(t, g.ns.Addr("lo", "20.0.0.1/32", "2000::1/128"))
-		run(t, g.ns, "ip route add default via 172.16.0.200; ip -6 route add default via fd16::200")
+		g.ns.Shell(t, "ip route add default via 172.16.0.200; ip -6 route add default via fd16::200")
 		g.serve(t)
 		x.targets = append(x.targets, g)
 	}
@@ -137,7 +137,7 @@ func (x *topology) slots() []plan.KernelTarget {
 // through makes the router send packets to VIPs through a pod.
 func (x *topology) through(t *testing.T, pod int) {
 	t.Helper()
-	run(t, x.router, fmt.Sprintf("ip route replace 20.0.0.1 via 169.254.100.%d; ip -6 route replace 2000::1 via fd64::%d",
+	x.router.Shell(t, fmt.Sprintf("ip route replace 20.0.0.1 via 169.254.100.%d; ip -6 route replace 2000::1 via fd64::%d",
 		1+pod, 1+pod))
 }
 
@@ -145,7 +145,7 @@ func (x *topology) through(t *testing.T, pod int) {
 // through a pod.
 func (x *topology) ownThrough(t *testing.T, pod int) {
 	t.Helper()
-	run(t, x.router, fmt.Sprintf(`ip rule add iif lo lookup 7; ip -6 rule add iif lo lookup 7
+	x.router.Shell(t, fmt.Sprintf(`ip rule add iif lo lookup 7; ip -6 rule add iif lo lookup 7
 		ip route replace 20.0.0.1 via 169.254.100.%[1]d table 7; ip -6 route replace 2000::1 via fd64::%[1]d table 7`,
 		1+pod))
 }
@@ -253,7 +253,7 @@ func (x *topology) ask(t testing.TB, family vip.Family, port uint16, size int) s
 		}
 	}
 	t.Fatalf("no target answered %s port %d, %d bytes\n%s", family, port, size,
-		run(t, x.pods[0], "nft list table inet vipgate-lb | grep -v elements | grep -v 0x000; ip -s neigh; ip -s link"))
+		x.pods[0].Shell(t, "nft list table inet vipgate-lb | grep -v elements | grep -v 0x000; ip -s neigh; ip -s link"))
 	return ""
 }
 
@@ -301,24 +301,24 @@ func (x *topology) dial(t testing.TB, family vip.Family, port uint16) (net.Conn,
 }
 
 // expected computes the target that the kernel selects for a flow.
-func (x *topology) expected(family vip.Family, proto byte, sourcePort, port uint16) string {
+func (x *topology) expected(family vip.Family, proto byte, sourcePort uint16) string {
 	var b []byte
 	b = append(b, estateClient[family].AsSlice()...)
 	b = append(b, estateVIPs[family].AsSlice()...)
 	b = append(b, proto, 0, 0, 0)
 	b = binary.BigEndian.AppendUint16(b, sourcePort)
 	b = append(b, 0, 0)
-	b = binary.BigEndian.AppendUint16(b, port)
+	b = binary.BigEndian.AppendUint16(b, estatePort)
 	b = append(b, 0, 0)
 	i := nft.Hash(b, estateSeed, estateSize)
 	return fmt.Sprintf("t%d", x.stream.Tables[family][i]-5000)
 }
 
-// eachMode runs a test with each kind of connection tracking.
-func eachMode(t *testing.T, pods, targets int, test func(t *testing.T, x *topology, mode Conntrack)) {
+// eachMode runs a test with three targets and each kind of connection tracking.
+func eachMode(t *testing.T, pods int, test func(t *testing.T, x *topology, mode Conntrack)) {
 	for mode := range Conntrack(len(conntrackNames)) {
 		t.Run(mode.String(), func(t *testing.T) {
-			test(t, newTopology(t, pods, targets, mode), mode)
+			test(t, newTopology(t, pods, 3, mode), mode)
 		})
 	}
 }

@@ -82,7 +82,7 @@ func (state *translator) translate(routers []*unstructured.Unstructured) error {
 	}
 	// Validate the Gateway without GatewayRouters first, so that each later problem belongs to one
 	// GatewayRouter.
-	if problems := trench.Validate(&state.config); len(problems) > 0 {
+	if problems := validate(state.config); len(problems) > 0 {
 		return errors.New(gatewayPath(problems[0].Path) + ": " + problems[0].Message(gatewayPath))
 	}
 	routers = slices.Clone(routers)
@@ -108,6 +108,12 @@ func (state *translator) translate(routers []*unstructured.Unstructured) error {
 		return cmp.Or(cmp.Compare(a.Object.Name, b.Object.Name), cmp.Compare(a.Object.UID, b.Object.UID))
 	})
 	return nil
+}
+
+// validate returns the problems of a configuration that leaves MaxRemoval out.
+func validate(config trench.Config) []trench.Problem {
+	config.MaxRemoval = 100 // any valid value
+	return trench.Validate(&config)
 }
 
 // readVIPs reads the addresses of the Gateway's status. An invalid VIP is reported as a problem.
@@ -183,7 +189,7 @@ func (state *translator) accept(object *unstructured.Unstructured) *refusal {
 	// A refused gateway must not be written into the array of the accepted ones.
 	config.Attractor.Gateways = append(slices.Clip(older), gateway)
 	config.Attractor.Interface = router.Spec.Interface
-	if problems := trench.Validate(&config); len(problems) > 0 {
+	if problems := validate(config); len(problems) > 0 {
 		return router.refusal(problems[0], older)
 	}
 	if common := state.config.Attractor.Interface; len(older) > 0 && common != router.Spec.Interface {

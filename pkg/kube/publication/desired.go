@@ -120,11 +120,16 @@ func trenchStatus(input Input, t *v1alpha1.Trench, pods reports, published publi
 	if shown != nil {
 		conditions = append(conditions, *shown)
 	}
+	held := pods.held(t)
+	if held != nil {
+		conditions = append(conditions, *held)
+	}
 	w.conditions = fmt.Sprint(verdict.Generation, conditions)
 	w.conditionsDiffer = settle(conditions, t.Status.Conditions, now) || t.Status.ObservedGeneration != verdict.Generation
 	w.status = map[string]any{"observedGeneration": verdict.Generation, "conditions": conditions}
 	w.events = append(changes(verdict, conditions, t.Status.Conditions),
 		publishEvents(shown, find(t.Status.Conditions, v1alpha1.Published))...)
+	w.events = append(w.events, heldEvents(held, find(t.Status.Conditions, v1alpha1.Held))...)
 	return w
 }
 

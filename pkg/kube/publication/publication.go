@@ -63,7 +63,7 @@ type Options struct {
 	Namespace, Trench, Pod string
 	// AdminSocket is the path of the admin socket of the frontend in the same pod.
 	AdminSocket string
-	// Input is the state to publish. Nothing is published while it is zero.
+	// Input is the state to publish, without reports. Nothing is published while it is zero.
 	Input   *latest.Value[Input]
 	Metrics Metrics
 	Log     *slog.Logger
@@ -127,6 +127,9 @@ func (*Publisher) String() string { return "publication" }
 
 // State returns the current state, and notifies of changes.
 func (publisher *Publisher) State() *latest.Value[State] { return publisher.state }
+
+// Input returns the state to publish, with the reports of the pods.
+func (publisher *Publisher) Input() *latest.Value[Input] { return publisher.input }
 
 // Leases returns the client of Leases, whose requests have a timeout.
 func (publisher *Publisher) Leases() coordinationclient.LeasesGetter { return publisher.leases }

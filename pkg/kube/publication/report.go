@@ -28,6 +28,9 @@ type Report struct {
 	Time time.Time `json:"time"`
 	// Problem is why the frontend's state is unknown. No VIP counts as advertised then.
 	Problem string `json:"problem,omitempty"`
+	// Held describes the removals that the frontend holds until they are confirmed: their identifier, a
+	// colon and the rest.
+	Held string `json:"held,omitempty"`
 	// Advertised and Total count VIPs that a stream serves.
 	Advertised int `json:"advertised"`
 	Total      int `json:"total"`
@@ -48,7 +51,7 @@ type vipReport struct {
 
 // reportOf returns the report for the status of a frontend, without times.
 func reportOf(s *frontendv1.Status) Report {
-	var report Report
+	report := Report{Held: heldRemovals(s)}
 	for _, v := range s.GetVips() {
 		parsed, err := vip.Parse(v.GetVip())
 		if err != nil {
@@ -116,6 +119,6 @@ func camelCase(name, prefix string) string {
 
 // equal reports whether the reports are equal except for their times.
 func (report Report) equal(o Report) bool {
-	return report.Problem == o.Problem && report.Advertised == o.Advertised && report.Total == o.Total &&
+	return report.Problem == o.Problem && report.Held == o.Held && report.Advertised == o.Advertised && report.Total == o.Total &&
 		slices.Equal(report.VIPs, o.VIPs)
 }

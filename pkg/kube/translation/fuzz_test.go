@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -272,7 +273,8 @@ func FuzzTranslate(f *testing.F) {
 		shuffle(rand.New(rand.NewPCG(1, uint64(len(data)))), o)
 		got := translation.Translate(o, options)
 		same := cmp.Comparer(func(a, b vip.VIP) bool { return a == b })
-		if d := cmp.Diff(want, got, same); d != "" {
+		address := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+		if d := cmp.Diff(want, got, same, address); d != "" {
 			t.Fatalf("in another order: %s", d)
 		}
 	})

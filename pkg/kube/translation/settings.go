@@ -60,7 +60,9 @@ func newSettings(source *v1alpha1.Trench, secrets []*corev1.Secret, keyDir strin
 	if len(problems) > 0 {
 		return nil, errors.New(joined(problems, specPath))
 	}
+	config.MaxRemoval = source.Spec.MaxRemoval
 	result.config = config
+	result.readConfirm()
 	// Services ask for VIPs by address: the list is searched for each address of each Pod.
 	result.vips = slices.SortedFunc(slices.Values(config.Attractor.VIPs), vip.Compare)
 	for _, stream := range config.Streams {
@@ -72,6 +74,31 @@ func newSettings(source *v1alpha1.Trench, secrets []*corev1.Secret, keyDir strin
 	return result, nil
 }
 
+// readConfirm reads the annotation that confirms held removals. A malformed one confirms nothing.
+func (settings *settings) readConfirm() {
+	text := settings.trench.Annotations[v1alpha1.ConfirmAnnotation]
+	if text == "" {
+		return
+	}
+	var confirmed trench.Config
+	problems := trenchfile.Decode(map[string]any{"confirm": text}, &confirmed)
+	settings.config.Confirm = confirmed.Confirm
+	if len(problems) > 0 {
+		settings.config.Confirm = ""
+		settings.problems = append(settings.problems, settings.problem(ReasonInvalidAnnotation, "%s",
+			joined(problems, func(string) string { return "annotation " + v1alpha1.ConfirmAnnotation })))
+	}
+}
+
+// problem returns a problem of the Trench.
+func (settings *settings) problem(reason, format string, args ...any) Problem {
+	source := settings.trench
+	return Problem{corev1.ObjectReference{
+		APIVersion: v1alpha1.Kind.GroupVersion().String(), Kind: v1alpha1.Kind.Kind,
+		Namespace: source.Namespace, Name: source.Name, UID: source.UID,
+	}, reason, message(format, args...)}
+}
+
 // readPublish reports the invalid addresses of spec.publish. The valid ones are published.
 func (settings *settings) readPublish() {
 	if settings.trench.Spec.Publish == nil {
@@ -79,15 +106,9 @@ func (settings *settings) readPublish() {
 	}
 	for position, address := range settings.trench.Spec.Publish.Addresses {
 		if !v1alpha1.PublishedAddress(address) {
-			settings.problems = append(settings.problems, Problem{
-				Object: corev1.ObjectReference{
-					APIVersion: v1alpha1.Kind.GroupVersion().String(), Kind: v1alpha1.Kind.Kind,
-					Namespace: settings.trench.Namespace, Name: settings.trench.Name, UID: settings.trench.UID,
-				},
-				Reason: ReasonAddressNotPublished,
-				Message: message("spec.publish.addresses[%d]: is %q, which is not published: write an IP address without "+
-					"length and zone, or a host name in lower case", position, address),
-			})
+			settings.problems = append(settings.problems, settings.problem(ReasonAddressNotPublished,
+				"spec.publish.addresses[%d]: is %q, which is not published: write an IP address without "+
+					"length and zone, or a host name in lower case", position, address))
 		}
 	}
 }

@@ -44,6 +44,7 @@ func message(format string, args ...any) string {
 var annotations = map[string]string{
 	"vips": v1alpha1.VIPsAnnotation, "check": v1alpha1.CheckAnnotation, "minReady": v1alpha1.MinReadyAnnotation,
 	"drainTime": v1alpha1.DrainTimeAnnotation, "maglev": v1alpha1.MaglevAnnotation,
+	"lastResort": v1alpha1.LastResortAnnotation,
 }
 
 // newStream returns the stream of a Service without targets.
@@ -95,7 +96,7 @@ func readAnnotations(service *corev1.Service, stream *trench.Stream) *refusal {
 		}
 		fields[name] = object
 	}
-	for _, name := range []string{"minReady", "drainTime"} {
+	for _, name := range []string{"minReady", "drainTime", "lastResort"} {
 		if text, ok := service.Annotations[annotations[name]]; ok {
 			fields[name] = text
 		}

@@ -34,13 +34,14 @@ const (
 	ConfirmAnnotation = Group + "/confirm"
 
 	// Annotations of a Service: its VIPs, separated by commas; the check of its targets as JSON;
-	// how many targets must be ready; how long a target that leaves keeps its flows; Maglev as
-	// JSON.
-	VIPsAnnotation      = Group + "/vips"
-	CheckAnnotation     = Group + "/check"
-	MinReadyAnnotation  = Group + "/min-ready"
-	DrainTimeAnnotation = Group + "/drain-time"
-	MaglevAnnotation    = Group + "/maglev"
+	// how many targets must be ready; how long a target that leaves keeps its flows; the fate of its
+	// VIPs while too few targets are ready; Maglev as JSON.
+	VIPsAnnotation       = Group + "/vips"
+	CheckAnnotation      = Group + "/check"
+	MinReadyAnnotation   = Group + "/min-ready"
+	DrainTimeAnnotation  = Group + "/drain-time"
+	LastResortAnnotation = Group + "/last-resort"
+	MaglevAnnotation     = Group + "/maglev"
 )
 
 // Types of conditions of a Trench; with the prefix of the group, of a Service.
@@ -49,6 +50,8 @@ const (
 	Advertised = "Advertised"
 	// Published, of a Trench with spec.publish, is false while a part of that has no effect.
 	Published = "Published"
+	// Held, of a Trench, is true while a removal waits for a confirmation.
+	Held = "Held"
 	// TargetsAccepted is false while pods that a Service selects cannot be targets.
 	TargetsAccepted = "TargetsAccepted"
 )

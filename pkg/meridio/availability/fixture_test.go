@@ -1,9 +1,6 @@
 package availability_test
 
 import (
-	"bytes"
-	"context"
-	"log/slog"
 	"maps"
 	"net"
 	"os"
@@ -24,6 +21,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/meridio/availability"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/meridiotest"
 )
@@ -33,28 +31,6 @@ const (
 	waitLimit = 20 * time.Second
 	host      = "lb-frontend-attractor-a1-abcde"
 )
-
-// logBuffer collects log lines.
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-func (b *logBuffer) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
 
 // fixture is a pod: a socket and two identities of one trust domain.
 type fixture struct {
@@ -124,17 +100,17 @@ type vipgateLB struct {
 	table        *readiness.Table
 	readiness    *readiness.Server
 	availability *lbavailability.Server
-	log          *logBuffer
+	log          *harness.Log
 	kill         func()
 }
 
 // vipgate starts a load balancer of vipgate on path.
 func (f *fixture) vipgate(path string, o readiness.TableOptions) *vipgateLB {
 	f.t.Helper()
-	b := &vipgateLB{table: readiness.NewTable(o), log: &logBuffer{}}
+	b := &vipgateLB{table: readiness.NewTable(o), log: &harness.Log{}}
 	role := readiness.RolesOf([]spiffeid.ID{f.ca.ID("/frontend")}, []spiffeid.ID{f.ca.ID("/reader")})
 	b.readiness = readiness.NewServer(b.table, readiness.ServerOptions{Peer: identity.PeerID, Role: role})
-	b.availability = lbavailability.NewServer(b.table, b.readiness, host, b.log.logger())
+	b.availability = lbavailability.NewServer(b.table, b.readiness, host, b.log.Logger())
 	b.kill = f.serve(path, func(r grpc.ServiceRegistrar) {
 		readinessv1.RegisterReadinessServiceServer(r, b.readiness)
 		loadbalancerv1.RegisterStreamAvailabilityServiceServer(r, b.availability)
@@ -156,7 +132,7 @@ type watcher struct {
 	t      *testing.T
 	client *availability.Client
 	vips   *latest.Value[[]vip.VIP]
-	log    *logBuffer
+	log    *harness.Log
 	svid   *latest.Value[uint64] // generation
 	at     readiness.Update
 	ready  map[vip.VIP]vip.State
@@ -173,24 +149,16 @@ func (f *fixture) watch(interval, within time.Duration) *watcher {
 // watchState starts a watcher whose probes ask for the state at an interval; 0 for the default.
 func (f *fixture) watchState(interval, within, state time.Duration) *watcher {
 	f.t.Helper()
-	w := &watcher{t: f.t, log: &logBuffer{}, vips: latest.New([]vip.VIP{vipA, vipB}), svid: latest.New(uint64(0))}
+	w := &watcher{t: f.t, log: &harness.Log{}, vips: latest.New([]vip.VIP{vipA, vipB}), svid: latest.New(uint64(0))}
 	w.client = availability.NewClient(availability.ClientOptions{
 		Host: host, VIPs: w.vips.Get, Interval: interval, Within: within, StateInterval: state,
-		Log: w.log.logger(),
+		Log: w.log.Logger(),
 	})
 	w.Watcher = readiness.NewWatcher(readiness.WatcherOptions{
 		Target: f.socket, Credentials: f.creds(f.frontend), ConnectionEnd: identity.ConnectionEnd, Fallback: w.client,
-		Rotation: w.svid.Get, Log: w.log.logger(),
+		Rotation: w.svid.Get, Log: w.log.Logger(),
 	})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	f.t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			f.t.Errorf("Run: %v", err)
-		}
-	})
+	harness.Run(f.t, w.Run)
 	return w
 }
 

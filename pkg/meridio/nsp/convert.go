@@ -123,7 +123,9 @@ func (options *Options) convert(list *nspv1.Attractor) (result converted, err er
 	if err := options.Defaults.Validate(); err != nil {
 		return converted{}, err
 	}
-	config := &trench.Config{Trench: options.Trench, Attractor: trench.Attractor{Name: options.Attractor}}
+	config := &trench.Config{
+		Trench: options.Trench, Attractor: trench.Attractor{Name: options.Attractor}, MaxRemoval: options.MaxRemoval,
+	}
 	refuse := func(kind, name, problem string) {
 		result.refused = append(result.refused, Refusal{kind, name, short(problem)})
 	}

@@ -1,7 +1,6 @@
 package nsp
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/nsptest"
 )
@@ -48,14 +48,14 @@ func newFixture(t *testing.T) *fixture {
 		Credentials: identity.NewCredentials(own, identity.CredentialOptions{Authorize: identity.AuthorizeOwnDomain(own)}),
 		Trench:      "t", Attractor: "a", Defaults: trench.DefaultDefaults(), Host: "pod-1",
 		Cache: filepath.Join(t.TempDir(), "nsp.json"), EntryTimeout: time.Hour, MaxBackoff: 100 * time.Millisecond,
-		KeepaliveTime: time.Minute, Keys: f.keys, Log: slog.New(slog.NewTextHandler(f.log, nil)),
+		MaxRemoval: 100, KeepaliveTime: time.Minute, Keys: f.keys, Log: slog.New(slog.NewTextHandler(f.log, nil)),
 	}
 	t.Cleanup(func() {
 		if err := f.Stop(); err != nil {
 			t.Error(err)
 		}
 		if t.Failed() {
-			t.Logf("log:\n%s", f.log.text())
+			t.Logf("log:\n%s", f.log.String())
 		}
 	})
 	// Before the first start the address is unknown.
@@ -81,17 +81,7 @@ func (f *fixture) stop() {
 // run runs a task until the test ends, or end is called.
 func (f *fixture) run(x task.Task) (end func()) {
 	f.t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- x.Run(ctx) }()
-	end = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil && err != context.Canceled {
-			f.t.Errorf("%s ended: %v", x, err)
-		}
-	})
-	f.t.Cleanup(end)
-	return end
+	return harness.Run(f.t, x.Run)
 }
 
 // source runs a source until the test ends, or end is called.
@@ -110,25 +100,10 @@ func (f *fixture) source() (s *Source, end func()) {
 }
 
 // lines holds the logged lines.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *lines) text() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
+type lines struct{ harness.Log }
 
 // count returns the number of lines that contain the text.
-func (l *lines) count(text string) int { return strings.Count(l.text(), text) }
+func (l *lines) count(text string) int { return strings.Count(l.String(), text) }
 
 // keys counts the calls of Want, one per converted list.
 type keys struct {

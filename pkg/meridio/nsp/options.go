@@ -36,6 +36,9 @@ type Options struct {
 	Trench, Attractor string
 	// Defaults holds the values of fields that are 0 in a gateway.
 	Defaults trench.Defaults
+	// MaxRemoval is the percentage of the VIPs in force that a list may remove without a confirmation;
+	// 100 never asks for one.
+	MaxRemoval int
 	// Cache is the path of the file that stores the last accepted list.
 	Cache string
 	// Host is the host name of the pod, by which its load balancer finds the frontend.

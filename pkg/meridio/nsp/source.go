@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/trench/change"
 )
 
 // Condition is the health service that shows whether the NSP confirms the configuration in force.
@@ -48,7 +50,9 @@ type Source struct {
 	loaded  latest.Value[trench.Loaded]
 	stale   latest.Value[*trench.Stale]
 	state   latest.Value[SourceState]
-	first   time.Duration // firstListTimeout
+	// confirmed has identifiers of held removals.
+	confirmed latest.Value[string]
+	first     time.Duration // firstListTimeout
 
 	// The fields below are used by NewSource, and then only by Run.
 	response              *nspv1.AttractorResponse // last response of the NSP
@@ -104,6 +108,12 @@ func (s *Source) Value() *latest.Value[trench.Loaded] { return &s.loaded }
 // Stale returns the time and reason since which the configuration in force may differ from the
 // NSP.
 func (s *Source) Stale() *latest.Value[*trench.Stale] { return &s.stale }
+
+// Confirm puts the held removals in force, if the identifier is theirs or "". Without a watch it
+// takes effect once one is open.
+func (s *Source) Confirm(identifier string) (trench.Held, error) {
+	return s.loaded.Load().Confirm(identifier, &s.confirmed)
+}
 
 // State returns the state of the watch.
 func (s *Source) State() *latest.Value[SourceState] { return &s.state }
@@ -161,8 +171,13 @@ func (s *Source) watch(parent context.Context, conn *grpc.ClientConn) error {
 		return changed
 	}
 	changed := take()
+	_, confirmed := s.confirmed.Get()
+	s.retake() // the confirmation may have preceded the watch
 	for {
 		select {
+		case <-confirmed:
+			_, confirmed = s.confirmed.Get()
+			s.retake()
 		case <-changed:
 			changed = take()
 		case err := <-ended:
@@ -200,6 +215,14 @@ func (s *Source) takeResponse(response *nspv1.AttractorResponse) {
 	}
 	if s.accepted == s.list {
 		s.change(func(state *SourceState) { state.FromCache = false })
+	}
+}
+
+// retake takes the last response again after a confirmation.
+func (s *Source) retake() {
+	if response := s.response; response != nil && s.confirmed.Load() != "" {
+		s.response, s.list = nil, nil
+		s.takeResponse(response)
 	}
 }
 
@@ -288,23 +311,39 @@ func (s *Source) take(list *nspv1.Attractor) {
 		return
 	}
 	s.refuse(converted.refused)
-	if s.options.Keys != nil {
-		s.options.Keys.Want(secrets(list.GetGateways(), converted.Config))
+	config, gateways := converted.Config, list.GetGateways()
+	if loaded.Held = (trench.Held{}); before.Generation > 0 {
+		config, loaded.Held = change.Hold(before.Config, config, before.Held, s.confirmed.Load(), nil)
 	}
-	s.accepted = list
+	if loaded.Held.ID == "" {
+		// The cache keeps an older list during a hold, so that a restart does not end the hold.
+		s.accepted = list
+		if before.Held.ID != "" {
+			s.confirmed.Set("")
+		}
+	} else {
+		gateways = slices.Concat(gateways, s.accepted.GetGateways())
+	}
+	if s.options.Keys != nil {
+		s.options.Keys.Want(secrets(gateways, config))
+	}
 	loaded.Err, loaded.Partial = converted.refused.err(), len(converted.refused) > 0
 	if loaded.Partial {
 		loaded.Refused++
 	}
 	// An equal configuration must not disturb the sessions, even if other objects are refused.
-	changed := before.Generation == 0 || !reflect.DeepEqual(converted.Config, before.Config)
+	changed := before.Generation == 0 || !reflect.DeepEqual(config, before.Config)
 	if changed {
-		loaded.Config, loaded.Generation = converted.Config, before.Generation+1
+		loaded.Config, loaded.Generation = config, before.Generation+1
 		s.options.Log.Info("new configuration in force", "generation", loaded.Generation,
-			"vips", len(converted.Attractor.VIPs), "gateways", len(converted.Attractor.Gateways),
+			"vips", len(config.Attractor.VIPs), "gateways", len(config.Attractor.Gateways),
 			"refused", len(converted.refused))
 	}
-	if changed || logs.Text(before.Err) != logs.Text(loaded.Err) {
+	if loaded.Held.ID != "" && loaded.Held.ID != before.Held.ID {
+		s.options.Log.Error("removals held until they are confirmed", "id", loaded.Held.ID,
+			"removals", loaded.Held.String(), "remedy", "correct the objects, or confirm")
+	}
+	if changed || logs.Text(before.Err) != logs.Text(loaded.Err) || loaded.Held.ID != before.Held.ID {
 		loaded.At = time.Now()
 		s.loaded.Set(loaded)
 	}

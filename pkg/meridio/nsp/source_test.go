@@ -46,7 +46,7 @@ func TestRepeatedLists(t *testing.T) {
 	before := wantGeneration(t, s, 1)
 	_, changed := s.Value().Get()
 	await.True(t, "the end of the first list", func() bool { return f.log.count("new configuration") == 1 })
-	logged := f.log.text()
+	logged := f.log.String()
 	for range 1000 {
 		f.Event()
 	}
@@ -60,7 +60,7 @@ func TestRepeatedLists(t *testing.T) {
 		t.Errorf("%d lists were converted, want 2", calls)
 	}
 	await.True(t, "the new list in the log", func() bool { return f.log.count("new configuration") == 2 })
-	if n := strings.Count(strings.TrimPrefix(f.log.text(), logged), "\n"); n != 1 {
+	if n := strings.Count(strings.TrimPrefix(f.log.String(), logged), "\n"); n != 1 {
 		t.Errorf("%d lines were logged after the repetitions, want that of the new list", n)
 	}
 }

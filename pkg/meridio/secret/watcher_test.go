@@ -1,14 +1,12 @@
 package secret
 
 import (
-	"bytes"
 	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -20,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/secrettest"
 )
 
@@ -31,30 +30,12 @@ const (
 	changed  = "battery-staple"
 )
 
-// logBuffer is a log for inspection by tests.
-type logBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 // fixture is a watcher and its API server.
 type fixture struct {
 	t *testing.T
 	*secrettest.Server
 	dir, account string
-	log          *logBuffer
+	log          *harness.Log
 	watcher      *Watcher
 	end          func() // stops the watcher
 }
@@ -65,7 +46,7 @@ func newFixtureAt(t *testing.T, address string) *fixture {
 	t.Helper()
 	f := &fixture{
 		t: t, Server: secrettest.Start(t, address, "token-1", nil),
-		dir: t.TempDir(), account: t.TempDir(), log: &logBuffer{},
+		dir: t.TempDir(), account: t.TempDir(), log: &harness.Log{},
 	}
 	f.Mount(f.account, "token-1")
 	t.Cleanup(func() {
@@ -90,7 +71,7 @@ func (f *fixture) start(want map[string][]string, adapt ...func(*Watcher)) {
 	}
 	f.watcher = New(Options{
 		Dir: f.dir, Namespace: "red", Host: host, Port: port, Account: f.account,
-		Log: slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Log: f.log.Logger(),
 	})
 	f.watcher.minBackoff, f.watcher.maxBackoff = time.Millisecond, 20*time.Millisecond
 	for _, a := range adapt {
@@ -99,21 +80,7 @@ func (f *fixture) start(want map[string][]string, adapt ...func(*Watcher)) {
 	if want != nil {
 		f.watcher.Want(want)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- f.watcher.Run(ctx) }()
-	f.end = sync.OnceFunc(func() {
-		cancel()
-		select {
-		case err := <-done:
-			if err != nil && !errors.Is(err, context.Canceled) {
-				f.t.Error(err)
-			}
-		case <-time.After(waitTimeout):
-			f.t.Error("the watcher does not end")
-		}
-	})
-	f.t.Cleanup(f.end)
+	f.end = harness.Run(f.t, f.watcher.Run)
 }
 
 // eventually waits until condition returns "", or fails with its text.

@@ -119,8 +119,8 @@ func TestJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `{"vips":{},"gateways":{},"streams":{"removed":["idle"]},` +
-		`"changedGateways":[{"name":"two","fields":["holdTime","bfd"],"restarts":true}],"changedStreams":[{"name":"web","fields":["targets"],"table":true,` +
-		`"targetsAdded":1,"targetsRemoved":1}]}`
+		`"changedGateways":[{"name":"two","fields":["holdTime","bfd"],"restarts":true}],` +
+		`"changedStreams":[{"name":"web","fields":["targets"],"table":true,"targetsAdded":1,"targetsRemoved":1}]}`
 	if string(text) != want {
 		t.Errorf("got\n%s\nwant\n%s", text, want)
 	}

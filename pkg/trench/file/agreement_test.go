@@ -82,6 +82,9 @@ func jsonValue(n *yaml.Node) (v any, err error) {
 
 // every sets each field to a value other than its default. Each example replaces a part of it.
 const every = `trench: trench-a
+maxRemoval: 75
+confirm: v1f3a5b7c
+onePodAtATime: true
 attractor:
   name: attractor-a-1
   interface: ext-vlan
@@ -148,6 +151,15 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{".trench", "trench-a", "1e+3", onlySchema}, // a name has no +, and the JSON number loses the sign
 		{".attractor", "attractor:\n", "attractr:\n", refused},
 		{".attractor", every, "trench: a\nattractor: []\n", refused},
+		{".maxRemoval", "75", "100", taken},
+		{".maxRemoval", "75", "'100'", taken},
+		{".maxRemoval", "75", "101", refused},
+		{".maxRemoval", "75", "0", refused},
+		{".confirm", "v1f3a5b7c", "t00000000,v1f3a5b7c", taken},
+		{".confirm", "v1f3a5b7c", "1f3a5b7c", refused},
+		{".confirm", "v1f3a5b7c", "", refused},
+		{".onePodAtATime", "true", "false", taken},
+		{".onePodAtATime", "true", "1", refused},
 		{".streams", every[strings.Index(every, "streams:"):], "streams: []\n", taken},
 		{".streams", every[strings.Index(every, "streams:"):], "streams:\n", refused},
 		{".streams", every[strings.Index(every, "streams:"):], "streams: {}\n", refused},
@@ -240,6 +252,9 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"stream.check", "check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}", "", taken},
 		{"stream.check", "check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}", "targets: []", taken},
 		{"stream.check", "check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}", "check:", refused},
+		{"stream.lastResort", "drainTime: 7s", "drainTime: 7s, lastResort: depreferred", taken},
+		{"stream.lastResort", "drainTime: 7s", "drainTime: 7s, lastResort: withdrawn", taken},
+		{"stream.lastResort", "drainTime: 7s", "drainTime: 7s, lastResort: announced", refused},
 		{"stream.drainTime", "drainTime: 7s", "drainTime: 0s", taken},
 		{"stream.drainTime", "drainTime: 7s", "drainTime: +0.0s", taken},
 		{"stream.drainTime", "drainTime: 7s", "drainTime: 60m", taken},

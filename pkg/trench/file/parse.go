@@ -24,8 +24,7 @@ const MaxSize = 8 << 20
 // Read reads and parses a trench file. It returns a file system error, an error of
 // [trench.Defaults.Validate] or [*Errors].
 func Read(path string, defaults trench.Defaults) (*trench.Config, error) {
-	data, err := files.Do(context.Background(), &files.Calls{}, "trench file "+path,
-		func() ([]byte, error) { return readFile(path) })
+	data, err := read(path)
 	if err != nil {
 		return nil, err
 	}
@@ -34,6 +33,12 @@ func Read(path string, defaults trench.Defaults) (*trench.Config, error) {
 		config.Digest = sha256.Sum256(data)
 	}
 	return config, err
+}
+
+// read returns the content of a trench file in bounded time.
+func read(path string) ([]byte, error) {
+	return files.Do(context.Background(), &files.Calls{}, "trench file "+path,
+		func() ([]byte, error) { return readFile(path) })
 }
 
 func readFile(path string) ([]byte, error) {

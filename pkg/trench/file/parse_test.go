@@ -70,6 +70,7 @@ func TestReferenceFile(t *testing.T) {
 				},
 			},
 		},
+		MaxRemoval: 75, Confirm: "v1f3a5b7c,t00000000",
 		Streams: []trench.Stream{
 			{
 				Name: "stream-a-1", VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")}, MinReady: 2,
@@ -78,7 +79,7 @@ func TestReferenceFile(t *testing.T) {
 					Timeout: 300 * time.Millisecond, Rise: 1, Fall: 4,
 					Sources: [2]netip.Addr{netip.MustParseAddr("172.16.0.1"), netip.MustParseAddr("fd00::9")},
 				},
-				DrainTime: 30 * time.Second, Maglev: trench.Maglev{Size: 10007, Seed: 7},
+				DrainTime: 30 * time.Second, LastResort: trench.Depreferred, Maglev: trench.Maglev{Size: 10007, Seed: 7},
 				Match: []trench.Match{
 					{Protocols: []string{"tcp"}, Ports: []uint16{80, 443}},
 					{Protocols: []string{"udp", "sctp"}, Ports: []uint16{53}},
@@ -208,7 +209,7 @@ func manyPorts(n int) string {
 }
 
 func TestRefusedFiles(t *testing.T) {
-	const fields = "trench, attractor, streams"
+	const fields = "trench, attractor, streams, maxRemoval, confirm, onePodAtATime"
 	const gatewayFields = "name, address, protocol, localASN, remoteASN, localPort, remotePort, holdTime, bfd, " +
 		"passwordFile"
 	const checkFields = "tcp, http, grpc, interval, fastInterval, timeout, rise, fall, families, via, source"

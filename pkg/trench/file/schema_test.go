@@ -423,6 +423,7 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 				continue
 			}
 			at := map[string][2]string{ // the start of the mapping in the file, and its replacement
+				"":          {"trench: ", "%s: %v\ntrench: "},
 				"attractor": {"attractor:\n", "attractor:\n  %s: %v\n"},
 				"gateway":   {"name: gw4\n", "name: gw4\n      %s: %v\n"}, "bfd": {"bfd: {", "bfd: {%s: %v"},
 				"stream": {"- name: s1\n", "- name: s1\n    %s: %v\n"}, "maglev": {"maglev: {", "maglev: {%s: %v"},
@@ -441,7 +442,7 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 			fields = append(fields, name)
 		}
 	}
-	if len(fields) != 23 {
+	if len(fields) != 25 {
 		t.Errorf("%d fields have a default: %v", len(fields), fields)
 	}
 }
@@ -456,5 +457,5 @@ func shown(c *trench.Config) any {
 		}
 		gateways[i].BFD = nil
 	}
-	return []any{c.Trench, c.Attractor.Name, c.Attractor.VIPs, gateways, bfd, c.Streams}
+	return []any{c.Trench, c.Attractor.Name, c.Attractor.VIPs, gateways, bfd, c.Streams, c.MaxRemoval}
 }

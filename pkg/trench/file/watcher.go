@@ -37,6 +37,12 @@ const (
 // Watcher reads the trench file again when it changes. While the file is rejected or missing, the
 // last valid configuration stays in force. It implements task.Task.
 type Watcher struct {
+	// Hold, unless nil, returns the configuration to put in force for a valid file, and the removals
+	// that wait; see [change.Hold]. It is set before Run, which calls it.
+	Hold func(inForce, next *trench.Config, before trench.Held, confirmed string) (*trench.Config, trench.Held)
+	// Trial, unless nil, is the trial of the files. It is set before Run.
+	Trial *Trial
+
 	path     string
 	defaults trench.Defaults
 	log      *slog.Logger
@@ -51,9 +57,11 @@ type Watcher struct {
 	// staleCalls reads the stale file, watchCalls watches the directory. They are separate because
 	// each may be on a mount that hangs, and a hanging watch holds the lock of the notifier.
 	staleCalls, watchCalls files.Calls
+	confirmed              latest.Value[string] // identifiers of held removals
 
 	// State of Run: the result of the last read, to detect repetitions.
 	content   [sha256.Size]byte
+	next      *trench.Config // content, unless it was rejected
 	failure   string
 	begun     bool        // a valid file was read before
 	unwatched bool        // the last attempt to watch the directory failed
@@ -80,12 +88,28 @@ func NewWatcher(path string, defaults trench.Defaults, initial *trench.Config, l
 	return watcher
 }
 
+// Resume makes the last good configuration the one that the file of the start changes, so that a
+// restart does not end a hold. It is called after Hold and Trial are set, and before Value is read.
+func (watcher *Watcher) Resume() {
+	initial := watcher.loaded.Load()
+	if base := watcher.Trial.Base(); base != nil && initial.Generation > 0 {
+		watcher.loaded.Set(trench.Loaded{Config: base, Generation: 1, At: initial.At})
+		watcher.next = initial.Config
+		watcher.accept(watcher.next)
+	}
+}
+
 // Value returns the configuration in force.
 func (watcher *Watcher) Value() *latest.Value[trench.Loaded] { return &watcher.loaded }
 
 // Stale returns why the trench file may be outdated. It does not affect the configuration in
 // force.
 func (watcher *Watcher) Stale() *latest.Value[*trench.Stale] { return &watcher.stale }
+
+// Confirm puts the held removals in force, if the identifier is theirs or "".
+func (watcher *Watcher) Confirm(identifier string) (trench.Held, error) {
+	return watcher.loaded.Load().Confirm(identifier, &watcher.confirmed)
+}
 
 // Ready is closed after the first read, when the file is watched.
 func (watcher *Watcher) Ready() <-chan struct{} { return watcher.ready }
@@ -111,6 +135,9 @@ func (watcher *Watcher) Run(ctx context.Context) error {
 	}
 	watcher.pulse.Next(0)
 	defer watcher.pulse.End()
+	if err := watcher.Trial.Refused(); err != nil {
+		watcher.refuse(watcher.content, err)
+	}
 	watcher.reload(ctx, notifier, true)
 	close(watcher.ready)
 
@@ -120,11 +147,15 @@ func (watcher *Watcher) Run(ctx context.Context) error {
 	quiet.Stop()
 	defer quiet.Stop()
 	var wait settling
+	confirmed := watcher.takeConfirmation()
 	for {
 		watcher.pulse.Next(watcher.poll + watcher.poll/8) // at most, see tick.Until
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-confirmed:
+			confirmed = watcher.takeConfirmation()
+			continue
 		case event, ok := <-events:
 			if !ok {
 				watcher.log.Warn("file notifications ended, polling only", "interval", watcher.poll)
@@ -290,10 +321,10 @@ func (watcher *Watcher) watchDirectory(ctx context.Context, notifier *fsnotify.W
 	watcher.unwatched = err != nil
 }
 
-// equal reports whether two configurations are equal except for Digest.
+// equal reports whether two configurations are equal except for the fields without an effect.
 func equal(a, b *trench.Config) bool {
 	same := *a
-	same.Digest = b.Digest
+	same.Digest, same.Confirm, same.MaxRemoval = b.Digest, b.Confirm, b.MaxRemoval
 	return reflect.DeepEqual(&same, b)
 }
 
@@ -304,32 +335,73 @@ func (watcher *Watcher) publish(data []byte) {
 	if content == watcher.content {
 		return
 	}
+	// Before parsing, since a crash of the parser counts, too.
+	watcher.Trial.Begin(content)
 	config, err := Parse(watcher.path, data, watcher.defaults)
 	if err != nil {
+		watcher.Trial.Cancel()
 		watcher.refuse(content, err)
 		return
 	}
 	edited := watcher.begun
-	watcher.content, watcher.failure, watcher.begun = content, "", true
-	now := watcher.loaded.Load()
-	unchanged, refused := equal(config, now.Config), now.Err != nil
+	watcher.content, watcher.failure, watcher.begun, watcher.next = content, "", true, config
 	// A change of comments or formatting must not create a new generation.
-	if unchanged && !refused {
-		if edited {
-			watcher.log.Info("trench file changed, no effect", "generation", now.Generation)
-		}
-		return
+	if !watcher.accept(config) && edited {
+		watcher.log.Info("trench file changed, no effect", "generation", watcher.loaded.Load().Generation)
 	}
-	now.Err, now.At = nil, time.Now()
+}
+
+// takeConfirmation puts confirmed removals in force. It returns a channel that is closed at the next
+// confirmation.
+func (watcher *Watcher) takeConfirmation() <-chan struct{} {
+	confirmed, changed := watcher.confirmed.Get()
+	// A file that was rejected or accepted since then leaves nothing to confirm.
+	if confirmed != "" && watcher.next != nil && watcher.loaded.Load().Held.ID != "" {
+		watcher.Trial.Begin(watcher.content)
+		watcher.accept(watcher.next)
+	}
+	return changed
+}
+
+// accept puts a valid configuration in force, without the removals that wait for a confirmation. It
+// reports whether anything changed.
+func (watcher *Watcher) accept(config *trench.Config) bool {
+	now := watcher.loaded.Load()
+	var held trench.Held
+	// The first configuration removes nothing.
+	if now.Generation > 0 && watcher.Hold != nil {
+		config, held = watcher.Hold(now.Config, config, now.Held, watcher.confirmed.Load())
+	}
+	switch {
+	case held.ID != "":
+		// The last good configuration stays the one before the hold.
+		watcher.Trial.Withdraw(watcher.content)
+	case now.Held.ID != "":
+		// A confirmation is for these removals: the same ones may be a mistake the next time.
+		watcher.confirmed.Set("")
+		fallthrough
+	default:
+		watcher.Trial.Accept(watcher.content, config)
+	}
+	unchanged, refused := equal(config, now.Config), now.Err != nil
+	if unchanged && !refused && held.ID == now.Held.ID {
+		return false
+	}
+	if held.ID != "" && held.ID != now.Held.ID {
+		watcher.log.Error("removals held until they are confirmed", "id", held.ID, "removals", held.String(),
+			"remedy", "correct the file, or confirm")
+	}
+	now.Err, now.At, now.Held = nil, time.Now(), held
 	if unchanged {
 		watcher.loaded.Set(now)
-		watcher.log.Info("trench file valid again, no effect", "generation", now.Generation)
-		return
+		watcher.log.Info("trench file valid, no effect", "generation", now.Generation)
+		return true
 	}
 	now.Config, now.Generation = config, now.Generation+1
 	watcher.loaded.Set(now)
 	watcher.log.Info("new configuration in force", "generation", now.Generation,
 		"vips", len(config.Attractor.VIPs), "gateways", len(config.Attractor.Gateways), "streams", len(config.Streams))
+	return true
 }
 
 // refuse publishes why the file is not in force, once per state of the file.
@@ -337,7 +409,7 @@ func (watcher *Watcher) refuse(content [sha256.Size]byte, err error) {
 	if err.Error() == watcher.failure && content == watcher.content {
 		return
 	}
-	watcher.content, watcher.failure = content, err.Error()
+	watcher.content, watcher.failure, watcher.next = content, err.Error(), nil
 	now := watcher.loaded.Load()
 	now.Err, now.At = err, time.Now()
 	now.Refused++

@@ -117,6 +117,107 @@ func (x *SetLogLevelResponse) GetPrevious() string {
 	return ""
 }
 
+// ConfirmRemovalsRequest names held removals.
+type ConfirmRemovalsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Their identifier, as in the condition Held; empty for the held ones.
+	Id            string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmRemovalsRequest) Reset() {
+	*x = ConfirmRemovalsRequest{}
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmRemovalsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmRemovalsRequest) ProtoMessage() {}
+
+func (x *ConfirmRemovalsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmRemovalsRequest.ProtoReflect.Descriptor instead.
+func (*ConfirmRemovalsRequest) Descriptor() ([]byte, []int) {
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ConfirmRemovalsRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// ConfirmRemovalsResponse names the confirmed removals.
+type ConfirmRemovalsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Their identifier.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The removals for people.
+	Removals      string `protobuf:"bytes,2,opt,name=removals,proto3" json:"removals,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmRemovalsResponse) Reset() {
+	*x = ConfirmRemovalsResponse{}
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmRemovalsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmRemovalsResponse) ProtoMessage() {}
+
+func (x *ConfirmRemovalsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmRemovalsResponse.ProtoReflect.Descriptor instead.
+func (*ConfirmRemovalsResponse) Descriptor() ([]byte, []int) {
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ConfirmRemovalsResponse) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ConfirmRemovalsResponse) GetRemovals() string {
+	if x != nil {
+		return x.Removals
+	}
+	return ""
+}
+
 // GetStatusRequest asks for the status of a program.
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -126,7 +227,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[2]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -138,7 +239,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[2]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -151,7 +252,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 // WatchStatusRequest asks for the status of a program and its changes.
@@ -163,7 +264,7 @@ type WatchStatusRequest struct {
 
 func (x *WatchStatusRequest) Reset() {
 	*x = WatchStatusRequest{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[3]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -175,7 +276,7 @@ func (x *WatchStatusRequest) String() string {
 func (*WatchStatusRequest) ProtoMessage() {}
 
 func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[3]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -188,7 +289,7 @@ func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStatusRequest.ProtoReflect.Descriptor instead.
 func (*WatchStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 // GetConfigurationRequest asks for the configuration in force.
@@ -200,7 +301,7 @@ type GetConfigurationRequest struct {
 
 func (x *GetConfigurationRequest) Reset() {
 	*x = GetConfigurationRequest{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[4]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -212,7 +313,7 @@ func (x *GetConfigurationRequest) String() string {
 func (*GetConfigurationRequest) ProtoMessage() {}
 
 func (x *GetConfigurationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[4]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -225,7 +326,7 @@ func (x *GetConfigurationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetConfigurationRequest.ProtoReflect.Descriptor instead.
 func (*GetConfigurationRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 // GetConfigurationResponse holds the configuration in force.
@@ -239,7 +340,7 @@ type GetConfigurationResponse struct {
 
 func (x *GetConfigurationResponse) Reset() {
 	*x = GetConfigurationResponse{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -251,7 +352,7 @@ func (x *GetConfigurationResponse) String() string {
 func (*GetConfigurationResponse) ProtoMessage() {}
 
 func (x *GetConfigurationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -264,7 +365,7 @@ func (x *GetConfigurationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetConfigurationResponse.ProtoReflect.Descriptor instead.
 func (*GetConfigurationResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetConfigurationResponse) GetTrenchFile() string {
@@ -289,7 +390,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -301,7 +402,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -314,7 +415,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Condition) GetName() string {
@@ -355,7 +456,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -367,7 +468,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -380,7 +481,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Problem) GetObject() string {
@@ -428,7 +529,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -440,7 +541,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -453,7 +554,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListEventsRequest) GetVip() string {
@@ -490,7 +591,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -502,7 +603,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -515,7 +616,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -549,7 +650,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -561,7 +662,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -574,7 +675,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WatchEventsRequest) GetVip() string {
@@ -622,7 +723,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +735,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +748,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WatchEventsResponse) GetInstanceId() string {
@@ -717,7 +818,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -729,7 +830,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -742,7 +843,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -857,7 +958,7 @@ type VipTransitions struct {
 
 func (x *VipTransitions) Reset() {
 	*x = VipTransitions{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -869,7 +970,7 @@ func (x *VipTransitions) String() string {
 func (*VipTransitions) ProtoMessage() {}
 
 func (x *VipTransitions) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -882,7 +983,7 @@ func (x *VipTransitions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipTransitions.ProtoReflect.Descriptor instead.
 func (*VipTransitions) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *VipTransitions) GetCount() uint32 {
@@ -935,7 +1036,12 @@ const file_vipgate_admin_v1_admin_proto_rawDesc = "" +
 	"\x12SetLogLevelRequest\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\tR\x05level\"1\n" +
 	"\x13SetLogLevelResponse\x12\x1a\n" +
-	"\bprevious\x18\x01 \x01(\tR\bprevious\"\x12\n" +
+	"\bprevious\x18\x01 \x01(\tR\bprevious\"(\n" +
+	"\x16ConfirmRemovalsRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"E\n" +
+	"\x17ConfirmRemovalsResponse\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
+	"\bremovals\x18\x02 \x01(\tR\bremovals\"\x12\n" +
 	"\x10GetStatusRequest\"\x14\n" +
 	"\x12WatchStatusRequest\"\x19\n" +
 	"\x17GetConfigurationRequest\";\n" +
@@ -1000,8 +1106,9 @@ const file_vipgate_admin_v1_admin_proto_rawDesc = "" +
 	"\fEventService\x12W\n" +
 	"\n" +
 	"ListEvents\x12#.vipgate.admin.v1.ListEventsRequest\x1a$.vipgate.admin.v1.ListEventsResponse\x12\\\n" +
-	"\vWatchEvents\x12$.vipgate.admin.v1.WatchEventsRequest\x1a%.vipgate.admin.v1.WatchEventsResponse0\x012\x81\x01\n" +
-	"\x14ConfigurationService\x12i\n" +
+	"\vWatchEvents\x12$.vipgate.admin.v1.WatchEventsRequest\x1a%.vipgate.admin.v1.WatchEventsResponse0\x012\xe9\x01\n" +
+	"\x14ConfigurationService\x12f\n" +
+	"\x0fConfirmRemovals\x12(.vipgate.admin.v1.ConfirmRemovalsRequest\x1a).vipgate.admin.v1.ConfirmRemovalsResponse\x12i\n" +
 	"\x10GetConfiguration\x12).vipgate.admin.v1.GetConfigurationRequest\x1a*.vipgate.admin.v1.GetConfigurationResponseB5Z3github.com/vipgate/vipgate/pkg/api/admin/v1;adminv1b\x06proto3"
 
 var (
@@ -1016,41 +1123,45 @@ func file_vipgate_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_vipgate_admin_v1_admin_proto_rawDescData
 }
 
-var file_vipgate_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_vipgate_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_vipgate_admin_v1_admin_proto_goTypes = []any{
 	(*SetLogLevelRequest)(nil),       // 0: vipgate.admin.v1.SetLogLevelRequest
 	(*SetLogLevelResponse)(nil),      // 1: vipgate.admin.v1.SetLogLevelResponse
-	(*GetStatusRequest)(nil),         // 2: vipgate.admin.v1.GetStatusRequest
-	(*WatchStatusRequest)(nil),       // 3: vipgate.admin.v1.WatchStatusRequest
-	(*GetConfigurationRequest)(nil),  // 4: vipgate.admin.v1.GetConfigurationRequest
-	(*GetConfigurationResponse)(nil), // 5: vipgate.admin.v1.GetConfigurationResponse
-	(*Condition)(nil),                // 6: vipgate.admin.v1.Condition
-	(*Problem)(nil),                  // 7: vipgate.admin.v1.Problem
-	(*ListEventsRequest)(nil),        // 8: vipgate.admin.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),       // 9: vipgate.admin.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),       // 10: vipgate.admin.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),      // 11: vipgate.admin.v1.WatchEventsResponse
-	(*Event)(nil),                    // 12: vipgate.admin.v1.Event
-	(*VipTransitions)(nil),           // 13: vipgate.admin.v1.VipTransitions
-	(*timestamppb.Timestamp)(nil),    // 14: google.protobuf.Timestamp
-	(*v1.Position)(nil),              // 15: vipgate.readiness.v1.Position
+	(*ConfirmRemovalsRequest)(nil),   // 2: vipgate.admin.v1.ConfirmRemovalsRequest
+	(*ConfirmRemovalsResponse)(nil),  // 3: vipgate.admin.v1.ConfirmRemovalsResponse
+	(*GetStatusRequest)(nil),         // 4: vipgate.admin.v1.GetStatusRequest
+	(*WatchStatusRequest)(nil),       // 5: vipgate.admin.v1.WatchStatusRequest
+	(*GetConfigurationRequest)(nil),  // 6: vipgate.admin.v1.GetConfigurationRequest
+	(*GetConfigurationResponse)(nil), // 7: vipgate.admin.v1.GetConfigurationResponse
+	(*Condition)(nil),                // 8: vipgate.admin.v1.Condition
+	(*Problem)(nil),                  // 9: vipgate.admin.v1.Problem
+	(*ListEventsRequest)(nil),        // 10: vipgate.admin.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),       // 11: vipgate.admin.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),       // 12: vipgate.admin.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),      // 13: vipgate.admin.v1.WatchEventsResponse
+	(*Event)(nil),                    // 14: vipgate.admin.v1.Event
+	(*VipTransitions)(nil),           // 15: vipgate.admin.v1.VipTransitions
+	(*timestamppb.Timestamp)(nil),    // 16: google.protobuf.Timestamp
+	(*v1.Position)(nil),              // 17: vipgate.readiness.v1.Position
 }
 var file_vipgate_admin_v1_admin_proto_depIdxs = []int32{
-	12, // 0: vipgate.admin.v1.ListEventsResponse.events:type_name -> vipgate.admin.v1.Event
-	12, // 1: vipgate.admin.v1.WatchEventsResponse.events:type_name -> vipgate.admin.v1.Event
-	14, // 2: vipgate.admin.v1.Event.time:type_name -> google.protobuf.Timestamp
-	15, // 3: vipgate.admin.v1.Event.position:type_name -> vipgate.readiness.v1.Position
-	13, // 4: vipgate.admin.v1.Event.transitions:type_name -> vipgate.admin.v1.VipTransitions
+	14, // 0: vipgate.admin.v1.ListEventsResponse.events:type_name -> vipgate.admin.v1.Event
+	14, // 1: vipgate.admin.v1.WatchEventsResponse.events:type_name -> vipgate.admin.v1.Event
+	16, // 2: vipgate.admin.v1.Event.time:type_name -> google.protobuf.Timestamp
+	17, // 3: vipgate.admin.v1.Event.position:type_name -> vipgate.readiness.v1.Position
+	15, // 4: vipgate.admin.v1.Event.transitions:type_name -> vipgate.admin.v1.VipTransitions
 	0,  // 5: vipgate.admin.v1.LogService.SetLogLevel:input_type -> vipgate.admin.v1.SetLogLevelRequest
-	8,  // 6: vipgate.admin.v1.EventService.ListEvents:input_type -> vipgate.admin.v1.ListEventsRequest
-	10, // 7: vipgate.admin.v1.EventService.WatchEvents:input_type -> vipgate.admin.v1.WatchEventsRequest
-	4,  // 8: vipgate.admin.v1.ConfigurationService.GetConfiguration:input_type -> vipgate.admin.v1.GetConfigurationRequest
-	1,  // 9: vipgate.admin.v1.LogService.SetLogLevel:output_type -> vipgate.admin.v1.SetLogLevelResponse
-	9,  // 10: vipgate.admin.v1.EventService.ListEvents:output_type -> vipgate.admin.v1.ListEventsResponse
-	11, // 11: vipgate.admin.v1.EventService.WatchEvents:output_type -> vipgate.admin.v1.WatchEventsResponse
-	5,  // 12: vipgate.admin.v1.ConfigurationService.GetConfiguration:output_type -> vipgate.admin.v1.GetConfigurationResponse
-	9,  // [9:13] is the sub-list for method output_type
-	5,  // [5:9] is the sub-list for method input_type
+	10, // 6: vipgate.admin.v1.EventService.ListEvents:input_type -> vipgate.admin.v1.ListEventsRequest
+	12, // 7: vipgate.admin.v1.EventService.WatchEvents:input_type -> vipgate.admin.v1.WatchEventsRequest
+	2,  // 8: vipgate.admin.v1.ConfigurationService.ConfirmRemovals:input_type -> vipgate.admin.v1.ConfirmRemovalsRequest
+	6,  // 9: vipgate.admin.v1.ConfigurationService.GetConfiguration:input_type -> vipgate.admin.v1.GetConfigurationRequest
+	1,  // 10: vipgate.admin.v1.LogService.SetLogLevel:output_type -> vipgate.admin.v1.SetLogLevelResponse
+	11, // 11: vipgate.admin.v1.EventService.ListEvents:output_type -> vipgate.admin.v1.ListEventsResponse
+	13, // 12: vipgate.admin.v1.EventService.WatchEvents:output_type -> vipgate.admin.v1.WatchEventsResponse
+	3,  // 13: vipgate.admin.v1.ConfigurationService.ConfirmRemovals:output_type -> vipgate.admin.v1.ConfirmRemovalsResponse
+	7,  // 14: vipgate.admin.v1.ConfigurationService.GetConfiguration:output_type -> vipgate.admin.v1.GetConfigurationResponse
+	10, // [10:15] is the sub-list for method output_type
+	5,  // [5:10] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name
@@ -1067,7 +1178,7 @@ func file_vipgate_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_admin_v1_admin_proto_rawDesc), len(file_vipgate_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

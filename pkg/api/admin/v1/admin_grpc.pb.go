@@ -283,6 +283,7 @@ var EventService_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	ConfigurationService_ConfirmRemovals_FullMethodName  = "/vipgate.admin.v1.ConfigurationService/ConfirmRemovals"
 	ConfigurationService_GetConfiguration_FullMethodName = "/vipgate.admin.v1.ConfigurationService/GetConfiguration"
 )
 
@@ -293,6 +294,9 @@ const (
 // ConfigurationService is served on the admin sockets of lb and frontend, to the same user and root
 // only.
 type ConfigurationServiceClient interface {
+	// ConfirmRemovals puts the held removals in force. FAILED_PRECONDITION if others, or none, are
+	// held.
+	ConfirmRemovals(ctx context.Context, in *ConfirmRemovalsRequest, opts ...grpc.CallOption) (*ConfirmRemovalsResponse, error)
 	// GetConfiguration returns the configuration in force, without secrets.
 	GetConfiguration(ctx context.Context, in *GetConfigurationRequest, opts ...grpc.CallOption) (*GetConfigurationResponse, error)
 }
@@ -303,6 +307,16 @@ type configurationServiceClient struct {
 
 func NewConfigurationServiceClient(cc grpc.ClientConnInterface) ConfigurationServiceClient {
 	return &configurationServiceClient{cc}
+}
+
+func (c *configurationServiceClient) ConfirmRemovals(ctx context.Context, in *ConfirmRemovalsRequest, opts ...grpc.CallOption) (*ConfirmRemovalsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ConfirmRemovalsResponse)
+	err := c.cc.Invoke(ctx, ConfigurationService_ConfirmRemovals_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
 }
 
 func (c *configurationServiceClient) GetConfiguration(ctx context.Context, in *GetConfigurationRequest, opts ...grpc.CallOption) (*GetConfigurationResponse, error) {
@@ -322,6 +336,9 @@ func (c *configurationServiceClient) GetConfiguration(ctx context.Context, in *G
 // ConfigurationService is served on the admin sockets of lb and frontend, to the same user and root
 // only.
 type ConfigurationServiceServer interface {
+	// ConfirmRemovals puts the held removals in force. FAILED_PRECONDITION if others, or none, are
+	// held.
+	ConfirmRemovals(context.Context, *ConfirmRemovalsRequest) (*ConfirmRemovalsResponse, error)
 	// GetConfiguration returns the configuration in force, without secrets.
 	GetConfiguration(context.Context, *GetConfigurationRequest) (*GetConfigurationResponse, error)
 	mustEmbedUnimplementedConfigurationServiceServer()
@@ -334,6 +351,9 @@ type ConfigurationServiceServer interface {
 // pointer dereference when methods are called.
 type UnimplementedConfigurationServiceServer struct{}
 
+func (UnimplementedConfigurationServiceServer) ConfirmRemovals(context.Context, *ConfirmRemovalsRequest) (*ConfirmRemovalsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ConfirmRemovals not implemented")
+}
 func (UnimplementedConfigurationServiceServer) GetConfiguration(context.Context, *GetConfigurationRequest) (*GetConfigurationResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetConfiguration not implemented")
 }
@@ -356,6 +376,24 @@ func RegisterConfigurationServiceServer(s grpc.ServiceRegistrar, srv Configurati
 		t.testEmbeddedByValue()
 	}
 	s.RegisterService(&ConfigurationService_ServiceDesc, srv)
+}
+
+func _ConfigurationService_ConfirmRemovals_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ConfirmRemovalsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConfigurationServiceServer).ConfirmRemovals(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConfigurationService_ConfirmRemovals_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConfigurationServiceServer).ConfirmRemovals(ctx, req.(*ConfirmRemovalsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
 }
 
 func _ConfigurationService_GetConfiguration_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
@@ -383,6 +421,10 @@ var ConfigurationService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "vipgate.admin.v1.ConfigurationService",
 	HandlerType: (*ConfigurationServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ConfirmRemovals",
+			Handler:    _ConfigurationService_ConfirmRemovals_Handler,
+		},
 		{
 			MethodName: "GetConfiguration",
 			Handler:    _ConfigurationService_GetConfiguration_Handler,

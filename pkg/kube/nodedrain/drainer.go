@@ -1,0 +1,211 @@
+package nodedrain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/client-go/dynamic"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/durable"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/kube/frontendstatus"
+	"github.com/vipgate/vipgate/pkg/kube/publication"
+	"github.com/vipgate/vipgate/pkg/latest"
+)
+
+const (
+	// callTimeout is the timeout of a call to the frontend.
+	callTimeout = 5 * time.Second
+	// probeInterval is the interval of the probes that detect a frontend that restarts or hangs.
+	probeInterval = 10 * time.Second
+)
+
+// Options configure a Drainer. All are required.
+type Options struct {
+	Client dynamic.Interface
+	Pod    string // name of this process's pod
+	// AdminSocket is the path of the admin socket of the frontend in the same pod.
+	AdminSocket string
+	// Record is the path of the file that exists while this package drains the frontend.
+	Record string
+	// Input has the Trench, its pods and their reports.
+	Input *latest.Value[publication.Input]
+	// Report is called with the reason why a drain cannot begin or end, or nil.
+	Report func(error)
+	Log    *slog.Logger
+}
+
+// Drainer drains the frontend. It implements task.Task.
+type Drainer struct {
+	Options
+	changed  chan struct{} // has a token after a change of the Nodes
+	decision latest.Value[decision]
+}
+
+// New returns a Drainer.
+func New(options Options) *Drainer {
+	return &Drainer{Options: options, changed: make(chan struct{}, 1)}
+}
+
+// String implements task.Task.
+func (*Drainer) String() string { return "node drain" }
+
+// Run drains and undrains until ctx ends. A drain outlives the process.
+func (drainer *Drainer) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return drainer.decide(ctx) })
+	group.Go(func() error { return drainer.act(ctx) })
+	return group.Wait()
+}
+
+// decide keeps the decision current until ctx ends.
+func (drainer *Drainer) decide(ctx context.Context) error {
+	var labelled *nodes // nil unless the Trench asks for drains
+	defer func() { labelled.end() }()
+	for {
+		input, changed := drainer.Input.Get()
+		if asks := asksForDrains(input); asks && labelled == nil {
+			labelled = follow(ctx, drainer.Client, drainer.changed)
+		} else if !asks && labelled != nil {
+			labelled.end()
+			labelled = nil
+		}
+		if next := decide(input, labelled, drainer.Pod, drainer.drains()); next != drainer.decision.Load() {
+			drainer.decision.Set(next)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		case <-drainer.changed:
+		}
+	}
+}
+
+// act carries out the decisions until ctx ends.
+func (drainer *Drainer) act(ctx context.Context) error {
+	for ctx.Err() == nil {
+		decision, changed := drainer.decision.Get()
+		acting, cancel := context.WithCancel(ctx)
+		var action errgroup.Group
+		action.Go(func() error {
+			drainer.carryOut(acting, decision)
+			return nil
+		})
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+		cancel()
+		_ = action.Wait()
+	}
+	return ctx.Err()
+}
+
+// carryOut carries out a decision. It returns when the decision needs no further action, or when
+// ctx ends.
+func (drainer *Drainer) carryOut(ctx context.Context, decision decision) {
+	step := drainer.undrain
+	switch {
+	case decision.problem != "":
+		drainer.Log.Warn("no drain with the node", "reason", decision.problem)
+		drainer.Report(errors.New(decision.problem))
+		return
+	case !decision.known:
+		return
+	case decision.drain:
+		step = drainer.drain
+	}
+	retry := backoff.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.2}
+	for ctx.Err() == nil {
+		err := step(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		drainer.Report(err)
+		if err == nil {
+			return
+		}
+		_ = retry.Wait(ctx)
+	}
+}
+
+// drain drains the frontend, and again after each restart of it, until ctx ends. It returns the
+// error of a call or of the connection.
+func (drainer *Drainer) drain(ctx context.Context) error {
+	if err := durable.Replace(drainer.Record, nil, 0o640); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	drained := false
+	_ = frontendstatus.Follow(ctx, drainer.AdminSocket, probeInterval, func(_ *frontendv1.Status, err error) {
+		if err == nil && !drained {
+			err = drainer.call(ctx, func(ctx context.Context, frontend frontendv1.FrontendServiceClient) error {
+				_, err := frontend.Drain(ctx, &frontendv1.DrainRequest{All: true})
+				return err
+			})
+			if drained = err == nil; drained {
+				drainer.Log.Info("the node is to be drained: all VIPs drain")
+				drainer.Report(nil)
+			}
+		}
+		if err != nil {
+			cancel(err)
+		}
+	})
+	return context.Cause(ctx)
+}
+
+// undrain ends the drain of this package, if any.
+func (drainer *Drainer) undrain(ctx context.Context) error {
+	if !drainer.drains() {
+		return nil
+	}
+	err := drainer.call(ctx, func(ctx context.Context, frontend frontendv1.FrontendServiceClient) error {
+		_, err := frontend.Undrain(ctx, &frontendv1.UndrainRequest{})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	drainer.Log.Info("the node is no longer to be drained: the drain of all VIPs ends")
+	if err := os.Remove(drainer.Record); err != nil {
+		return fmt.Errorf("failed to remove the record of a drain: %w", err)
+	}
+	return nil
+}
+
+// drains reports whether this package drains the frontend.
+func (drainer *Drainer) drains() bool {
+	_, err := os.Stat(drainer.Record)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// call calls the frontend.
+func (drainer *Drainer) call(ctx context.Context,
+	call func(context.Context, frontendv1.FrontendServiceClient) error,
+) error {
+	path, err := identity.SocketPath(drainer.AdminSocket)
+	if err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("failed to connect to the frontend at %s: %w", path, err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return call(ctx, frontendv1.NewFrontendServiceClient(conn))
+}

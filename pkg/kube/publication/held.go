@@ -1,0 +1,69 @@
+package publication
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+)
+
+// heldRemovals returns the detail of the condition Held of a frontend without the remedy, which
+// differs for a Trench.
+func heldRemovals(s *frontendv1.Status) string {
+	for _, condition := range s.GetConditions() {
+		if condition.GetName() == v1alpha1.Held && !condition.GetServing() {
+			removals, _, _ := strings.Cut(condition.GetDetail(), ";")
+			return removals
+		}
+	}
+	return ""
+}
+
+// identifier returns the identifier of held removals.
+func identifier(removals string) string {
+	id, _, _ := strings.Cut(removals, ":")
+	return id
+}
+
+// held returns the condition Held of a Trench, or nil if nothing is held and the live object has no
+// such condition.
+func (all reports) held(trench *v1alpha1.Trench) *metav1.Condition {
+	var removals, identifiers []string
+	for _, report := range all {
+		if report.Held != "" && !slices.Contains(removals, report.Held) {
+			removals = append(removals, report.Held)
+		}
+	}
+	slices.Sort(removals) // by identifier
+	for _, one := range removals {
+		identifiers = append(identifiers, identifier(one))
+	}
+	condition := &metav1.Condition{
+		Type: v1alpha1.Held, Status: metav1.ConditionFalse, ObservedGeneration: trench.Generation, Reason: "NothingHeld",
+		Message: "no removal waits for a confirmation",
+	}
+	if len(removals) > 0 {
+		condition.Status, condition.Reason = metav1.ConditionTrue, reasonRemovalsHeld
+		condition.Message = fmt.Sprintf("%s; correct the Trench to cancel, or confirm: kubectl annotate --overwrite "+
+			"-n %s trench %s %s=%s", listed(removals), trench.Namespace, trench.Name, v1alpha1.ConfirmAnnotation,
+			strings.Join(slices.Compact(identifiers), ","))
+	} else if find(trench.Status.Conditions, v1alpha1.Held) == nil {
+		return nil
+	}
+	return condition
+}
+
+const reasonRemovalsHeld = "RemovalsHeld"
+
+// heldEvents returns the Event for removals that are held now and were not before.
+func heldEvents(wanted, live *metav1.Condition) []event {
+	if wanted == nil || wanted.Status != metav1.ConditionTrue ||
+		live != nil && live.Status == wanted.Status && identifier(live.Message) == identifier(wanted.Message) {
+		return nil
+	}
+	return []event{{true, reasonRemovalsHeld, "Hold", wanted.Message}}
+}

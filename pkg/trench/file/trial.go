@@ -1,0 +1,348 @@
+package file
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/durable"
+	"github.com/vipgate/vipgate/pkg/files"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/tick"
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+const (
+	// trialTime is how long the process must run well with a configuration before it is good.
+	trialTime = 10 * time.Second
+	// slow is how late a loop may be during trialTime, hung how late a loop of a hung process is.
+	slow, hung = time.Second, 10 * time.Second
+	// maxStarts is how often a file is accepted whose process then ends within trialTime without a
+	// known cause. SIGKILL right after an edit must not refuse a good file.
+	maxStarts = 2
+)
+
+// Trial keeps the last good configuration in a state directory, and refuses a file that crashed or
+// hung an earlier process right after its acceptance; see docs/adr/0042-last-good-configuration.md.
+// It implements task.Task. A nil Trial accepts every file.
+type Trial struct {
+	// Overdue returns how late the latest loop of the process is. It is set before Run.
+	Overdue func() time.Duration
+
+	dir     string
+	log     *slog.Logger
+	calls   files.Calls
+	started chan struct{} // wakes Run
+
+	mu        sync.Mutex
+	record    record
+	before    record // of Begin, for Cancel
+	candidate *accepted
+	newest    *accepted
+	refused   error
+	base      *trench.Config
+	failure   string // last error of a write
+}
+
+// record is the content of the state file.
+type record struct {
+	// Digest is the file on trial, or that failed; "" if there is none.
+	Digest string `json:"digest,omitempty"`
+	// Starts counts how often it was accepted since it was last edited.
+	Starts int `json:"starts,omitempty"`
+	// Cause is why the process failed; "" if that is unknown.
+	Cause string `json:"cause,omitempty"`
+	// Good is the digest of the last good file.
+	Good string `json:"good,omitempty"`
+}
+
+// accepted is a configuration on trial.
+type accepted struct {
+	digest string
+	config *trench.Config
+}
+
+// OpenTrial returns the trial in a state directory, or nil if dir is "". State that cannot be read
+// counts as none: it must not prevent the start.
+func OpenTrial(dir string, log *slog.Logger) *Trial {
+	if dir == "" {
+		return nil
+	}
+	trial := &Trial{
+		dir: dir, log: log, started: make(chan struct{}, 1), Overdue: func() time.Duration { return 0 },
+	}
+	_, err := files.Do(context.Background(), &files.Calls{}, trial.path("trial.json"), func() (bool, error) {
+		_, found, err := durable.Read(trial.path("trial.json"), &trial.record)
+		return found, err
+	})
+	if err != nil {
+		log.Warn("failed to read the trial of the trench file, accepting every file", "error", err)
+		trial.record = record{}
+	}
+	return trial
+}
+
+func (trial *Trial) path(name string) string { return filepath.Join(trial.dir, name) }
+
+// String names the task.
+func (*Trial) String() string { return "trench-trial" }
+
+// Read is [Read], and begins the trial of the file. If an earlier process failed with the file, it
+// returns the last good configuration, with the digest of the refused file, and an error.
+func (trial *Trial) Read(path string, defaults trench.Defaults) (*trench.Config, error) {
+	if trial == nil {
+		return Read(path, defaults)
+	}
+	data, err := read(path)
+	if err != nil {
+		return nil, err
+	}
+	digest := sha256.Sum256(data)
+	if refused := trial.refuses(path, hex.EncodeToString(digest[:])); refused != nil {
+		good, err := Read(trial.path("last-good.yaml"), defaults)
+		if err == nil {
+			good.Digest, trial.refused = digest, refused
+			return good, refused
+		}
+		// Without VIPs nothing is served: the file may work now.
+		trial.log.Warn("no last good configuration, accepting the trench file again", "refused", refused, "error", err)
+	}
+	trial.Begin(digest)
+	config, err := Parse(path, data, defaults)
+	if err != nil {
+		trial.Cancel()
+		return nil, err
+	}
+	config.Digest = digest
+	if good := trial.record.Good; good != "" && good != hex.EncodeToString(digest[:]) {
+		if trial.base, err = Read(trial.path("last-good.yaml"), defaults); err != nil {
+			trial.log.Warn("no last good configuration, holding no removal of the trench file", "error", err)
+		}
+	}
+	trial.Accept(digest, config)
+	return config, nil
+}
+
+// refuses returns why a file is refused, or nil. Like for an invalid file, the targets of the
+// configuration in force stay.
+func (trial *Trial) refuses(path, digest string) error {
+	record := trial.record
+	if record.Digest != digest || record.Good == digest || record.Cause == "" && record.Starts < maxStarts {
+		return nil
+	}
+	cause := record.Cause
+	if cause == "" {
+		cause = fmt.Sprintf("the process ended %d times without a known cause", record.Starts)
+	}
+	rejected := &Errors{file: path}
+	rejected.add(1, 1, "", fmt.Sprintf("the process failed within %v of accepting the file with SHA-256 %s (%s), and the "+
+		"last good configuration is in force: correct the file, or change a comment in it to try it again",
+		trialTime, digest, cause))
+	return rejected
+}
+
+// Refused returns why Read refused the file at the start, or nil.
+func (trial *Trial) Refused() error {
+	if trial == nil {
+		return nil
+	}
+	return trial.refused
+}
+
+// Begin records, before a file is parsed, that it is on trial.
+func (trial *Trial) Begin(digest [sha256.Size]byte) {
+	if trial == nil {
+		return
+	}
+	trial.mu.Lock()
+	defer trial.mu.Unlock()
+	trial.before = trial.record
+	switch text := hex.EncodeToString(digest[:]); text {
+	case trial.record.Good:
+		trial.record = record{Good: text}
+	case trial.record.Digest:
+		trial.record.Starts, trial.record.Cause = trial.record.Starts+1, ""
+	default:
+		trial.record = record{Digest: text, Starts: 1, Good: trial.record.Good}
+	}
+	trial.save()
+}
+
+// Cancel ends the trial of a file that is invalid.
+func (trial *Trial) Cancel() {
+	if trial == nil {
+		return
+	}
+	trial.mu.Lock()
+	defer trial.mu.Unlock()
+	trial.record = trial.before
+	trial.save()
+}
+
+// Accept records the configuration that is in force with the file.
+func (trial *Trial) Accept(digest [sha256.Size]byte, config *trench.Config) {
+	if trial == nil {
+		return
+	}
+	trial.mu.Lock()
+	defer trial.mu.Unlock()
+	trial.newest = &accepted{hex.EncodeToString(digest[:]), config}
+	switch {
+	case trial.newest.digest == trial.record.Good:
+		trial.candidate = nil
+	// While files change all the time, the older one becomes good after its time.
+	case trial.candidate == nil:
+		trial.candidate = trial.newest
+		latest.Wake(trial.started)
+	}
+}
+
+// Withdraw ends the trial of a file that is not completely in force.
+func (trial *Trial) Withdraw(digest [sha256.Size]byte) {
+	if trial == nil {
+		return
+	}
+	trial.Cancel()
+	trial.mu.Lock()
+	defer trial.mu.Unlock()
+	text := hex.EncodeToString(digest[:])
+	if trial.candidate != nil && trial.candidate.digest == text {
+		trial.candidate = nil
+	}
+	if trial.newest != nil && trial.newest.digest == text {
+		trial.newest = trial.candidate
+	}
+}
+
+// Base returns the last good configuration, which the file of Read changes; nil if there is none.
+func (trial *Trial) Base() *trench.Config {
+	if trial == nil {
+		return nil
+	}
+	return trial.base
+}
+
+// Run makes configurations good with which the process runs well.
+func (trial *Trial) Run(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	timer.Stop()
+	defer timer.Stop()
+	var since time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-trial.started:
+			since = time.Now()
+		case <-timer.C:
+			since = trial.check(since)
+		}
+		// Without a candidate the process needs no wakeups.
+		if !since.IsZero() {
+			timer.Reset(tick.Until(time.Now(), time.Second))
+		}
+	}
+}
+
+// check returns since when the process runs well with the candidate, or zero without a candidate.
+func (trial *Trial) check(since time.Time) time.Time {
+	now, overdue := time.Now(), trial.Overdue()
+	trial.mu.Lock()
+	defer trial.mu.Unlock()
+	if trial.candidate == nil {
+		return time.Time{}
+	}
+	// The probe of the kubelet will end a hung process, without a chance to record the cause then.
+	cause := ""
+	if overdue >= hung {
+		cause = "a task of the process hung"
+	}
+	if cause != trial.record.Cause {
+		trial.record.Cause = cause
+		trial.save()
+	}
+	if overdue >= slow {
+		return now
+	}
+	if now.Sub(since) < trialTime {
+		return since
+	}
+	return trial.succeed(now)
+}
+
+// succeed makes the candidate the last good configuration, and begins the time of a newer one.
+func (trial *Trial) succeed(now time.Time) time.Time {
+	good := trial.candidate
+	trial.write("last-good.yaml", func(path string) error {
+		return durable.Replace(path, Marshal(good.config), 0o600)
+	})
+	trial.candidate, trial.record.Good = nil, good.digest
+	if trial.record.Digest == good.digest {
+		trial.record = record{Good: good.digest}
+	}
+	trial.save()
+	if trial.newest.digest == good.digest {
+		return time.Time{}
+	}
+	trial.candidate = trial.newest
+	return now
+}
+
+// Fail records why the process ends, if a configuration is on trial.
+func (trial *Trial) Fail(err error) {
+	if trial == nil || err == nil {
+		return
+	}
+	trial.mu.Lock()
+	defer trial.mu.Unlock()
+	if trial.candidate != nil && trial.record.Digest != "" {
+		// The stack of a panic follows in the next lines.
+		cause, _, _ := strings.Cut(err.Error(), "\n")
+		trial.record.Cause = quoteControls(cause)
+		trial.save()
+	}
+}
+
+// End ends the trial when the process ends as it should. It is not deferred: a panic counts.
+func (trial *Trial) End() {
+	if trial == nil {
+		return
+	}
+	trial.mu.Lock()
+	defer trial.mu.Unlock()
+	if trial.candidate != nil && trial.record.Cause == "" {
+		trial.record = record{Good: trial.record.Good}
+		trial.save()
+	}
+}
+
+// save writes the record.
+func (trial *Trial) save() {
+	record := trial.record
+	trial.write("trial.json", func(path string) error { return durable.Write(path, record) })
+}
+
+// write writes a file in bounded time. An error must not refuse an edit, so it is only logged.
+func (trial *Trial) write(name string, write func(path string) error) {
+	path := trial.path(name)
+	_, err := files.Do(context.Background(), &trial.calls, path, func() (struct{}, error) {
+		return struct{}{}, errors.Join(os.MkdirAll(trial.dir, 0o700), write(path))
+	})
+	failure := ""
+	if err != nil {
+		failure = err.Error()
+	}
+	if failure != "" && failure != trial.failure {
+		trial.log.Warn("failed to keep the last good configuration; a restart accepts every trench file",
+			"error", err)
+	}
+	trial.failure = failure
+}

@@ -1,0 +1,215 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// trialFixture is a state directory and a trench file.
+type trialFixture struct {
+	*testing.T
+	dir, path string
+	overdue   atomic.Int64
+}
+
+// write replaces the trench file; VIPs tell the configurations apart.
+func (f *trialFixture) write(vip string) {
+	f.Helper()
+	text := "trench: red\nattractor:\n  name: a\n  vips: [" + vip + "]\n"
+	if err := os.WriteFile(f.path, []byte(text), 0o600); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// start begins a process, runs it for a time, and returns its trial and the VIP in force.
+func (f *trialFixture) start(runs time.Duration) (*Trial, string, error) {
+	f.Helper()
+	trial := OpenTrial(f.dir, slog.New(slog.DiscardHandler))
+	config, err := trial.Read(f.path, trench.DefaultDefaults())
+	trial.Overdue = func() time.Duration { return time.Duration(f.overdue.Load()) }
+	ctx, cancel := context.WithTimeout(f.Context(), runs)
+	defer cancel()
+	if failure := trial.Run(ctx); !errors.Is(failure, context.DeadlineExceeded) {
+		f.Fatal(failure)
+	}
+	if config == nil {
+		return trial, "", err
+	}
+	return trial, config.Attractor.VIPs[0].String(), err
+}
+
+// wants starts a process and compares the VIP in force and a part of the error.
+func (f *trialFixture) wants(runs time.Duration, vip, refused string) *Trial {
+	f.Helper()
+	trial, got, err := f.start(runs)
+	if got != vip || (err == nil) != (refused == "") || err != nil && !strings.Contains(err.Error(), refused) {
+		f.Fatalf("%s is in force (%v), want %s and the error %q", got, err, vip, refused)
+	}
+	return trial
+}
+
+const (
+	goodVIP, badVIP, newVIP = "20.0.0.1/32", "20.0.0.2/32", "20.0.0.3/32"
+	long                    = trialTime + 2*time.Second
+)
+
+func TestTrial(t *testing.T) {
+	failed := errors.New("task loop: panic: no\nstack")
+	tests := map[string]func(f *trialFixture){
+		"failed task": func(f *trialFixture) {
+			f.wants(0, badVIP, "").Fail(failed)
+			f.wants(long, goodVIP, "(task loop: panic: no)")
+			f.wants(0, goodVIP, "task loop") // also at the start after the next one
+			f.write(newVIP)
+			f.wants(0, newVIP, "")
+		},
+		"killed once": func(f *trialFixture) {
+			f.wants(0, badVIP, "")
+			f.wants(long, badVIP, "")
+			f.wants(0, badVIP, "")
+			f.wants(0, badVIP, "")
+		},
+		"killed twice": func(f *trialFixture) {
+			f.wants(0, badVIP, "")
+			f.wants(trialTime/2, badVIP, "")
+			f.wants(0, goodVIP, "the process ended 2 times without a known cause")
+		},
+		"stopped twice": func(f *trialFixture) {
+			f.wants(0, badVIP, "").End()
+			f.wants(0, badVIP, "").End()
+			f.wants(0, badVIP, "")
+		},
+		"hung": func(f *trialFixture) {
+			f.overdue.Store(int64(hung))
+			f.wants(long, badVIP, "")
+			f.wants(0, goodVIP, "a task of the process hung")
+		},
+		"hung and recovered": func(f *trialFixture) {
+			f.overdue.Store(int64(hung))
+			time.AfterFunc(trialTime, func() { f.overdue.Store(0) })
+			f.wants(trialTime+long, badVIP, "")
+			f.wants(0, badVIP, "")
+		},
+		"slow": func(f *trialFixture) {
+			f.overdue.Store(int64(slow))
+			f.wants(time.Minute, badVIP, "")
+			f.wants(0, badVIP, "")
+			f.wants(0, goodVIP, "2 times")
+		},
+		"invalid file": func(f *trialFixture) {
+			f.wants(0, badVIP, "").Fail(failed)
+			bad, err := os.ReadFile(f.path)
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.write("x")
+			f.wants(0, "", "not a prefix")
+			if err := os.WriteFile(f.path, bad, 0o600); err != nil {
+				f.Fatal(err)
+			}
+			f.wants(0, goodVIP, "task loop")
+		},
+		"a crash while the good file is in force": func(f *trialFixture) {
+			f.write(goodVIP)
+			f.wants(0, goodVIP, "").Fail(failed)
+			f.wants(0, goodVIP, "")
+		},
+		"no last good configuration": func(f *trialFixture) {
+			f.wants(0, badVIP, "").Fail(failed)
+			if err := os.Remove(filepath.Join(f.dir, "last-good.yaml")); err != nil {
+				f.Fatal(err)
+			}
+			f.wants(0, badVIP, "")
+		},
+		"unreadable state": func(f *trialFixture) {
+			f.wants(0, badVIP, "").Fail(failed)
+			if err := os.WriteFile(filepath.Join(f.dir, "trial.json"), []byte("{"), 0o600); err != nil {
+				f.Fatal(err)
+			}
+			f.wants(0, badVIP, "")
+		},
+	}
+	for name, run := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := t.TempDir()
+				f := &trialFixture{T: t, dir: filepath.Join(dir, "state"), path: filepath.Join(dir, "trench.yaml")}
+				f.write(goodVIP)
+				f.wants(long, goodVIP, "")
+				f.write(badVIP)
+				run(f)
+			})
+		})
+	}
+}
+
+// Without a directory every file is accepted, and nothing is written.
+func TestNoTrial(t *testing.T) {
+	f := &trialFixture{T: t, path: filepath.Join(t.TempDir(), "trench.yaml")}
+	f.write(goodVIP)
+	trial := OpenTrial("", slog.New(slog.DiscardHandler))
+	config, err := trial.Read(f.path, trench.DefaultDefaults())
+	if err != nil || config.Attractor.VIPs[0].String() != goodVIP || trial.Refused() != nil {
+		t.Errorf("%v, %v", config, err)
+	}
+	trial.Begin(config.Digest)
+	trial.Cancel()
+	trial.Accept(config.Digest, config)
+	trial.Fail(errors.New("failed"))
+	trial.End()
+}
+
+// Files that change faster than trialTime become good one after the other.
+func TestTrialOfManyEdits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		f := &trialFixture{T: t, dir: dir, path: filepath.Join(dir, "trench.yaml")}
+		f.write(goodVIP)
+		trial := OpenTrial(f.dir, slog.New(slog.DiscardHandler))
+		if _, err := trial.Read(f.path, trench.DefaultDefaults()); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- trial.Run(ctx) }()
+		var last string
+		for _, vip := range []string{badVIP, newVIP, "20.0.0.4/32", "20.0.0.5/32"} {
+			time.Sleep(trialTime - 3*time.Second)
+			f.write(vip)
+			config, err := Read(f.path, trench.DefaultDefaults())
+			if err != nil {
+				t.Fatal(err)
+			}
+			trial.Begin(config.Digest)
+			trial.Accept(config.Digest, config)
+			last = vip
+		}
+		good := func() string {
+			text, err := os.ReadFile(filepath.Join(dir, "last-good.yaml"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(text)
+		}
+		if text := good(); strings.Contains(text, last) {
+			t.Errorf("the newest file is good too early:\n%s", text)
+		}
+		time.Sleep(2 * long)
+		synctest.Wait()
+		if text := good(); !strings.Contains(text, last) {
+			t.Errorf("the newest file is not good:\n%s", text)
+		}
+		cancel()
+		<-ended
+	})
+}

@@ -1,0 +1,83 @@
+package trench
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Held lists the removals of a valid configuration that wait for a confirmation; see
+// pkg/trench/change.
+type Held struct {
+	// ID identifies the removals by their names; "" if nothing is held. It is the same in every pod.
+	ID string
+	// VIPs are sorted. Base are the VIPs in force before the hold; nil without VIPs.
+	VIPs, Base []vip.VIP
+	// Gateways are the last ones of a family.
+	Gateways []string
+	// Streams would lose all targets that pass their checks.
+	Streams []string
+	// Whole reports whether the rest of the configuration waits, too, because it is invalid together
+	// with the held objects.
+	Whole bool
+}
+
+// Count returns the number of held objects.
+func (held Held) Count() int { return len(held.VIPs) + len(held.Gateways) + len(held.Streams) }
+
+// String lists the removals.
+func (held Held) String() string {
+	var parts []string
+	if len(held.VIPs) > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d VIPs (%s)", len(held.VIPs), len(held.Base), first(held.VIPs)))
+	}
+	if len(held.Gateways) > 0 {
+		parts = append(parts, "the last gateways of a family ("+first(held.Gateways)+")")
+	}
+	if len(held.Streams) > 0 {
+		parts = append(parts, "all targets of streams ("+first(held.Streams)+")")
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Problem describes the removals and the remedy for status; "" if nothing is held.
+func (held Held) Problem() string {
+	if held.ID == "" {
+		return ""
+	}
+	scope := "the rest of the configuration is in force"
+	if held.Whole {
+		scope = "the whole change waits, because its rest conflicts with them"
+	}
+	return fmt.Sprintf("%s: the removal of %s waits for a confirmation, %s; correct the configuration to cancel, "+
+		"or confirm with `frontend confirm %s` and `lb confirm %s`, or `confirm: %s` in the trench file", held.ID, held,
+		scope, held.ID, held.ID, held.ID)
+}
+
+// confirmable returns an error unless identifier identifies the held removals, or is "".
+func (held Held) confirmable(identifier string) error {
+	switch {
+	case held.ID == "":
+		return errors.New("no removal waits for a confirmation")
+	case identifier != "" && identifier != held.ID:
+		return fmt.Errorf("%s does not wait for a confirmation; %s does: the removal of %s", Quote(identifier),
+			held.ID, held)
+	}
+	return nil
+}
+
+// first returns the first items of a list as text.
+func first[Item any](list []Item) string {
+	const enough = 5
+	texts := make([]string, 0, enough)
+	for _, item := range list[:min(len(list), enough)] {
+		texts = append(texts, fmt.Sprint(item))
+	}
+	if more := len(list) - enough; more > 0 {
+		texts = append(slices.Clip(texts), fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(texts, ", ")
+}

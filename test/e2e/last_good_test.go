@@ -1,0 +1,194 @@
+package e2e
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/test/crash"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// poisoned builds programs that crash or hang right after they accepted a VIP of package crash.
+func poisoned(t *testing.T) string {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, overlay := t.TempDir(), map[string]string{}
+	for file, code := range map[string][2]string{
+		"pkg/frontend/configuration.go": {
+			"func (f *follower) configure(ctx context.Context, c *trench.Config) error {\n",
+			"crash.Taste(c.Attractor.VIPs)\n",
+		},
+		"pkg/lb/loop.go": {
+			"func (l *loop) load(x trench.Loaded) input {\n", "crash.Taste(x.Config.Attractor.VIPs)\n",
+		},
+	} {
+		source, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := strings.Replace(string(source), code[0], code[0]+code[1], 1)
+		if text == string(source) {
+			t.Fatalf("%s has no line %q", file, code[0])
+		}
+		text = strings.Replace(text, "import (\n", "import (\n\"github.com/vipgate/vipgate/test/crash\"\n", 1)
+		overlay[filepath.Join(root, file)] = filepath.Join(dir, filepath.Base(filepath.Dir(file))+".go")
+		if err := os.WriteFile(overlay[filepath.Join(root, file)], []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	content, err := json.Marshal(map[string]map[string]string{"Replace": overlay})
+	if err = errors.Join(err, os.WriteFile(filepath.Join(dir, "overlay.json"), content, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := lab.Build(t.Context(), root, dir, "-overlay="+filepath.Join(dir, "overlay.json")); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// lastGood is one program that gets a poisoned configuration.
+type lastGood struct {
+	*fixture
+	program string // lb or frontend
+	state   string
+	process func() *lab.Process
+	start   func(...string) error
+	wait    func(name string, serving bool, words ...string) string
+}
+
+// newLastGood starts a pod and waits until its configuration is the last good one.
+func newLastGood(t *testing.T, binaries, program string) *lastGood {
+	t.Helper()
+	f := newFixture(t)
+	f.up(f.target1)
+	f.up(f.target2)
+	p := &lastGood{
+		fixture: f, program: program, state: f.pod.StateDir(), start: f.pod.StartLB, wait: f.waitLB,
+		process: func() *lab.Process { return f.pod.LB },
+	}
+	other := f.pod.StartFrontend
+	if program == "frontend" {
+		p.state, p.start, other, p.wait = f.pod.FrontendState(), other, p.start, f.waitFrontend
+		p.process = func() *lab.Process { return f.pod.Frontend }
+	}
+	f.must(other())
+	f.pod.Binaries = binaries
+	f.must(p.start())
+	f.wantRoutes(every()...)
+	p.waitState("trial.json", `"good"`)
+	return p
+}
+
+// waitState waits until a file of the state directory has this text.
+func (p *lastGood) waitState(name, text string) {
+	p.t.Helper()
+	p.waitFor(func() error {
+		content, err := os.ReadFile(filepath.Join(p.state, name))
+		if err == nil && !strings.Contains(string(content), text) {
+			err = fmt.Errorf("%s has no %s: %s", name, text, content)
+		}
+		return err
+	})
+}
+
+// edit adds a VIP to the configuration and returns the digest of the file.
+func (p *lastGood) edit(prefix string) string {
+	p.t.Helper()
+	text := edited(p.t, fmt.Sprintf("vips: [%s, %q, %s, %q]", vipA4, vipA6, vipB4, vipB6),
+		fmt.Sprintf("vips: [%s, %q, %s, %q, %s]", vipA4, vipA6, vipB4, vipB6, prefix))
+	p.must(p.pod.WriteTrench(text))
+	digest := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(digest[:])
+}
+
+// ends waits until the process has ended.
+func (p *lastGood) ends() {
+	p.t.Helper()
+	select {
+	case <-p.process().Done():
+	case <-time.After(waitTimeout):
+		p.t.Fatalf("%s did not end", p.program)
+	}
+}
+
+// servesLastGood starts the process, and wants the VIPs of the last good configuration at the
+// gateway and a condition that names the refused file and the cause.
+func (p *lastGood) servesLastGood(digest, cause string) {
+	p.t.Helper()
+	p.must(p.start())
+	p.wait("Configuration", false, digest, cause, "the last good configuration is in force", "correct the file")
+	p.wantRoutes(every()...)
+	p.wantRunning(p.pod.LB, p.pod.Frontend)
+}
+
+// recovers corrects the file and wants it in force.
+func (p *lastGood) recovers() {
+	p.t.Helper()
+	p.edit("20.0.0.99/32")
+	p.wait("Configuration", true)
+	p.wantRunning(p.pod.LB, p.pod.Frontend)
+}
+
+// A valid configuration that crashes or hangs the program right after its acceptance is not
+// accepted again at the next start: the last good one is (Fastly, 2021-06-08).
+func TestLastGoodConfiguration(t *testing.T) {
+	t.Parallel()
+	binaries := poisoned(t)
+	for _, program := range []string{"frontend", "lb"} {
+		t.Run(program+" panics", func(t *testing.T) {
+			t.Parallel()
+			p := newLastGood(t, binaries, program)
+			digest := p.edit(crash.Panics)
+			p.ends()
+			p.servesLastGood(digest, "poisoned configuration")
+			// The file stays refused at the next start.
+			p.must(p.process().Kill())
+			p.servesLastGood(digest, "poisoned configuration")
+			p.recovers()
+		})
+	}
+	t.Run("process killed", func(t *testing.T) {
+		t.Parallel()
+		p := newLastGood(t, binaries, "lb")
+		digest := p.edit(crash.Dies)
+		p.ends()
+		// A kill from outside looks the same, so the first one does not refuse the file.
+		p.must(p.start())
+		p.ends()
+		p.servesLastGood(digest, "the process ended 2 times without a known cause")
+		p.recovers()
+	})
+	t.Run("loop hangs", func(t *testing.T) {
+		t.Parallel()
+		p := newLastGood(t, binaries, "lb")
+		digest := p.edit(crash.Hangs)
+		p.waitState("trial.json", "hung")
+		p.must(p.process().Kill()) // as the kubelet does after its probes failed
+		p.servesLastGood(digest, "hung")
+		p.recovers()
+	})
+}
+
+// A kill right after an edit does not refuse the edit.
+func TestKillAfterEditKeepsEdit(t *testing.T) {
+	t.Parallel()
+	p := newLastGood(t, binaries, "frontend")
+	p.edit("20.0.0.99/32")
+	p.wait("Configuration", true)
+	p.must(p.process().Kill())
+	p.must(p.start())
+	p.wait("Configuration", true)
+	p.waitState("last-good.yaml", "20.0.0.99/32")
+	p.wantRoutes(every()...)
+}

@@ -1,0 +1,96 @@
+package kubee2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+)
+
+// TestHeldRemovals removes most VIPs from the Trench: both pods keep them until the annotation
+// confirms it, the Trench names the removals, and there is one Event.
+func TestHeldRemovals(t *testing.T) {
+	f := newFixture(t)
+	f.cluster.Apply(t, strings.Replace(trenchManifest(), "vips: [20.0.0.1/32, ", "vips: [20.0.0.2/32, 20.0.0.3/32, 20.0.0.1/32, ",
+		1))
+	f.startTrenchPods()
+	f.cluster.Apply(t, service)
+	for _, app := range f.Targets[:replicas] {
+		f.kubelet.create(app)
+		f.kubelet.run(app)
+		f.kubelet.ready(app)
+	}
+	f.wantAnnounced()
+	const few, all = `["20.0.0.2/32"]`, `["20.0.0.1/32", "2000::1/128", "20.0.0.2/32", "20.0.0.3/32"]`
+	vips := func(list string) {
+		f.t.Helper()
+		f.patchTrench(`[{"op": "replace", "path": "/spec/attractor/vips", "value": ` + list + `}]`)
+	}
+	vips(few)
+	held := f.wantHeld(metav1.ConditionTrue)
+	if !strings.Contains(held, "the removal of 3 of 4 VIPs (20.0.0.1/32, ") {
+		t.Errorf("condition Held: %s", held)
+	}
+	f.wantUpdates(1)
+	f.wait(func(ctx context.Context) error { return f.heldEvents(ctx, 1) })
+	vips(all) // cancels
+	f.wantHeld(metav1.ConditionFalse)
+	vips(few)
+	held = f.wantHeld(metav1.ConditionTrue)
+	f.wantUpdates(1)
+	_, confirm, _ := strings.Cut(held, v1alpha1.ConfirmAnnotation+"=")
+	f.patchTrench(`[{"op": "add", "path": "/metadata/annotations", "value": {"` + v1alpha1.ConfirmAnnotation + `": "` +
+		confirm + `"}}]`)
+	f.wantRoutes()
+	f.wantUpdates(3) // announced, de-preferred, withdrawn
+	f.wantHeld(metav1.ConditionFalse)
+	f.must(f.heldEvents(t.Context(), 2)) // one for each time
+}
+
+// wantHeld waits until the condition Held of the Trench has a status, and returns its message.
+func (f *fixture) wantHeld(status metav1.ConditionStatus) (message string) {
+	f.t.Helper()
+	client, err := dynamic.NewForConfig(f.cluster.Admin())
+	f.must(err)
+	f.wait(func(ctx context.Context) error {
+		object, err := client.Resource(v1alpha1.Resource).Namespace(namespace).Get(ctx, "trench-a", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		trench, err := v1alpha1.FromUnstructured(object)
+		f.must(err)
+		condition := meta.FindStatusCondition(trench.Status.Conditions, v1alpha1.Held)
+		if condition == nil || condition.Status != status || condition.ObservedGeneration != trench.Generation {
+			return fmt.Errorf("condition Held is %v, want %s", condition, status)
+		}
+		message = condition.Message
+		return nil
+	})
+	return message
+}
+
+// heldEvents returns an error unless there are n Events about held removals, with repetitions.
+func (f *fixture) heldEvents(ctx context.Context, n int) error {
+	f.t.Helper()
+	list, err := f.core.Events(namespace).List(ctx, metav1.ListOptions{})
+	f.must(err)
+	found := 0
+	for _, event := range list.Items {
+		if event.Reason != "RemovalsHeld" {
+			continue
+		}
+		if found++; event.Series != nil {
+			found += int(event.Series.Count) - 1
+		}
+	}
+	if found != n {
+		return fmt.Errorf("%d Events about held removals, want %d", found, n)
+	}
+	return nil
+}
