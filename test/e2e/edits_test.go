@@ -34,8 +34,9 @@ func editedTrench(streams []editedStream) string {
 		if len(stream.vips) == 0 {
 			continue
 		}
-		text += fmt.Sprintf("  - name: %s\n    vips: [%s]\n    check: {tcp: {port: %d}, %s}\n    drainTime: 2m\n    targets:\n",
-			stream.name, quoted(stream.vips), lab.HealthPort, dataPlaneCheck)
+		text += fmt.Sprintf("  - name: %s\n    vips: [%s]\n    check: {tcp: {port: %d}, %s}\n", stream.name,
+			quoted(stream.vips), lab.HealthPort, dataPlaneCheck)
+		text += "    drainTime: 2m\n    targets:\n"
 		for _, target := range stream.targets {
 			name, a := targetOf(target)
 			text += fmt.Sprintf("      - {name: %s, ips: [%s, \"%s\"]}\n", name, a[0], a[1])
