@@ -194,11 +194,13 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 	}
 	o := c.Options(own, identity.AuthorizeMember(c.LBTrustDomain, c.LBID...), settings)
 	watcher := trenchfile.NewWatcher(c.TrenchFile, c.defaults(), config, settings.Log)
+	watcher.Trial = settings.Trial
 	// The frontend has no verdicts on targets; lb holds their removal.
-	watcher.Hold = func(inForce, next *trench.Config, before trench.Held, confirmed string) (*trench.Config, trench.Held) {
+	watcher.Hold = func(inForce, next *trench.Config, before trench.Held, confirmed string,
+	) (*trench.Config, trench.Held) {
 		return change.Hold(inForce, next, before, confirmed, nil)
 	}
-	watcher.Trial = settings.Trial
+	watcher.Resume()
 	o.Source = watcher
 	o.SourceName, o.StaleCondition = "trench file", frontend.TrenchFile
 	return o, config, nil

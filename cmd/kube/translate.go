@@ -16,7 +16,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/trench"
-	"github.com/vipgate/vipgate/pkg/trench/change"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
@@ -28,7 +27,7 @@ type translateCommand struct {
 }
 
 // Run prints the trench file, or the changes, to stdout and the verdicts to stderr. The exit status
-// is 1 if any object is refused.
+// is 1 if any object is refused or a removal would be held.
 func (c *translateCommand) Run(out *cli.Output) error {
 	objects, r, err := c.translate(c.Filename...)
 	if err != nil {
@@ -37,17 +36,17 @@ func (c *translateCommand) Run(out *cli.Output) error {
 	// stdout has only the file, so that it can be redirected.
 	if c.Against == "" {
 		out.Printf("%s", r.File)
-	} else if err := c.compare(out, r); err != nil {
-		return err
+	} else {
+		err = c.compare(out, r)
 	}
 	fmt.Fprint(os.Stderr, r.Table())
 	for _, line := range ignored(objects, r) {
 		fmt.Fprintln(os.Stderr, line)
 	}
-	if r.Refused() {
+	if err == nil && r.Refused() {
 		return cli.ExitError(cli.ExitFailed)
 	}
-	return nil
+	return err
 }
 
 // translate reads and translates objects.
@@ -90,8 +89,8 @@ func (c *translateCommand) compare(out *cli.Output, next translation.Result) err
 			return cli.Usage("%w", err)
 		}
 	}
-	between := change.Between(configs[0], configs[1])
-	edit := cli.Change{Valid: !next.Refused(), Change: &between}
+	edit := cli.Change{Valid: !next.Refused()}
+	edit.Compare(configs[0], configs[1])
 	return edit.Print(out, c.Output == "json", frontendDrainTime)
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // manyVIPs returns n VIPs of alternating families.
@@ -46,9 +47,7 @@ func numbered(i int) vip.VIP {
 func benchSession(b *testing.B, n int) (*Announcer, *session) {
 	b.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
+	harness.Must(b, err)
 	defer l.Close()
 	drained := make(chan struct{})
 	go func() {
@@ -61,21 +60,15 @@ func benchSession(b *testing.B, n int) (*Announcer, *session) {
 		_, _ = io.Copy(io.Discard, conn)
 	}()
 	conn, err := net.Dial("tcp4", l.Addr().String())
-	if err != nil {
-		b.Fatal(err)
-	}
+	harness.Must(b, err)
 	b.Cleanup(func() { conn.Close(); <-drained })
 	a := New(Options{Peer: netip.MustParseAddrPort("127.0.0.1:1790"), PeerAS: 8103})
 	e, err := newEncoder(a.options)
-	if err != nil {
-		b.Fatal(err)
-	}
+	harness.Must(b, err)
 	a.Post(Batch{Changes: toAll(n, Announced), Revision: 1})
 	s := newSession(a, e, conn)
 	s.phase = established
-	if err := s.announceAll(); err != nil {
-		b.Fatal(err)
-	}
+	harness.Must(b, s.announceAll())
 	return a, s
 }
 
@@ -110,9 +103,7 @@ func BenchmarkFullAnnouncement(b *testing.B) {
 			_, s := benchSession(b, n)
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := s.announceAll(); err != nil {
-					b.Fatal(err)
-				}
+				harness.Must(b, s.announceAll())
 			}
 		})
 	}

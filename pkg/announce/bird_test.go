@@ -90,9 +90,7 @@ func newBird(t *testing.T) *bird {
 		lab.Skip(t, "bird: "+err.Error())
 	}
 	dir, err := os.MkdirTemp("/tmp", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	b := &bird{
 		t: t, dir: dir, AS: 8103, PeerAS: LocalAS, Channel6: true, Preference: 200, Hold: 3,
 		Addr: randomLoopback(), Peer: randomLoopback(),
@@ -115,9 +113,7 @@ func randomLoopback() netip.Addr {
 func freePort(t *testing.T, a netip.Addr) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp4", netip.AddrPortFrom(a, 0).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).AddrPort().Port()
 }
@@ -126,13 +122,9 @@ func freePort(t *testing.T, a netip.Addr) uint16 {
 func (b *bird) write() string {
 	b.t.Helper()
 	var conf bytes.Buffer
-	if err := birdConf.Execute(&conf, b); err != nil {
-		b.t.Fatal(err)
-	}
+	harness.Must(b.t, birdConf.Execute(&conf, b))
 	path := filepath.Join(b.dir, "bird.conf")
-	if err := os.WriteFile(path, conf.Bytes(), 0o600); err != nil {
-		b.t.Fatal(err)
-	}
+	harness.Must(b.t, os.WriteFile(path, conf.Bytes(), 0o600))
 	return path
 }
 
@@ -149,9 +141,7 @@ func (b *bird) start() {
 	b.log = new(bytes.Buffer)
 	b.cmd = exec.Command("bird", "-f", "-c", path, "-s", b.socket(), "-P", filepath.Join(b.dir, "pid"))
 	b.cmd.Stderr = b.log
-	if err := b.cmd.Start(); err != nil {
-		b.t.Fatal(err)
-	}
+	harness.Must(b.t, b.cmd.Start())
 	await.True(b.t, "bird answers", func() bool { _, err := b.tryCommand("show status"); return err == nil })
 }
 
@@ -260,9 +250,7 @@ func (b *bird) routes(f vip.Family) int {
 		b.t.Fatalf("no count in %q", out)
 	}
 	n, err := strconv.Atoi(m[1])
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	harness.Must(b.t, err)
 	return n
 }
 
@@ -433,17 +421,13 @@ func TestHungBirdHoldTime(t *testing.T) {
 	a.Post(Batch{Changes: advertisements{vipA: Announced}.list(), Revision: 1})
 	run(t, a)
 	b.awaitRoutes(1, 0)
-	if err := b.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, b.cmd.Process.Signal(syscall.SIGSTOP))
 	s := awaitState(t, a, "down", func(s State) bool { return !s.Established && s.Sessions == 1 })
 	if !strings.Contains(s.LastError.Error(), "silent") {
 		t.Errorf("got %v", s.LastError)
 	}
 	a.Post(Batch{Changes: advertisements{vipA: Withdrawn, vipB: Announced}.list(), Revision: 2})
-	if err := b.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, b.cmd.Process.Signal(syscall.SIGCONT))
 	await.True(b.t, "bird has only the newest", func() bool {
 		_, a := b.received()[vipA.String()]
 		_, b := b.received()[vipB.String()]

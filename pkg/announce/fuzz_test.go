@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // readAll reads all messages of r.
@@ -41,9 +42,7 @@ func FuzzReadMessage(f *testing.F) {
 	}
 	updates := e.appendUpdates(nil, &c)
 	cease, err := notification(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN, []byte("maintenance"))
-	if err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, err)
 	f.Add(slices.Concat(e.open, e.keepalive, updates, cease))
 	f.Add(e.open)
 	f.Add(e.keepalive)

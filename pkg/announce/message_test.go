@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func testOptions() Options {
@@ -24,9 +25,7 @@ func testOptions() Options {
 func testEncoder(t testing.TB) *encoder {
 	t.Helper()
 	e, err := newEncoder(testOptions())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return e
 }
 
@@ -178,13 +177,9 @@ func anyVIP() *rapid.Generator[vip.VIP] {
 			a = netip.AddrFrom4(b)
 		}
 		p, err := a.Prefix(rapid.IntRange(8, a.BitLen()).Draw(t, "bits"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		v, err := vip.FromPrefix(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return v
 	})
 }
@@ -223,13 +218,9 @@ func TestAttributeLengthBoundary(t *testing.T) {
 		for whole := 10; whole < 16; whole++ {
 			for size := 1; size <= 16; size++ {
 				p, err := numbered(1).Prefix().Addr().Prefix(8 * size)
-				if err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, err)
 				v, err := vip.FromPrefix(p)
-				if err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, err)
 				want := map[vip.VIP]Advertisement{v: a}
 				for i := range whole {
 					want[numbered(2*i+3)] = a

@@ -15,6 +15,7 @@ import (
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // peer is BIRD's side of one connection, driven by the test.
@@ -89,9 +90,7 @@ func (p *peer) read() (*bgp.BGPMessage, error) {
 // expect reads the next message, which must be of that type.
 func (p *peer) expect(kind uint8) *bgp.BGPMessage {
 	p.t.Helper()
-	if err := p.conn.SetReadDeadline(time.Now().Add(waitLimit)); err != nil {
-		p.t.Fatal(err)
-	}
+	harness.Must(p.t, p.conn.SetReadDeadline(time.Now().Add(waitLimit)))
 	m, err := p.read()
 	if err != nil {
 		p.t.Fatalf("waiting for a message of type %d: %v", kind, err)
@@ -106,9 +105,7 @@ func (p *peer) expect(kind uint8) *bgp.BGPMessage {
 func (p *peer) noUpdates(d time.Duration) {
 	p.t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); {
-		if err := p.conn.SetReadDeadline(end); err != nil {
-			p.t.Fatal(err)
-		}
+		harness.Must(p.t, p.conn.SetReadDeadline(end))
 		m, err := p.read()
 		var timeout net.Error
 		switch {
@@ -126,9 +123,7 @@ func (p *peer) noUpdates(d time.Duration) {
 // expectNotification reads a NOTIFICATION. Other messages before it are ignored.
 func (p *peer) expectNotification(code, subcode uint8) {
 	p.t.Helper()
-	if err := p.conn.SetReadDeadline(time.Now().Add(waitLimit)); err != nil {
-		p.t.Fatal(err)
-	}
+	harness.Must(p.t, p.conn.SetReadDeadline(time.Now().Add(waitLimit)))
 	for {
 		m, err := p.read()
 		if err != nil {
@@ -156,17 +151,13 @@ func (p *peer) expectEnd(code, subcode uint8) {
 func (p *peer) send(m *bgp.BGPMessage) {
 	p.t.Helper()
 	b, err := m.Serialize()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	harness.Must(p.t, err)
 	p.sendBytes(b)
 }
 
 func (p *peer) sendBytes(b []byte) {
 	p.t.Helper()
-	if err := p.conn.SetWriteDeadline(time.Now().Add(waitLimit)); err != nil {
-		p.t.Fatal(err)
-	}
+	harness.Must(p.t, p.conn.SetWriteDeadline(time.Now().Add(waitLimit)))
 	if _, err := p.conn.Write(b); err != nil {
 		p.t.Fatal(err)
 	}

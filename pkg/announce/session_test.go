@@ -16,6 +16,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 var (
@@ -208,9 +209,7 @@ func TestHungGateIsNotAnnouncedAgain(t *testing.T) {
 				a.Heartbeat(time.Now())
 				p := <-peers
 				handshake(p, func() { <-time.After(MaxHeartbeatAge) })
-				if err := p.conn.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, p.conn.SetReadDeadline(time.Now().Add(2*time.Second)))
 				if m, err := p.read(); err == nil {
 					t.Fatalf("a hung gate is announced: %+v", m.Body)
 				}
@@ -297,8 +296,7 @@ func TestSilentPeerHoldTime(t *testing.T) {
 			t.Errorf("given up after %s", d)
 		}
 		awaitState(t, a, "down", func(s State) bool {
-			return s.LastError != nil &&
-				strings.Contains(s.LastError.Error(), "silent")
+			return s.LastError != nil && strings.Contains(s.LastError.Error(), "silent")
 		})
 	})
 }
@@ -397,9 +395,7 @@ func TestStarvedHoldTimerIsExtended(t *testing.T) {
 			t.Errorf("the grace was %s", time.Since(start))
 		}
 		// The waiting message resets the hold timer and allows an extension again.
-		if err := s.receive(received{message: bgp.NewBGPKeepAliveMessage(), at: time.Now()}); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, s.receive(received{message: bgp.NewBGPKeepAliveMessage(), at: time.Now()}))
 		<-time.After(s.hold + 2*starvedAfter)
 		if err := s.expire(); err != nil {
 			t.Fatalf("starved for the second time: %v", err)
@@ -436,9 +432,7 @@ func TestProtocolErrorsAreNotified(t *testing.T) {
 	header := bytes.Repeat([]byte{0xff}, 16)
 	open := func(t *testing.T) []byte {
 		b, err := openMessage(t, 8103, 3, bgp.RF_IPv4_UC, bgp.RF_IPv6_UC).Serialize()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return b
 	}
 	tests := []struct {
@@ -453,8 +447,7 @@ func TestProtocolErrorsAreNotified(t *testing.T) {
 		},
 		{"garbage later", true, func(*testing.T) []byte { return bytes.Repeat([]byte{0}, 5000) }, 1, 1},
 		{"length below the header", true, func(*testing.T) []byte {
-			return append(header[:16:16], 0, 18,
-				bgp.BGP_MSG_KEEPALIVE)
+			return append(header[:16:16], 0, 18, bgp.BGP_MSG_KEEPALIVE)
 		}, 1, 2},
 		{
 			"length over 4096", true, func(*testing.T) []byte { return append(header[:16:16], 0x10, 1, bgp.BGP_MSG_UPDATE) },
@@ -465,9 +458,7 @@ func TestProtocolErrorsAreNotified(t *testing.T) {
 		{"OPEN cut short", false, func(t *testing.T) []byte { b := open(t); b[17]--; b[28]--; return b[:len(b)-1] }, 1, 2},
 		{"OPEN of another AS", false, func(t *testing.T) []byte {
 			b, err := openMessage(t, 8104, 3, bgp.RF_IPv4_UC, bgp.RF_IPv6_UC).Serialize()
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			return b
 		}, 2, 2},
 		{"KEEPALIVE before OPEN", false, func(*testing.T) []byte { return newMessage(bgp.BGP_MSG_KEEPALIVE) }, 5, 1},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -18,22 +19,16 @@ import (
 func listen(t *testing.T) (*net.TCPListener, netip.AddrPort) {
 	t.Helper()
 	l, err := net.Listen("tcp4", netip.AddrPortFrom(randomLoopback(), 0).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	return l.(*net.TCPListener), l.Addr().(*net.TCPAddr).AddrPort()
 }
 
 func accept(t *testing.T, l *net.TCPListener) *peer {
 	t.Helper()
-	if err := l.SetDeadline(time.Now().Add(waitLimit)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, l.SetDeadline(time.Now().Add(waitLimit)))
 	conn, err := l.AcceptTCP()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return newPeer(t, conn)
 }
 
@@ -46,9 +41,7 @@ func TestStoppedReaderGetsReset(t *testing.T) {
 	run(t, a)
 	p := accept(t, l)
 	// A small buffer, so that stale data stay on the announcer's side.
-	if err := p.conn.(*net.TCPConn).SetReadBuffer(4096); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, p.conn.(*net.TCPConn).SetReadBuffer(4096))
 	p.establish(60)
 	awaitState(t, a, "established", func(s State) bool { return s.Established })
 
@@ -75,9 +68,7 @@ func TestStoppedReaderGetsReset(t *testing.T) {
 	if !errors.As(s.LastError, &timeout) || !timeout.Timeout() {
 		t.Errorf("ended by %v, want the write deadline", s.LastError)
 	}
-	if err := p.conn.SetReadDeadline(time.Now().Add(waitLimit)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, p.conn.SetReadDeadline(time.Now().Add(waitLimit)))
 	for {
 		if _, err := p.read(); err != nil {
 			if !errors.Is(err, syscall.ECONNRESET) {
@@ -134,9 +125,7 @@ func TestRefusedConnectionIsRetried(t *testing.T) {
 		t.Errorf("got %v", s.LastError)
 	}
 	again, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(addr))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer again.Close()
 	accept(t, again).establish(3)
 	awaitState(t, a, "established", func(s State) bool { return s.Established })

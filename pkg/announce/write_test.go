@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // deadlineConn keeps the deadline of writes.
@@ -26,23 +28,15 @@ func writerOf(t *testing.T, size int) (*Announcer, *session, *peer) {
 	t.Helper()
 	l, addr := listen(t)
 	conn, err := net.Dial("tcp4", addr.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { conn.Close() })
-	if err := conn.(*net.TCPConn).SetWriteBuffer(size); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, conn.(*net.TCPConn).SetWriteBuffer(size))
 	p := accept(t, l)
-	if err := p.conn.(*net.TCPConn).SetReadBuffer(size); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, p.conn.(*net.TCPConn).SetReadBuffer(size))
 	a := New(testOptions())
 	s := newSession(a, testEncoder(t), &deadlineConn{TCPConn: conn.(*net.TCPConn)})
 	s.phase = established
-	if err := s.announceAll(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, s.announceAll())
 	return a, s, p
 }
 
@@ -97,9 +91,7 @@ func TestRestOfPostIsWritten(t *testing.T) {
 	p.expectUpdates(0, all)
 	p.expect(bgp.BGP_MSG_KEEPALIVE)
 	p.expectUpdates(2, want)
-	if err := <-sent; err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, <-sent)
 	if st := a.State().Load(); s.owned || st.Written != 11 || st.Announced4 != 30_000-5 {
 		t.Errorf("owned %v, state %+v", s.owned, st)
 	}
@@ -123,9 +115,7 @@ func TestStopWritesRestBeforeCease(t *testing.T) {
 	stopped := make(chan error, 1)
 	go func() { stopped <- s.stop() }()
 	p.expectNotification(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN)
-	if err := <-stopped; err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, <-stopped)
 	all[numbered(0)] = Withdrawn
 	if !maps.Equal(p.table, all) {
 		t.Errorf("the peer has %d of %d VIPs, the first %v", len(p.table), len(all), p.table[numbered(0)])
@@ -138,9 +128,7 @@ func TestStopWritesRestBeforeCease(t *testing.T) {
 
 func TestPostAfterReset(t *testing.T) {
 	a, s, p := writerOf(t, 128<<10)
-	if err := p.conn.(*net.TCPConn).SetLinger(0); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, p.conn.(*net.TCPConn).SetLinger(0))
 	p.conn.Close()
 	rev := uint64(0)
 	for s.failure == nil { // until the reset has arrived

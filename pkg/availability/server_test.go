@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -68,20 +67,10 @@ func newFixture(t *testing.T, lease time.Duration) *fixture {
 	})
 	f.availability = availability.NewServer(f.table, f.readers, host, log)
 	listener, err := net.Listen("unix", f.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	server := grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(f.creds("/lb")))...)
 	loadbalancerv1.RegisterStreamAvailabilityServiceServer(server, f.availability)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(listener) }()
-	f.kill = sync.OnceFunc(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			t.Errorf("Serve: %v", err)
-		}
-	})
-	t.Cleanup(f.kill)
+	f.kill = harness.Serve(t, server, listener)
 	return f
 }
 
@@ -97,9 +86,7 @@ func (f *fixture) dial(id string) loadbalancerv1.StreamAvailabilityServiceClient
 	f.t.Helper()
 	conn, err := grpc.NewClient("unix://"+f.socket, grpc.WithTransportCredentials(f.creds(id)),
 		grpc.WithAuthority("localhost"))
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	f.t.Cleanup(func() { conn.Close() })
 	return loadbalancerv1.NewStreamAvailabilityServiceClient(conn)
 }
@@ -109,9 +96,7 @@ func open(t *testing.T, c loadbalancerv1.StreamAvailabilityServiceClient) *oldFr
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	t.Cleanup(cancel)
 	stream, err := c.Watch(ctx, &emptypb.Empty{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return &oldFrontend{t, stream, cancel}
 }
 
@@ -208,9 +193,7 @@ func TestGoingAwayIsUnavailable(t *testing.T) {
 		t.Errorf("%d streams are open", n)
 	}
 	open(t, client).want(false)
-	if err := f.readers.EndWatches(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, f.readers.EndWatches(t.Context()))
 	for _, o := range streams {
 		if _, err := o.next(); status.Code(err) != codes.Unavailable {
 			t.Errorf("a stream ended with %v", err)
@@ -227,9 +210,7 @@ func TestEndIsUnavailableFirst(t *testing.T) {
 	commit(f, aReady)
 	o := open(t, f.dial("/frontend"))
 	o.want(true)
-	if err := f.readers.EndWatches(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, f.readers.EndWatches(t.Context()))
 	o.want(false)
 	if _, err := o.next(); status.Code(err) != codes.Unavailable {
 		t.Errorf("the stream ended with %v", err)

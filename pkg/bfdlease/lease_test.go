@@ -70,9 +70,7 @@ func namespace(t *testing.T) *lab.NetNS {
 
 func (f *fixture) gateways(addresses ...netip.Addr) {
 	f.t.Helper()
-	if err := f.Gateways(f.t.Context(), addresses); err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, f.Gateways(f.t.Context(), addresses))
 }
 
 // passes reports whether a packet leaves.
@@ -123,9 +121,7 @@ func TestLease(t *testing.T) {
 	await.True(t, "IPv4 passes", f.state(true, false))
 
 	generation := func() (g uint32) {
-		if err := ns.Do(func() (err error) { g, err = f.version(); return err }); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, ns.Do(func() (err error) { g, err = f.version(); return err }))
 		return g
 	}
 	before := generation()
@@ -160,9 +156,7 @@ func TestLease(t *testing.T) {
 func TestExpiryInKernel(t *testing.T) {
 	ns := namespace(t)
 	c := content{gateways: []netip.Addr{gateway4}, attract: Families{true, true}, rest: 200 * time.Millisecond}
-	if err := ns.Do(func() error { return writeTable(c) }); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, ns.Do(func() error { return writeTable(c) }))
 	if !passes(t, ns, gateway4, controlPort) {
 		t.Error("dropped before the end of the lease")
 	}
@@ -241,9 +235,7 @@ func TestWriteFails(t *testing.T) {
 	f.write = writeTable
 	now := time.Now()
 	f.Attract(now, Families{true, false})
-	if err := ns.Do(func() error { return f.apply(now, Families{true, false}) }); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, ns.Do(func() error { return f.apply(now, Families{true, false}) }))
 	if s := f.State().Load(); s.Err != nil || fmt.Sprint(s.Attract) != "[true false]" || s.Since[0] != now {
 		t.Errorf("state %+v", s)
 	}
@@ -280,9 +272,7 @@ func TestOrdersWithoutGateways(t *testing.T) {
 			{nil, Families{}},
 			{[]netip.Addr{gateway4}, Families{true, false}},
 		} {
-			if err := l.Gateways(t.Context(), want.gateways); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, l.Gateways(t.Context(), want.gateways))
 			s := l.State().Load()
 			if s.Attract != want.attract || s.Since[0].IsZero() != (len(want.gateways) > 0) {
 				t.Errorf("change %d of the gateways: state %+v", i, s)

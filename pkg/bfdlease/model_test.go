@@ -64,9 +64,7 @@ func TestForeignChangesAreNoticed(t *testing.T) {
 	} {
 		step.change()
 		for i, want := range step.writes {
-			if err := l.apply(now, Families{true}); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, l.apply(now, Families{true}))
 			if len(k.writes) != want {
 				t.Fatalf("%s, call %d: %d writes, want %d", step.name, i, len(k.writes), want)
 			}
@@ -83,9 +81,7 @@ func TestRemovalIsRetried(t *testing.T) {
 	l := k.lease()
 	now := time.Now()
 	l.Attract(now, Families{true, true})
-	if err := l.apply(now, Families{true, true}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, l.apply(now, Families{true, true}))
 	l.written, l.gateways = false, nil // as Run does
 	busy, removals := errors.New("device or resource busy"), 0
 	l.remove = func() error { removals++; return busy }
@@ -116,9 +112,7 @@ func TestOrderExpires(t *testing.T) {
 	begin := l.began.Add(time.Second)
 	apply := func(at time.Duration) {
 		t.Helper()
-		if err := l.apply(begin.Add(at), Families{true}); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, l.apply(begin.Add(at), Families{true}))
 	}
 	expect := func(attract bool, writes, refreshed int) {
 		t.Helper()
@@ -182,9 +176,7 @@ func TestOldOrderRaisesNoFamily(t *testing.T) {
 		{freshness + 4, freshness + 4, Families{true, true}, Families{true, true}},
 	} {
 		l.Attract(begin.Add(step.ordered), step.order)
-		if err := l.apply(begin.Add(step.at), step.order); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, l.apply(begin.Add(step.at), step.order))
 		if is := l.State().Load().Attract; is != step.want || k.writes[len(k.writes)-1].attract != is {
 			t.Errorf("after %v: %v attract, want %v; written %v", step.at, is, step.want, k.writes[len(k.writes)-1].attract)
 		}
@@ -227,9 +219,7 @@ func TestGatewaysAreReplaced(t *testing.T) {
 		stop := harness.Run(t, l.Run)
 		for _, gateways := range [][]netip.Addr{{gateway4}, {other4}, {other4, gateway6}, {gateway4, gateway6}} {
 			l.Attract(time.Now(), Families{true, true})
-			if err := l.Gateways(t.Context(), gateways); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, l.Gateways(t.Context(), gateways))
 			if c := k.writes[len(k.writes)-1]; !slices.Equal(c.gateways, gateways) {
 				t.Errorf("gateways %v are written as %v", gateways, c.gateways)
 			}

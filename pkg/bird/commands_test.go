@@ -135,7 +135,7 @@ func TestHangLimit(t *testing.T) {
 		for _, hold := range c.hold {
 			*sessions = append(*sessions, Session{Gateway: trench.Gateway{Protocol: trench.BGP, HoldTime: hold * time.Second}})
 		}
-		if got := s.hangLimit(); got != c.want {
+		if got := s.apply.current.input.hangLimit(); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}

@@ -30,7 +30,9 @@ func (input renderInput) protocols() []string {
 		}
 	}
 	for _, session := range input.Sessions {
-		names = append(names, gatewayPrefix+session.Name)
+		if !session.IsStatic() || session.Attracts() {
+			names = append(names, gatewayPrefix+session.Name)
+		}
 		if session.Protocol == trench.Static && session.BFD != nil && len(input.VRRP) == 0 {
 			names = append(names, egressPrefix+session.Name)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/bird/orphan"
 	"github.com/vipgate/vipgate/pkg/durable"
 )
 
@@ -51,7 +52,7 @@ func startProcess(
 	}()
 	p.running.Go(func() { logLines(lines, log, verbose) })
 	p.running.Go(func() { p.killAfter(ctx) })
-	if err := durable.Replace(pidFile(socket), fmt.Appendln(nil, p.pid()), 0o600); err != nil {
+	if err := durable.Replace(orphan.PIDFile(socket), fmt.Appendln(nil, p.pid()), 0o600); err != nil {
 		log.Warn("failed to write BIRD's PID file; after a crash, BIRD is found only by its control socket",
 			"error", err)
 	}

@@ -61,6 +61,10 @@ type Session struct {
 // IsStatic reports whether the gateway has static routes instead of a BGP session.
 func (session Session) IsStatic() bool { return session.Protocol == trench.Static }
 
+// Attracts reports whether BIRD has a BFD session with a static gateway. Without BFD the gateway
+// sends traffic until its routes are removed.
+func (session Session) Attracts() bool { return session.BFD == nil || session.Export == ExportFull }
+
 // Channel is BIRD's name of the session's family.
 func (session Session) Channel() string { return session.Family().String() }
 
@@ -228,11 +232,13 @@ protocol static '{{.Name}}' {
 {{- end}}
 {{- range .Sessions}}
 {{- if .IsStatic}}
+{{- if .Attracts}}
 
 protocol static 'NBR-{{.Name}}' {
 	{{.Channel}} { import {{if $.VRRP}}none{{else}}all{{end}}; };
 	route {{.Default}} via {{.Address}}%'{{$.Interface}}'{{if .BFD}} bfd{{end}};
 }
+{{- end}}
 {{- if and .BFD (not $.VRRP)}}
 # Replies of flows that remain while BFD is down; the worst route.
 protocol static '` + egressPrefix + `{{.Name}}' {

@@ -141,7 +141,8 @@ func (supervisor *Supervisor) command(ctx context.Context, command string) (Repl
 	if supervisor.unansweredSince.IsZero() {
 		supervisor.unansweredSince = begin
 	}
-	deadline := begin.Add(min(commandTimeout, supervisor.unansweredSince.Add(supervisor.hangLimit()).Sub(begin)))
+	limit := supervisor.apply.current.input.hangLimit()
+	deadline := begin.Add(min(commandTimeout, supervisor.unansweredSince.Add(limit).Sub(begin)))
 	bounded, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	reply, err := supervisor.exchange(bounded, command)
@@ -179,12 +180,14 @@ func (supervisor *Supervisor) exchange(ctx context.Context, command string) (Rep
 // hung reports whether BIRD was silent for longer than its shortest hold time, after which its
 // sessions are lost.
 func (supervisor *Supervisor) hung() bool {
-	return !supervisor.unansweredSince.IsZero() && time.Since(supervisor.unansweredSince) >= supervisor.hangLimit()
+	limit := supervisor.apply.current.input.hangLimit()
+	return !supervisor.unansweredSince.IsZero() && time.Since(supervisor.unansweredSince) >= limit
 }
 
-func (supervisor *Supervisor) hangLimit() time.Duration {
+// hangLimit returns the time without an answer after which BIRD is killed.
+func (input renderInput) hangLimit() time.Duration {
 	// Static gateways have no hold time.
-	sessions := slices.DeleteFunc(slices.Clone(supervisor.apply.current.input.Sessions), Session.IsStatic)
+	sessions := slices.DeleteFunc(slices.Clone(input.Sessions), Session.IsStatic)
 	if len(sessions) == 0 {
 		return minHang
 	}

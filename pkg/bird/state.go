@@ -70,7 +70,7 @@ type GatewayState struct {
 	// Usable reports whether the gateway is up, or is static and may come up once its family
 	// attracts.
 	Usable   bool
-	State    string    // the session's state as BIRD names it, or StateHeld or StateNoBFD
+	State    string    // the session's state as BIRD names it, or a state of static gateways
 	Since    time.Time // when Up last changed
 	Imported int
 	Exported int
@@ -104,8 +104,9 @@ type GatewayState struct {
 
 // States of static gateways that BIRD has no name for.
 const (
-	StateHeld  = "Held"
-	StateNoBFD = "No BFD"
+	StateHeld     = "Held"
+	StateNoBFD    = "No BFD"
+	StateDraining = "Draining"
 )
 
 // Expect sets the number of VIPs of each family that were announced to BIRD. The supervisor polls
@@ -171,7 +172,7 @@ func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
 	return true
 }
 
-// expected returns how many of the announced VIPs BIRD is to export to the gateway.
+// expected returns how many of the announced VIPs BIRD exports to the gateway after a convergence.
 func (g *GatewayState) expected(announced [len(vip.Families)]int) int {
 	if g.Export == ExportNone {
 		return 0
@@ -198,6 +199,9 @@ func (resolution resolution) states(
 			g.Problem = resolution.problems[gateway.Name]
 		case protocols == nil:
 			g.State = "BIRD is not running"
+		case !ok && protocols[egressPrefix+gateway.Name].Name != "":
+			// The gateway sends no traffic without a BFD session, and replies still leave.
+			g.State, g.Usable, g.Imported = StateDraining, true, protocols[egressPrefix+gateway.Name].Imported
 		// A refused configuration explains why BIRD lacks the session.
 		case !ok && before.ConfigErr != nil:
 			g.Problem = "BIRD has no such session: " + before.ConfigErr.Error()

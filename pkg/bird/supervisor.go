@@ -17,6 +17,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/bfdlease"
+	"github.com/vipgate/vipgate/pkg/bird/orphan"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -46,9 +47,13 @@ type Options struct {
 	LogFileSize    int    // bytes of BIRD's log file; 0: no file
 	LogFile        string // empty: bird.log in Dir
 	Log            *slog.Logger
-	// DrainTime is the time for gateways to move traffic before their session restarts or ends. SlotTime
-	// is the time of one pod to restart the only session of a family; 0: no wait for other pods.
-	DrainTime, SlotTime time.Duration
+	// DrainTime is the time for gateways to move traffic before their session restarts or ends.
+	DrainTime time.Duration
+	// SlotTime is the time of one pod to restart the only session of a family; 0: no wait for other
+	// pods. Ordered, if set, reports whether another program lets one pod after another change; pods
+	// then have no slots. It must not block.
+	SlotTime time.Duration
+	Ordered  func() bool
 	// OnAnswer, if set, is called with the latency of each answer of BIRD. It must not block.
 	OnAnswer func(time.Duration)
 	// ExplainPassword, if set, returns why a password file does not exist, or "". It must not block.
@@ -217,12 +222,12 @@ func (supervisor *Supervisor) Run(ctx context.Context) error {
 			return fmt.Errorf("failed to create directory for BIRD: %w", err)
 		}
 	}
-	unlock, err := lockSocket(supervisor.options.Socket)
+	unlock, err := orphan.Lock(supervisor.options.Socket)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := terminateOrphans(ctx, supervisor.options.Executable, supervisor.options.Socket,
+	if err := orphan.Terminate(ctx, supervisor.options.Executable, supervisor.options.Socket,
 		supervisor.options.Log); err != nil {
 		supervisor.options.Log.Error("failed to terminate BIRD of an earlier run", "error", err)
 	}

@@ -45,7 +45,7 @@ func (resolver *resolver) takeTurns(w desired, state State, now *resolution, seq
 		Now: time.Now(), Gateways: w.attractor.Gateways, Sessions: now.desired, Hung: state.hung(),
 		Loaded: sequence > 0 && state.Loaded == sequence, State: map[string]turns.State{},
 		Drained:   func(name string) bool { return w.exports[name] == ExportNone },
-		Immediate: w.immediate,
+		Immediate: w.immediate, Ordered: resolver.options.Ordered != nil && resolver.options.Ordered(),
 	}
 	for _, gateway := range state.Gateways {
 		if state.Alive {

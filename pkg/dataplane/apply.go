@@ -260,6 +260,8 @@ func (a *application) transact() error {
 		all.Add(change.remove)
 	}
 	// An empty configuration creates no common objects: the first target or stream does.
+	guests := a.guestChange(a.now())
+	all.Add(guests)
 	all.Base = !a.observed.Base && (a.repairBase || len(all.Targets)+len(all.Streams) > 0)
 	if all.Empty() {
 		return nil
@@ -270,10 +272,11 @@ func (a *application) transact() error {
 			a.log.Warn("failed to add policy rules", "error", err)
 		}
 	}
-	err := a.kernel.Write(all)
-	if err != nil {
+	if err := a.kernel.Write(all); err != nil {
 		a.log.Warn("transaction failed, retrying stream by stream", "streams", len(a.changes), "error", err)
-		a.transactEach(all.Base)
+		a.transactEach(all.Base, guests)
+	} else {
+		a.noteGuests(guests)
 	}
 	if !all.Base {
 		return nil
@@ -291,7 +294,7 @@ func (a *application) transact() error {
 }
 
 // transactEach writes each plan in separate transactions, additions first.
-func (a *application) transactEach(base bool) {
+func (a *application) transactEach(base bool, guests plan.Change) {
 	write := func(change *streamChange, part plan.Change) {
 		if !change.failed && !part.Empty() {
 			a.pulse.Next(0) // the number of steps grows with the streams
@@ -306,6 +309,13 @@ func (a *application) transactEach(base bool) {
 				change.fail(err)
 			}
 		}
+	}
+	if !guests.Empty() {
+		// A chain cannot be removed while a guest leads to it. The next pass adds the missing guests.
+		if err := a.kernel.Write(guests); err != nil {
+			a.log.Warn("failed to change the targets of draining flows", "error", err)
+		}
+		a.stale |= nftables
 	}
 	for _, change := range a.changes {
 		write(change, change.add)

@@ -176,9 +176,7 @@ func TestRouteRestoredByAnotherIsNotLost(t *testing.T) {
 	w := newModelFixture()
 	desired := streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving))
 	w.settle(desired, false)
-	if err := w.e.holds.begin("a", time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.e.holds.begin("a", time.Time{}))
 	before := *w.slot("a", "x1")
 	w.k.linkGoes(false)
 	w.notice(2)
@@ -235,9 +233,7 @@ func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w := newModelFixture()
 	desired := streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving))
 	w.settle(desired, false)
-	if err := w.e.holds.begin("a", time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.e.holds.begin("a", time.Time{}))
 	w.slot("a", "x2").NextHops[vip.IPv4] = netip.Addr{}
 	w.e.stale |= routes
 	w.settle(desired, false)
@@ -342,9 +338,7 @@ func TestForeignElementOfHeldStreamStays(t *testing.T) {
 	w.k.VIPs[v] = "other"
 	w.notice()
 	desired := desiredOf(testStream("a", []string{v.String()}, testTarget("x1", plan.Serving)))
-	if err := w.e.holds.begin("a", time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.e.holds.begin("a", time.Time{}))
 	w.settle(desired, false)
 	if d := w.e.drift(); w.k.VIPs[v] != "other" || len(d) != 1 || d[0].Detail != "it leads to stream other" ||
 		w.state().VIPs[v] != "" {
@@ -388,8 +382,7 @@ func TestReconcileBeforeFirstConfigure(t *testing.T) {
 
 func TestNoChangeBeforeFirstConfigure(t *testing.T) {
 	w := newModelFixture()
-	w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)),
-		false)
+	w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)), false)
 	w.settle(streamA(testTarget("x1", plan.Serving)), false)
 	w.clock = w.clock.Add(time.Hour)
 	writes := w.k.writes

@@ -24,7 +24,6 @@ func TestMisroutedTargetDoesNotServe(t *testing.T) {
 	p.wait("the other family", func(s plan.State) bool { return serves(s, "a", vip.IPv6, "t1") })
 	x.sh("ip rule del prio 50")
 	p.wait("the target to serve", func(s plan.State) bool {
-		return serves(s, "a", vip.IPv4, "t1") &&
-			len(s.Problems) == 0
+		return serves(s, "a", vip.IPv4, "t1") && len(s.Problems) == 0
 	})
 }

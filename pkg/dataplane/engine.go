@@ -55,6 +55,9 @@ type engine struct {
 	vipOwners    plan.VIPOwners
 	assignedVIPs map[string][]vip.VIP
 	assignedIn   *plan.Network
+	// guests drain, and transfers holds the old and new streams of VIPs that move in this pass.
+	guests    guests
+	transfers map[[2]string]bool
 	// oldRulesRemoved: the rules of an earlier process with different options are removed.
 	oldRulesRemoved bool
 }
@@ -66,7 +69,7 @@ func newEngine(options Options, kernel kernelConn) *engine {
 			priority: options.Priority,
 			stale:    everything, driftSince: map[[3]string]time.Time{},
 		},
-		options: options,
+		options: options, guests: guests{}, transfers: map[[2]string]bool{},
 		fwmarks: fwmarks{first: options.First, mask: options.Mask, log: options.Log, refused: map[uint32]string{}},
 		repairs: repairs{byObject: map[[3]string]*repair{}, report: options.OnRepair, log: options.Log},
 	}
@@ -91,11 +94,13 @@ func (engine *engine) converge(desired *plan.Desired, urgent bool) {
 		engine.diff()
 	}
 	engine.followAddresses(now)
+	engine.addGuests(now)
 	// Keep the drift before the repair: noteRepairs compares it with the result.
 	drift := engine.drift()
 	repairBase := engine.decideRepairs(now, urgent)
 	engine.markDirty(now)
-	if changes := engine.planDirty(now); len(changes) > 0 || repairBase {
+	guests := engine.guestChange(now)
+	if changes := engine.planDirty(now); len(changes) > 0 || repairBase || !guests.Empty() {
 		engine.readErr = (&application{engine: engine, changes: changes, repairBase: repairBase}).run()
 	}
 	// A stream whose removal failed keeps its record, so that the removal is retried.
@@ -184,6 +189,11 @@ func (engine *engine) assignVIPs() {
 		record.dirty = record.dirty || !slices.Equal(owners.Owned[name], engine.vipOwners.Owned[name])
 	}
 	engine.vipOwners = owners
+	for v, from := range engine.observed.VIPs {
+		if to := owners.Owner[v]; to != "" && to != from {
+			engine.transfers[[2]string{from, to}] = true
+		}
+	}
 }
 
 // vipsAssigned reports whether the current assignment of VIPs is up to date. It avoids the

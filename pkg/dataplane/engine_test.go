@@ -96,6 +96,9 @@ func TestAnyChangesAndKillsConverge(t *testing.T) {
 				t.Fatalf("-desired +kernel\n%s", diff)
 			}
 			w.checkTables(t)
+			if len(w.k.Guests) > 0 {
+				t.Fatalf("guests %v drain forever", w.k.Guests)
+			}
 			for n, name := range stayed {
 				if s := w.k.Targets[n]; s != nil && s.Stream+"/"+s.Name == name && w.k.births[n] != births[n] {
 					t.Fatalf("the chain of %s, which stayed, was rebuilt", name)

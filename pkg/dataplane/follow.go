@@ -123,6 +123,10 @@ func (engine *engine) handOver(list []handover, now time.Time) {
 	// Two targets may swap their places, so all leave before the first arrives.
 	for _, target := range list {
 		record := engine.streams[target.Stream]
+		// Flows of VIPs that stay in the stream keep the target as a guest.
+		if stays := engine.desired.Streams[target.Stream]; stays != nil && target.to.stream != target.Stream {
+			engine.guests.add(plan.Guest{Stream: target.Stream, FWMark: target.FWMark}, now, now.Add(stays.DrainTime))
+		}
 		delete(record.targets, target.Name)
 		delete(record.requests, target.Name)
 		record.dirty, record.stale, record.reachedIn = true, true, nil
@@ -138,6 +142,10 @@ func (engine *engine) handOver(list []handover, now time.Time) {
 		}
 		if !target.drains {
 			target.DrainEnd, target.DrainEndMilli, target.DrainMilli = time.Time{}, 0, 0
+			// In another stream a check must pass first, through its VIPs.
+			if target.to.stream != target.Stream {
+				target.request = target.request.WithoutNewFlows()
+			}
 			record.requests[target.to.target] = target.request
 		}
 		target.Stream, target.Name, target.Stage = target.to.stream, target.to.target, plan.StagePending

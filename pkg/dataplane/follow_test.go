@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,41 +29,83 @@ func TestFWMarksFollowAddresses(t *testing.T) {
 		name  string
 		steps []*plan.Desired
 		want  map[string]string // the new "STREAM/TARGET" of the fwmarks of a/x1 and a/x2
+		// guests lists the streams that keep flows of x1 or x2 besides its own, as "STREAM TARGET".
+		guests []string
 	}{
 		{
 			"stream renamed",
 			[]*plan.Desired{desiredOf(stream("b", x1, x2))},
 			map[string]string{"x1": "b/x1", "x2": "b/x2"},
+			nil,
 		},
 		{
 			"stream renamed after its preparation",
 			[]*plan.Desired{desiredOf(stream("a", x1, x2), prepared), desiredOf(stream("b", x1, x2))},
 			map[string]string{"x1": "b/x1", "x2": "b/x2"},
+			nil,
 		},
 		{
 			"targets renamed",
 			[]*plan.Desired{desiredOf(stream("a", named("p", x1), named("q", x2)))},
 			map[string]string{"x1": "a/p", "x2": "a/q"},
+			nil,
 		},
 		{
 			"addresses swapped",
 			[]*plan.Desired{desiredOf(stream("a", named("x2", x1), named("x1", x2)))},
 			map[string]string{"x1": "a/x2", "x2": "a/x1"},
+			nil,
 		},
 		{
 			"address taken by another target of the stream",
 			[]*plan.Desired{desiredOf(stream("a", named("x2", x1), named("x1", y1)))},
 			map[string]string{"x1": "a/x2", "x2": "a/x2@5001"}, // 10.0.120.50 drains
+			nil,
 		},
 		{
 			"address moved to another stream",
 			[]*plan.Desired{desiredOf(stream("a", x1), testStream("b", []string{"20.0.0.2/32"}, x2))},
 			map[string]string{"x1": "a/x1", "x2": "b/x2"},
+			[]string{"a x2"},
+		},
+		{
+			"VIP moved",
+			[]*plan.Desired{desiredOf(testStream("a", []string{"20.0.0.9/32"}, x1, x2), stream("b", y1))},
+			map[string]string{"x1": "a/x1", "x2": "a/x2"},
+			[]string{"b x1", "b x2"},
+		},
+		{
+			"VIP moved to and fro",
+			[]*plan.Desired{
+				desiredOf(testStream("a", []string{"20.0.0.9/32"}, x1, x2), stream("b", y1)),
+				desiredOf(stream("a", x1, x2), testStream("b", []string{"20.0.0.9/32"}, y1)),
+			},
+			map[string]string{"x1": "a/x1", "x2": "a/x2"},
+			[]string{"a y1", "b x1", "b x2"},
+		},
+		{
+			"VIP moved twice",
+			[]*plan.Desired{
+				desiredOf(testStream("a", []string{"20.0.0.9/32"}, x1, x2), stream("b", y1)),
+				desiredOf(testStream("a", []string{"20.0.0.9/32"}, x1, x2), stream("c", testTarget("z1", serving))),
+			},
+			map[string]string{"x1": "a/x1", "x2": "a/x2"},
+			[]string{"c x1", "c x2"},
+		},
+		{
+			"VIP moved, then its old targets leave",
+			[]*plan.Desired{
+				desiredOf(testStream("a", []string{"20.0.0.9/32"}, x1, x2), stream("b", y1)),
+				desiredOf(testStream("a", []string{"20.0.0.9/32"}, x1), stream("b", y1)),
+			},
+			map[string]string{"x1": "a/x1", "x2": "a/x2"},
+			[]string{"b x1", "b x2"},
 		},
 		{
 			"stream replaced by one of other targets",
 			[]*plan.Desired{desiredOf(stream("b", y1))},
 			map[string]string{"x1": "b/x1@5000", "x2": "b/x2@5001"},
+			nil,
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -83,6 +126,13 @@ func TestFWMarksFollowAddresses(t *testing.T) {
 					t.Errorf("fwmark %d of %s: %+v, connections: %v; want %s", fwmark, target, got, w.k.conns[fwmark], want)
 				}
 			}
+			var guests []string
+			for guest := range w.k.Guests {
+				guests = append(guests, guest.Stream+" "+w.k.Targets[guest.FWMark].Name)
+			}
+			if slices.Sort(guests); !slices.Equal(guests, test.guests) {
+				t.Errorf("guests %v, want %v", guests, test.guests)
+			}
 			if s := w.state(); len(s.Drift)+len(s.Problems) > 0 {
 				t.Errorf("drift %+v, problems %+v", s.Drift, s.Problems)
 			}
@@ -96,6 +146,9 @@ func TestFWMarksFollowAddresses(t *testing.T) {
 			}
 			w.clock = w.clock.Add(time.Minute)
 			w.settle(last, false)
+			if len(w.k.Guests) > 0 {
+				t.Errorf("guests %v drain forever", w.k.Guests)
+			}
 			for _, got := range w.k.Targets {
 				if strings.Contains(got.Name, "@") {
 					t.Errorf("%+v drains forever", got)

@@ -13,9 +13,7 @@ func TestFWMarksAreNotReusedSoon(t *testing.T) {
 	e.targets[5002] = plan.InstalledTarget{FWMark: 5002}
 	take := func() uint32 {
 		x, err := e.allocateFWMark()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return x
 	}
 	for _, want := range []uint32{5000, 5001, 5003, 5004} {

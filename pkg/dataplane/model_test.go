@@ -54,7 +54,7 @@ func newModelKernel() *modelKernel {
 		killable: killable{left: -1},
 		KernelState: plan.KernelState{
 			Streams: map[string]*plan.KernelStream{}, Targets: map[uint32]*plan.KernelTarget{},
-			VIPs: map[vip.VIP]string{},
+			VIPs: map[vip.VIP]string{}, Guests: map[plan.Guest]bool{},
 		},
 		births: map[uint32]int{}, conns: map[uint32]bool{}, inUse: map[uint32]string{},
 		net: plan.Network{
@@ -75,7 +75,7 @@ func (k *modelKernel) Read(numbers []uint32) (*plan.KernelState, error) {
 	base, problem, _ := k.ReadBase()
 	c := plan.KernelState{
 		Base: base, Problem: problem, Streams: map[string]*plan.KernelStream{},
-		Targets: map[uint32]*plan.KernelTarget{}, VIPs: maps.Clone(k.VIPs),
+		Targets: map[uint32]*plan.KernelTarget{}, VIPs: maps.Clone(k.VIPs), Guests: maps.Clone(k.Guests),
 	}
 	for name := range k.Streams {
 		c.Streams[name], _ = k.ReadStream(name)
@@ -161,6 +161,7 @@ func (k *modelKernel) Write(c plan.Change) error {
 	old, _ := k.Read(slices.Collect(maps.Keys(k.Targets)))
 	if err := k.transact(c); err != nil {
 		k.Streams, k.Targets, k.VIPs, k.Base = old.Streams, old.Targets, old.VIPs, old.Problem == ""
+		k.Guests = old.Guests
 		return err
 	}
 	k.gen++
@@ -201,6 +202,14 @@ func (k *modelKernel) transact(c plan.Change) error {
 		x.Owned = true
 		k.Streams[x.Name] = &x
 	}
+	for _, guest := range c.RemoveGuests {
+		delete(k.Guests, guest)
+	}
+	for _, guest := range c.AddGuests {
+		if k.Streams[guest.Stream] != nil {
+			k.Guests[guest] = true
+		}
+	}
 	for v, s := range c.VIPs {
 		if s == "" {
 			delete(k.VIPs, v)
@@ -215,6 +224,14 @@ func (k *modelKernel) transact(c plan.Change) error {
 		if s := k.Targets[n]; s != nil {
 			s.ChainIntact, s.Label, s.Flows = false, plan.Label{}, [2]bool{}
 			k.sweep(n)
+		}
+	}
+	maps.DeleteFunc(k.Guests, func(guest plan.Guest, _ bool) bool {
+		return k.Streams[guest.Stream] == nil || k.Targets[guest.FWMark] != nil && k.Targets[guest.FWMark].Stream == guest.Stream
+	})
+	for guest := range k.Guests {
+		if s := k.Targets[guest.FWMark]; s == nil || !s.ChainIntact {
+			return fmt.Errorf("stream %s leads to %d, whose chain is removed", guest.Stream, guest.FWMark)
 		}
 	}
 	for v, s := range k.VIPs {

@@ -305,8 +305,7 @@ func TestRoutesComeBackWithTheLink(t *testing.T) {
 	whole := sortedLines(x.snapshot())
 	x.sh("ip link set eth1 down")
 	s := p.wait("no target to serve", func(s plan.State) bool {
-		return serves(s, "a", vip.IPv4) &&
-			serves(s, "a", vip.IPv6)
+		return serves(s, "a", vip.IPv4) && serves(s, "a", vip.IPv6)
 	})
 	if why := s.Unreachable[netip.MustParseAddr("10.1.0.11")]; why != "link eth1 is down" || len(s.Drift) > 0 {
 		t.Error(describeState(s))

@@ -55,9 +55,7 @@ func TestLostWritesAreRetried(t *testing.T) {
 				}
 			}})
 			w.e.now = func() time.Time { return w.clock }
-			if err := w.e.load(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.e.load())
 			desired := streamA(testTarget("x1", plan.Serving))
 			desired.Streams["a"].Match = siteMatch
 			w.e.pass(desired, false)
@@ -78,10 +76,8 @@ func TestLostWritesAreRetried(t *testing.T) {
 	}
 	t.Run("a removal", func(t *testing.T) {
 		w := newModelFixture()
-		w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)),
-			false)
-		w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Down)),
-			false)
+		w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)), false)
+		w.settle(streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Down)), false)
 		number := w.number("a", "x2")
 		left := *w.k.Targets[number]
 		loses := true

@@ -110,9 +110,7 @@ func TestReadBetweenTransactions(t *testing.T) {
 		w := newModelFixture()
 		k := &busyKernel{modelKernel: w.k, busy: busy}
 		w.e.kernel = k
-		if err := w.e.readAll(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.e.readAll())
 		if outdated := w.e.foreignTransaction(); k.reads != want.reads || outdated != want.outdated {
 			t.Errorf("%d foreign transactions: %d reads, outdated %t", busy, k.reads, outdated)
 		}

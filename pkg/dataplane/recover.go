@@ -69,6 +69,9 @@ func (engine *engine) load() error {
 			engine.keepStream(recoverStream(stream, engine.record(name).targets, state.VIPs))
 		}
 	}
+	for guest := range state.Guests {
+		engine.guests[guest] = engine.now().Add(restoredGuests)
+	}
 	for _, record := range engine.streams {
 		for _, t := range record.targets {
 			record.requests[t.Name] = plan.RequestOf(t, record.installed)

@@ -32,9 +32,7 @@ func TestRepairAfterFailures(t *testing.T) {
 func TestSlowRepair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, err := New(Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		go func() {
 			do := <-p.requests
 			time.Sleep(25 * time.Second)

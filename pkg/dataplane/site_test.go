@@ -15,6 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -58,9 +59,7 @@ func newSite(t testing.TB) *site {
 
 func (s *site) must(err error) {
 	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 }
 
 // sh runs a command line in the plane's namespace.
@@ -95,10 +94,7 @@ func (s *site) handles(number string) string {
 }
 
 func (s *site) options() Options {
-	return Options{
-		StateDir: s.dir,
-		Log:      slog.New(slog.NewTextHandler(s.t.Output(), nil)),
-	}
+	return Options{StateDir: s.dir, Log: slog.New(slog.NewTextHandler(s.t.Output(), nil))}
 }
 
 // running is a running Plane.
@@ -276,12 +272,7 @@ func sortedLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = harness.Must
 
 // openConn opens a kernel connection in a namespace.
 func openConn(t testing.TB, ns *lab.NetNS, c fwstate.Config) *fwstate.Conn {

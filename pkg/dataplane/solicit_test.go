@@ -19,8 +19,7 @@ func TestFailedNeighborIsRetried(t *testing.T) {
 			" dev eth1 nud failed")
 	}
 	s := p.wait("no target to serve", func(s plan.State) bool {
-		return serves(s, "a", vip.IPv4) &&
-			serves(s, "a", vip.IPv6)
+		return serves(s, "a", vip.IPv4) && serves(s, "a", vip.IPv6)
 	})
 	if len(s.Unreachable) != 2 || s.Unreachable[netip.MustParseAddr("fd01::b")] == "" {
 		t.Error(describeState(s))

@@ -23,6 +23,7 @@ func (engine *engine) deadlines() (list []time.Time) {
 		return list
 	}
 	list = slices.AppendSeq(list, maps.Values(engine.draining))
+	list = slices.AppendSeq(list, maps.Values(engine.guests))
 	for _, drift := range engine.drift() {
 		if repair := engine.repairs.byObject[drift.Key()]; repair != nil && !engine.holds.held(drift.Stream) {
 			list = append(list, repair.next)

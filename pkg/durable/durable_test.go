@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -23,9 +24,7 @@ type document struct {
 
 func writeFile(t *testing.T, path, content string, mode fs.FileMode) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(content), mode); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(path, []byte(content), mode))
 	if err := os.Chmod(path, mode); err != nil { // without the umask
 		t.Fatal(err)
 	}
@@ -34,13 +33,9 @@ func writeFile(t *testing.T, path, content string, mode fs.FileMode) {
 func wantFile(t *testing.T, path, content string, mode fs.FileMode) {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if string(data) != content || info.Mode() != mode {
 		t.Errorf("%s has %d bytes with mode %v, want %d with %v", path, len(data), info.Mode(), len(content), mode)
 	}
@@ -49,16 +44,12 @@ func wantFile(t *testing.T, path, content string, mode fs.FileMode) {
 func TestReplace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	for _, mode := range []fs.FileMode{0o600, 0o644, 0o640, 0o666} {
-		if err := Replace(path, []byte("content"), mode); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, Replace(path, []byte("content"), mode))
 		wantFile(t, path, "content", mode) // includes the bits that the umask clears
 	}
 	// Neither the content nor the mode of a killed process's temporary file is reused.
 	writeFile(t, path+temporarySuffix, "longer than the content", 0o644)
-	if err := Replace(path, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, Replace(path, []byte("secret"), 0o600))
 	wantFile(t, path, "secret", 0o600)
 	if entries, err := os.ReadDir(filepath.Dir(path)); err != nil || len(entries) != 1 {
 		t.Errorf("left over: %v, %v", entries, err)
@@ -71,13 +62,9 @@ func TestSecretIsNeverReadable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "key")
 	writeFile(t, path+temporarySuffix, "", 0o644)
 	reader, err := os.Open(path + temporarySuffix)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer reader.Close()
-	if err := Replace(path, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, Replace(path, []byte("secret"), 0o600))
 	if data, err := io.ReadAll(reader); err != nil || len(data) > 0 {
 		t.Errorf("another process reads %q, %v", data, err)
 	}
@@ -99,9 +86,7 @@ func TestFailedWriteLeavesTheOldFile(t *testing.T) {
 			})
 		},
 		"directory in place of the temporary file": func(t *testing.T, dir string) {
-			if err := os.Mkdir(filepath.Join(dir, "file"+temporarySuffix), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.Mkdir(filepath.Join(dir, "file"+temporarySuffix), 0o700))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -125,9 +110,7 @@ func TestFailedWriteLeavesTheOldFile(t *testing.T) {
 	}
 	t.Run("directory in place of the file", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "file")
-		if err := os.Mkdir(path, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.Mkdir(path, 0o700))
 		if err := Replace(path, nil, 0o600); err == nil {
 			t.Error("no error")
 		}
@@ -161,9 +144,7 @@ func TestStateFile(t *testing.T) {
 		t.Errorf("missing file: %v, %v", found, err)
 	}
 	before := time.Now().Add(-time.Second)
-	if err := Write(path, document{"a"}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, Write(path, document{"a"}))
 	at, found, err := Read(path, &d)
 	if !found || err != nil || d.Name != "a" || at.Before(before) || at.After(time.Now()) {
 		t.Errorf("got %+v of %v, %v, %v", d, at, found, err)
@@ -185,16 +166,12 @@ func TestStateFile(t *testing.T) {
 	if _, found, err := Read(path, &d); !found || err != nil || d.Name != "b" {
 		t.Errorf("white space: %+v, %v, %v", d, found, err)
 	}
-	if err := os.Truncate(path, maxSize+1); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Truncate(path, maxSize+1))
 	if _, found, err := Read(path, &d); !found || !errors.Is(err, ErrCorrupt) {
 		t.Errorf("too large: %v, %v", found, err)
 	}
 	// An error of the file system is not corruption: the file must not be moved aside.
-	if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, errors.Join(os.Remove(path), os.Mkdir(path, 0o700)))
 	if _, _, err := Read(path, &d); err == nil || errors.Is(err, ErrCorrupt) {
 		t.Errorf("a directory: %v", err)
 	}
@@ -207,16 +184,12 @@ func TestReadPrivate(t *testing.T) {
 	if found, err := ReadPrivate(path, &got); found || err != nil {
 		t.Fatalf("a missing file: %t, %v", found, err)
 	}
-	if err := Write(path, document{"name"}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, Write(path, document{"name"}))
 	if found, err := ReadPrivate(path, &got); !found || err != nil || got.Name != "name" {
 		t.Fatalf("got %+v, %t, %v", got, found, err)
 	}
 	link, fifo := filepath.Join(dir, "link"), filepath.Join(dir, "fifo")
-	if err := errors.Join(os.Symlink(path, link), unix.Mkfifo(fifo, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, errors.Join(os.Symlink(path, link), unix.Mkfifo(fifo, 0o600)))
 	for _, c := range []struct {
 		name, path string
 		change     func() error
@@ -233,9 +206,7 @@ func TestReadPrivate(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.change != nil {
-				if err := c.change(); err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, c.change())
 			}
 			if found, err := ReadPrivate(c.path, &got); !found || err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("found %t, error %v; want %q", found, err, c.want)

@@ -70,18 +70,12 @@ func TestAdminSocketRefusesOtherUsers(t *testing.T) {
 	dir := identitytest.ShortDir(t)
 	path := filepath.Join(dir, "admin.sock")
 	e, err := NewAdmin(t.Context(), path, slog.New(slog.DiscardHandler), metrics.NewLB("test"), nil, registerHealth)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	harness.Run(t, e.Run)
-	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(path, 0o666)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, errors.Join(os.Chmod(dir, 0o755), os.Chmod(path, 0o666)))
 	for uid, allowed := range map[int]bool{0: true, 65534: false} {
 		answer, err := requestAs(uid, path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if got := strings.HasPrefix(answer, "HTTP/1.0 200"); got != allowed || !allowed && answer != "" {
 			t.Errorf("user %d: answer %.40q, want one: %v", uid, answer, allowed)
 		}

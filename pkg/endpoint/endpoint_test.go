@@ -39,15 +39,11 @@ func registerHealth(r grpc.ServiceRegistrar) {
 func newAdmin(t *testing.T) (path string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	path = filepath.Join(dir, "admin.sock")
 	e, err := NewAdmin(t.Context(), path, quiet, metrics.NewLB("test"), nil, registerHealth)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	harness.Run(t, e.Run)
 	return path
 }
@@ -55,9 +51,7 @@ func newAdmin(t *testing.T) (path string) {
 func check(t *testing.T, target string) error {
 	t.Helper()
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -67,9 +61,7 @@ func check(t *testing.T, target string) error {
 
 func TestAdminSocketGRPCAndPprof(t *testing.T) {
 	path := newAdmin(t)
-	if err := check(t, "unix:"+path); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, check(t, "unix:"+path))
 	client := &http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
@@ -77,9 +69,7 @@ func TestAdminSocketGRPCAndPprof(t *testing.T) {
 		DisableKeepAlives: true,
 	}}
 	r, err := client.Get("http://admin/debug/pprof/goroutine?debug=1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer r.Body.Close()
 	if body, err := io.ReadAll(r.Body); err != nil || !bytes.Contains(body, []byte("goroutine profile")) {
 		t.Fatalf("got %q, %v", body, err)
@@ -93,26 +83,18 @@ func TestAdminSocketGRPCAndPprof(t *testing.T) {
 func TestCallsAreCounted(t *testing.T) {
 	calls := metrics.NewLB("test")
 	dir, err := os.MkdirTemp("", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "admin.sock")
 	admin, err := NewAdmin(t.Context(), path, quiet, calls, nil, registerHealth)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	harness.Run(t, admin.Run)
 	plain, err := NewPlain(t.Context(), "health", "127.0.0.1:0", nil, calls, registerHealth)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	harness.Run(t, plain.Run)
 	count := func(code string) (n float64) {
 		families, err := calls.Registry().Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for _, f := range families {
 			for _, m := range f.GetMetric() {
 				labels := map[string]string{}
@@ -131,9 +113,7 @@ func TestCallsAreCounted(t *testing.T) {
 		t.Fatalf("%v calls before the first", n)
 	}
 	for _, target := range []string{"unix:" + path, plain.Addr().String()} {
-		if err := check(t, target); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, check(t, target))
 	}
 	if n := count("OK"); n != 2 {
 		t.Errorf("%v calls were counted, want 2", n)
@@ -147,9 +127,7 @@ func TestRefusedLocalAddress(t *testing.T) {
 	refused := netip.MustParseAddr("127.0.0.2")
 	e, err := NewPlain(t.Context(), "health", "0.0.0.0:0", func(a netip.Addr) bool { return a == refused },
 		metrics.NewLB("test"), registerHealth)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	harness.Run(t, e.Run)
 	port := e.Addr().(*net.TCPAddr).AddrPort().Port()
 	for _, address := range []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"} {
@@ -167,28 +145,20 @@ func TestAdminSocketGarbageAndSilence(t *testing.T) {
 		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff\xff\xff\xff", "GE", "",
 	} {
 		conn, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer conn.Close()
 		if _, err := io.Copy(conn, strings.NewReader(garbage)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := check(t, "unix:"+path); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, check(t, "unix:"+path))
 }
 
 func TestPlainEndpoint(t *testing.T) {
 	e, err := NewPlain(t.Context(), "health", "127.0.0.1:0", nil, metrics.NewLB("test"), registerHealth)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	stop := harness.Run(t, e.Run)
-	if err := check(t, e.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, check(t, e.Addr().String()))
 	_, err = NewPlain(t.Context(), "health", e.Addr().String(), nil, metrics.NewLB("test"), registerHealth)
 	if err == nil || !strings.Contains(err.Error(), "--health-address: port ") {
 		t.Fatalf("a busy port gave %v", err)
@@ -201,14 +171,10 @@ func TestPlainEndpoint(t *testing.T) {
 
 func TestCloseWithoutRun(t *testing.T) {
 	dir, err := os.MkdirTemp("", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer os.RemoveAll(dir)
 	e, err := NewAdmin(t.Context(), filepath.Join(dir, "admin.sock"), quiet, metrics.NewLB("test"), nil, registerHealth)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	e.Close()
 	if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) != 0 {
 		t.Fatalf("left over: %v, %v", left, err)
@@ -219,14 +185,10 @@ func TestCloseWithoutRun(t *testing.T) {
 // streams per connection.
 func TestPlainEndpointLimits(t *testing.T) {
 	e, err := NewPlain(t.Context(), "health", "127.0.0.1:0", nil, metrics.NewLB("test"), registerHealth)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	harness.Run(t, e.Run)
 	conn, err := grpc.NewClient(e.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer conn.Close()
 	if services := e.server.GetServiceInfo(); len(services) != 1 {
 		t.Errorf("services %v, want health only", services)
@@ -242,9 +204,7 @@ func TestPlainEndpointLimits(t *testing.T) {
 		if err == nil {
 			_, err = stream.Recv()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 	}
 	short, cancelShort := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancelShort()
@@ -253,13 +213,9 @@ func TestPlainEndpointLimits(t *testing.T) {
 	}
 	// A client that does not finish its preface is disconnected.
 	silent, err := net.Dial("tcp", e.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer silent.Close()
-	if err := silent.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, silent.SetReadDeadline(time.Now().Add(30*time.Second)))
 	if _, err := io.Copy(io.Discard, silent); err != nil {
 		t.Errorf("a silent connection: %v", err)
 	}
@@ -268,9 +224,7 @@ func TestPlainEndpointLimits(t *testing.T) {
 func TestListenTCPAddsLoopback(t *testing.T) {
 	for host, want := range map[string]int{"127.0.0.1": 1, "127.0.0.9": 1, "0.0.0.0": 1, "[::]": 1, "[::1]": 1} {
 		listeners, err := ListenTCP(t.Context(), host+":0", MaxConnections, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for _, l := range listeners {
 			l.Close()
 		}
@@ -295,48 +249,34 @@ func (l *exhausted) Accept() (net.Conn, error) {
 
 func TestAcceptRetriesWithoutDescriptors(t *testing.T) {
 	dir, err := os.MkdirTemp("", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	path := filepath.Join(dir, "s")
 	inner, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	l := &exhausted{Listener: inner}
 	l.left.Store(3)
 	split := newSplitter(l, quiet)
 	e := newEndpoint("admin socket", []net.Listener{share{split, split.grpc}}, metrics.NewLB("test"), registerHealth,
 		grpc.Creds(insecure.NewCredentials()))
 	harness.Run(t, e.Run)
-	if err := check(t, "unix:"+path); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, check(t, "unix:"+path))
 }
 
 // A killed container leaves its socket file, which the next container replaces.
 func TestHealthSocketReplacesLeftover(t *testing.T) {
 	dir, err := os.MkdirTemp("", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	path := filepath.Join(dir, "health.sock")
 	leftover, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	leftover.SetUnlinkOnClose(false)
-	if err := leftover.Close(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, leftover.Close())
 	var reports []error
 	e, err := NewPlainSocket(t.Context(), "health socket", "unix://"+path, metrics.NewFrontend("test"),
 		func(err error) { reports = append(reports, err) }, registerHealth)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if len(reports) != 1 || reports[0] != nil {
 		t.Errorf("reported %v", reports)
 	}

@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // pair holds both ends of a connection.
@@ -16,22 +18,16 @@ type pair struct{ client, server net.Conn }
 func limitedListener(t *testing.T, n int) func(source string) pair {
 	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	l := Limit(inner, n)
 	t.Cleanup(func() { l.Close() })
 	return func(source string) pair {
 		t.Helper()
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
 		client, err := d.DialContext(t.Context(), "tcp", inner.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		server, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		t.Cleanup(func() { client.Close(); server.Close() })
 		return pair{client, server}
 	}
@@ -103,14 +99,10 @@ func TestLimitKeepsAuthenticatedConnections(t *testing.T) {
 
 func TestLimitFollowsDescriptors(t *testing.T) {
 	var old syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &old); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &old))
 	t.Cleanup(func() { syscall.Setrlimit(syscall.RLIMIT_NOFILE, &old) })
 	for files, want := range map[uint64]int{64: 8, 1024: 32, 20_000: 128} {
-		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: files, Max: old.Max}); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: files, Max: old.Max}))
 		if got := Limit(nil, MaxConnections).(*limited).max; got != want {
 			t.Errorf("%d connections of %d descriptors, want %d", got, files, want)
 		}

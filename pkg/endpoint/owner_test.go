@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -17,9 +18,7 @@ func TestPortOwner(t *testing.T) {
 	self := fmt.Sprintf("process %d (", os.Getpid())
 	for _, address := range []string{"127.0.0.1:0", "0.0.0.0:0", "[::]:0"} {
 		l, err := net.Listen("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		port := netip.MustParseAddrPort(l.Addr().String()).Port()
 		if got := PortOwner(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)); !strings.HasPrefix(got, self) {
 			t.Errorf("the owner of %s is %q", l.Addr(), got)
@@ -28,9 +27,7 @@ func TestPortOwner(t *testing.T) {
 		if overlaps := address != "127.0.0.1:0"; (got != "") != overlaps {
 			t.Errorf("the owner of 127.0.0.2 beside %s is %q", l.Addr(), got)
 		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, l.Close())
 		if got := PortOwner(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)); got != "" {
 			t.Errorf("the owner of a closed port is %q", got)
 		}
@@ -60,9 +57,7 @@ func TestListeners(t *testing.T) {
 // The error of a port in use names the port and the process that listens on it.
 func TestPortInUseNamesOwner(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer l.Close()
 	port := l.Addr().(*net.TCPAddr).Port
 	want := fmt.Sprintf("port %d is used by process %d (endpoint.test): ", port, os.Getpid())

@@ -13,6 +13,8 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -94,9 +96,7 @@ func newHung(t *testing.T) *hung {
 func (h *hung) put(t *testing.T) {
 	t.Helper()
 	next := h.calls.Path + ".new"
-	if err := errors.Join(os.WriteFile(next, nil, 0o600), os.Rename(next, h.calls.Path)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, errors.Join(os.WriteFile(next, nil, 0o600), os.Rename(next, h.calls.Path)))
 }
 
 func (h *hung) read(t *testing.T) error {
@@ -215,9 +215,7 @@ func TestStamp(t *testing.T) {
 	stamp := func() Stamp {
 		t.Helper()
 		s, err := StampOf(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return s
 	}
 	if _, err := StampOf(path); !errors.Is(err, os.ErrNotExist) {
@@ -225,9 +223,7 @@ func TestStamp(t *testing.T) {
 	}
 	write := func(name, content string) {
 		t.Helper()
-		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(name, []byte(content), 0o600))
 	}
 	write(path, "a")
 	first := stamp()
@@ -245,9 +241,7 @@ func TestStamp(t *testing.T) {
 		{"size", func() { write(path, "ab") }},
 		{"rename", func() {
 			write(path+".new", "ab")
-			if err := os.Rename(path+".new", path); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.Rename(path+".new", path))
 		}},
 	} {
 		before := stamp()

@@ -174,6 +174,7 @@ func newProcess(o Options) (*process, error) {
 	// Both ends of the loopback session get the same key.
 	o.BIRD.Password, o.BIRD.OnAnswer = loopbackPassword(o), p.metrics.ControlLatency
 	o.BIRD.DrainTime, o.BIRD.SlotTime = o.Gate.DrainTime, slotTime
+	o.BIRD.Ordered = func() bool { return p.Source.Value().Load().Config.OnePodAtATime }
 	p.bird = bird.NewSupervisor(o.BIRD)
 	p.announcer = announce.New(announce.Options{
 		Local: bird.LoopbackAnnouncer, Peer: p.loopbackBIRD(),

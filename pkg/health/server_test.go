@@ -22,6 +22,7 @@ import (
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -73,28 +74,17 @@ func newServer() *Server { return New(slog.New(slog.DiscardHandler), func(string
 func serve(t *testing.T, s *Server) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
 	s.Register(server)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(listener) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	harness.Serve(t, server, listener)
 	return listener.Addr().String()
 }
 
 func dial(t *testing.T, addr string) healthv1.HealthClient {
 	t.Helper()
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if err := conn.Close(); err != nil {
 			t.Error(err)
@@ -123,9 +113,7 @@ func follow(t *testing.T, client healthv1.HealthClient,
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	t.Cleanup(cancel)
 	stream, err := client.Watch(ctx, &healthv1.HealthCheckRequest{Service: service})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return stream
 }
 
@@ -248,9 +236,7 @@ func TestVIPsAreNotListed(t *testing.T) {
 		vips.set(fmt.Sprintf("20.1.%d.%d/32", i/256, i%256), true)
 	}
 	list, err := s.List(t.Context(), &healthv1.HealthListRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var names []string
 	for name := range list.GetStatuses() {
 		names = append(names, name)
@@ -456,16 +442,10 @@ func TestCheckClientErrors(t *testing.T) {
 	s.Set("Down", false, "why")
 	addr := serve(t, s)
 	gone, err := net.Listen("tcp", "127.0.0.2:0") // an address without a listener
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := gone.Close(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, gone.Close())
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer silent.Close()
 	tests := []struct {
 		name, addr, service string
@@ -545,9 +525,7 @@ func TestLivenessNamesHungTasks(t *testing.T) {
 	} {
 		gate.overdue, bird.overdue, watcher.overdue = c.gate, c.bird, c.watcher
 		r, err := s.Check(t.Context(), &healthv1.HealthCheckRequest{Service: Liveness})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if serving := r.GetStatus() == healthv1.HealthCheckResponse_SERVING; serving != (c.want == "") {
 			t.Errorf("%v: status %v", c, r.GetStatus())
 		}

@@ -38,6 +38,9 @@ func TestDevSourcesTrustEachOther(t *testing.T) {
 	if got := w.caller.Load(); got != fe {
 		t.Fatalf("the server saw %v", got)
 	}
+	if _, ok := identity.PeerID(t.Context()); ok {
+		t.Fatal("a peer ID without a connection")
+	}
 	for name, mode := range map[string]os.FileMode{"": 0o700, "ca.crt": 0o600, "ca.key": 0o600} {
 		info, err := os.Stat(filepath.Join(dir, name))
 		must(t, err)
@@ -101,8 +104,7 @@ func TestInvalidDevAuthority(t *testing.T) {
 			"remove",
 		},
 		{"bad certificate", func(dir string) error {
-			return os.WriteFile(filepath.Join(dir, "ca.crt"), []byte("x"),
-				0o600)
+			return os.WriteFile(filepath.Join(dir, "ca.crt"), []byte("x"), 0o600)
 		}, "remove"},
 		{"another key", func(dir string) error {
 			other := filepath.Join(dir, "other")

@@ -54,16 +54,12 @@ func (f *cacheFixture) edit(field string, value any) {
 	if err == nil {
 		err = json.Unmarshal(data, &content)
 	}
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	must(f.t, err)
 	content[field] = value
 	if data, err = json.Marshal(content); err == nil {
 		err = os.WriteFile(f.o.Cache, data, 0o600)
 	}
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	must(f.t, err)
 }
 
 func TestCachedSVID(t *testing.T) {
@@ -183,9 +179,7 @@ func TestRefusedCache(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			f := newCacheFixture(t, c.svid)
 			if c.change != nil {
-				if err := c.change(f); err != nil {
-					t.Fatal(err)
-				}
+				must(t, c.change(f))
 			}
 			log, logger := newJournal()
 			f.o.Log = logger

@@ -28,6 +28,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -49,29 +50,18 @@ func serve(t *testing.T, creds credentials.TransportCredentials) (path string, w
 	t.Helper()
 	path = filepath.Join(identitytest.ShortDir(t), "s.sock")
 	l, err := identity.Listen(t.Context(), identity.ListenOptions{Path: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	server := grpc.NewServer(grpc.Creds(creds))
 	w = &whoami{Server: health.NewServer()}
 	healthpb.RegisterHealthServer(server, w)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	harness.Serve(t, server, l)
 	return path, w
 }
 
 func client(t *testing.T, path string, creds credentials.TransportCredentials) healthpb.HealthClient {
 	t.Helper()
 	cc, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(creds))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := cc.Close(); err != nil {
 			t.Error(err)
@@ -98,25 +88,6 @@ func bare(svid *x509svid.SVID) *tls.Config {
 		c.Certificates = []tls.Certificate{cert}
 	}
 	return c
-}
-
-func TestMutualTLSPeerIDs(t *testing.T) {
-	ca := identitytest.NewCA(t, "example.org")
-	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
-	lbSource, feSource := ca.Source(ca.SVID(lb, time.Hour)), ca.Source(ca.SVID(fe, time.Hour))
-	path, w := serve(t, identity.NewCredentials(lbSource,
-		identity.CredentialOptions{Authorize: identity.Authorize(fe)}))
-	c := client(t, path, identity.NewCredentials(feSource,
-		identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
-	if err := check(t, c); err != nil {
-		t.Fatal(err)
-	}
-	if got := w.caller.Load(); got != fe {
-		t.Fatalf("the server saw %v", got)
-	}
-	if _, ok := identity.PeerID(t.Context()); ok {
-		t.Fatal("a peer ID out of nothing")
-	}
 }
 
 func TestAuthorizeErrors(t *testing.T) {
@@ -186,21 +157,15 @@ func TestAuthorizeErrors(t *testing.T) {
 // stranger is a certificate that is not an SVID.
 func stranger(t *testing.T) *x509svid.SVID {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
 		DNSNames: []string{"example.org"},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return &x509svid.SVID{Certificates: []*x509.Certificate{cert}, PrivateKey: key}
 }
 
@@ -296,39 +261,17 @@ func TestServerLogsRejections(t *testing.T) {
 	}
 }
 
-func TestServerRejectsGarbage(t *testing.T) {
-	ca := identitytest.NewCA(t, "example.org")
-	journal, log := newJournal()
-	path, _ := serve(t, identity.NewCredentials(ca.Source(ca.SVID(ca.ID("/lb"), time.Hour)),
-		identity.CredentialOptions{Authorize: identity.Authorize(ca.ID("/frontend")), Log: log}))
-	c, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if _, err := c.Write([]byte(strings.Repeat("\x00garbage\xff", 1000))); err != nil {
-		t.Fatal(err)
-	}
-	journal.wait(t, map[string]any{"msg": "client refused", "reason": "not_tls"})
-}
-
 // socketPair returns the ends of a unix socket. Unlike with net.Pipe, both sides can write
 // simultaneously, as in a failing handshake.
 func socketPair(t *testing.T) (server, client net.Conn) {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(identitytest.ShortDir(t), "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	client, err = net.Dial("unix", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	server, err = l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return server, client
 }
 
@@ -419,14 +362,10 @@ func TestClientErrorAfterServerRejection(t *testing.T) {
 	c := client(t, path, identity.NewCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)),
 		identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
 	raw, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	conn, _, err := identity.NewCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)),
 		identity.CredentialOptions{Authorize: identity.Authorize(lb)}).ClientHandshake(t.Context(), "localhost", raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close()
 	if _, err := conn.Read(make([]byte, 1)); err == nil ||
 		!strings.Contains(err.Error(), "rejected the SVID spiffe://example.org/frontend") {
@@ -507,9 +446,7 @@ func TestSessionsAreNotResumed(t *testing.T) {
 	cache := &countingCache{ClientSessionCache: tls.NewLRUClientSessionCache(8)}
 	config.ClientSessionCache = cache
 	// The call makes the client read the session tickets that follow the handshake.
-	if err := check(t, client(t, path, credentials.NewTLS(config))); err != nil {
-		t.Fatal(err)
-	}
+	must(t, check(t, client(t, path, credentials.NewTLS(config))))
 	if got := w.caller.Load(); got != fe {
 		t.Fatalf("the server saw %v", got)
 	}
@@ -558,9 +495,7 @@ func TestConnectionEndsAtNotAfter(t *testing.T) {
 					}
 				}
 				// gRPC does the same once its transport is ready.
-				if err := s.conn.SetDeadline(time.Time{}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, s.conn.SetDeadline(time.Time{}))
 				// A rotation does not extend an old connection.
 				lbSource.Offer(ca.Bundle(), ca.SVID(lb, 24*time.Hour))
 
@@ -603,9 +538,7 @@ func TestStreamEndsWithSVID(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	stream, err := c.Watch(ctx, &healthpb.HealthCheckRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := stream.Recv(); err != nil {
 		t.Fatal(err)
 	}
@@ -633,17 +566,13 @@ func TestSilentClientIsDropped(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	stream, err := c.Watch(ctx, &healthpb.HealthCheckRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := stream.Recv(); err != nil {
 		t.Fatal(err)
 	}
 	// Both connections have outlasted the timeout once the handshake of this later one times out.
 	silent, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer silent.Close()
 	journal.wait(t, map[string]any{"msg": "client refused", "reason": "timeout"})
 	if err := check(t, c); err != nil {

@@ -12,46 +12,20 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
 func filesSource(t *testing.T, dir string, o identity.Options) *identity.Source {
 	t.Helper()
 	src, err := identity.NewFiles(dir, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	identity.SetPoll(src, 10*time.Millisecond)
 	identitytest.Run(t, src)
 	return src
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func TestFilesAreFollowed(t *testing.T) {
-	ca := identitytest.NewCA(t, "example.org")
-	dir := t.TempDir()
-	first := ca.SVID(ca.ID("/lb"), time.Hour)
-	ca.WriteFiles(dir, first)
-	src := filesSource(t, dir, identity.Options{})
-	st := identitytest.WaitStatus(t, src, "usable", usable)
-	if st.Serial != serialOf(first) {
-		t.Fatalf("got %+v", st)
-	}
-	for i := range 3 {
-		next := ca.SVID(ca.ID("/lb"), time.Hour)
-		ca.WriteFiles(dir, next)
-		st = identitytest.WaitStatus(t, src, "rotated", func(s identity.Status) bool { return s.Serial == serialOf(next) })
-		if st.Rotations != uint64(i+1) || st.Err != nil {
-			t.Fatalf("got %+v", st)
-		}
-	}
-}
+var must = harness.Must
 
 func TestFilesFollowSymlinkSwap(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")

@@ -43,9 +43,7 @@ func (j *journal) records(tb testing.TB) ([]map[string]any, <-chan struct{}) {
 	var records []map[string]any
 	for dec := json.NewDecoder(bytes.NewReader(j.buf.Bytes())); dec.More(); {
 		var r map[string]any
-		if err := dec.Decode(&r); err != nil {
-			tb.Fatal(err)
-		}
+		must(tb, dec.Decode(&r))
 		records = append(records, r)
 	}
 	return records, j.changed

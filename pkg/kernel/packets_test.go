@@ -350,8 +350,7 @@ func TestMarkKeepsTheBitsOutsideItsMask(t *testing.T) {
 		must(t, send(t, x.pod, v.Prefix().Addr(), clients[v.Family()], 7, func(_, _ string, c syscall.RawConn) error {
 			var err error
 			if e := c.Control(func(fd uintptr) {
-				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK,
-					0x42000005)
+				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, 0x42000005)
 			}); e != nil {
 				return e
 			}

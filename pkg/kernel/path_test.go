@@ -48,9 +48,7 @@ func TestDivertedPacketsAreReported(t *testing.T) {
 				"route in the gateways' table", fmt.Sprintf("route add default via %s dev int0 table 4096 metric 1", target),
 				"route del default table 4096 metric 1", fmt.Sprintf("remove the %s route to", f),
 			},
-			{
-				"rule to an empty table", "rule add priority 95 iif int0 lookup 77", "", "",
-			},
+			{"rule to an empty table", "rule add priority 95 iif int0 lookup 77", "", ""},
 			{
 				// The kernel sends a notification, but source routing ignores foreign tables.
 				"route in another table", fmt.Sprintf("route add default via %s dev int0 table 77", target),

@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/nft"
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/lab"
@@ -66,10 +66,7 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 		msgs, err := x.conn.Receive()
 		must(t, err)
 		for _, m := range msgs {
-			ad, err := netlink.NewAttributeDecoder(m.Data[4:])
-			must(t, err)
-			ad.ByteOrder = binary.BigEndian
-			kind := m.Header.Type & 0xff
+			kind, message := m.Header.Type&0xff, nlmsg.Netfilter(m.Data)
 			if kind == unix.NFT_MSG_NEWGEN {
 				for _, v := range want {
 					var all []nft.Element
@@ -83,43 +80,17 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 				transaction++
 				continue
 			}
-			// Attribute 1 is the table's name in all of them, 2 the set's.
-			var table, set string
+			// All messages have the name of the table in attribute 1, those about sets its name in 2.
+			table, set := message.Text(unix.NFTA_TABLE_NAME), message.Text(unix.NFTA_SET_NAME)
 			var elems []nft.Element
-			for ad.Next() {
-				switch {
-				case ad.Type() == 1:
-					table = ad.String()
-				case ad.Type() == 2 && kind != unix.NFT_MSG_NEWTABLE && kind != unix.NFT_MSG_DELTABLE:
-					set = ad.String()
-				case ad.Type() == unix.NFTA_SET_ELEM_LIST_ELEMENTS &&
-					(kind == unix.NFT_MSG_NEWSETELEM || kind == unix.NFT_MSG_DELSETELEM):
-					ad.Nested(func(list *netlink.AttributeDecoder) error {
-						for list.Next() {
-							var e nft.Element
-							list.Nested(func(elem *netlink.AttributeDecoder) error {
-								for elem.Next() {
-									switch elem.Type() {
-									case unix.NFTA_SET_ELEM_FLAGS:
-										e.End = elem.Uint32()&unix.NFT_SET_ELEM_INTERVAL_END != 0
-									case unix.NFTA_SET_ELEM_KEY:
-										elem.Nested(func(data *netlink.AttributeDecoder) error {
-											for data.Next() {
-												e.Key = slices.Clone(data.Bytes())
-											}
-											return nil
-										})
-									}
-								}
-								return nil
-							})
-							elems = append(elems, e)
-						}
-						return nil
+			if kind == unix.NFT_MSG_NEWSETELEM || kind == unix.NFT_MSG_DELSETELEM {
+				for _, e := range message.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
+					elems = append(elems, nft.Element{
+						Key: slices.Clone(e.Get(unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)),
+						End: e.Uint32(unix.NFTA_SET_ELEM_FLAGS)&unix.NFT_SET_ELEM_INTERVAL_END != 0,
 					})
 				}
 			}
-			must(t, ad.Err())
 			switch {
 			case kind == unix.NFT_MSG_NEWTABLE && table == end:
 				x.ns.Shell(t, "nft delete table inet "+end)

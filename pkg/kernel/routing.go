@@ -325,8 +325,7 @@ func (reconciler *reconciler) reconcile(desired *vip.Set) result {
 	case unreadable && reconciler.now().Sub(reconciler.readable) < unreadableLimit:
 		// A failed read does not prove that confirmed VIPs were removed.
 		result.vips = filterVIPs(desired, func(address vip.VIP) bool {
-			return installed[address.Family()] &&
-				reconciler.vips.Has(address)
+			return installed[address.Family()] && reconciler.vips.Has(address)
 		})
 	case observed == nil:
 		result.vips = vip.Set{}

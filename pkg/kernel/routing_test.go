@@ -75,8 +75,7 @@ func TestOverlappingAndAdjacentVIPs(t *testing.T) {
 			want := fmt.Sprintf("%q", v.Prefix().Addr())
 			if covered := slices.ContainsFunc(list,
 				func(w vip.VIP) bool {
-					return w != v && w.Overlaps(v) &&
-						w.Prefix().Bits() < v.Prefix().Bits()
+					return w != v && w.Overlaps(v) && w.Prefix().Bits() < v.Prefix().Bits()
 				}); !covered && !strings.Contains(got, want) {
 				t.Errorf("%s is not in the set:\n%s", v, got)
 			}

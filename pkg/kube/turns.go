@@ -12,6 +12,9 @@ import (
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
+// ordered is the line of the trench file by which frontends rely on the Lease of turns.
+const ordered = "onePodAtATime: true\n"
+
 // write writes the result. While a change of gateways waits for the turn of this pod, it writes the
 // rest of the result with the gateways in force.
 func (a *agent) write(result translation.Result) (wrote bool, err error) {
@@ -31,6 +34,8 @@ func (a *agent) write(result translation.Result) (wrote bool, err error) {
 			return false, nil // the gateways in force do not fit the rest: all of it waits
 		}
 	}
+	// The frontend of this pod needs no other order of the pods.
+	result.File = append(slices.Clip(result.File), ordered...)
 	if wrote, err = a.files.write(result); err != nil {
 		return wrote, err
 	}

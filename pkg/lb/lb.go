@@ -173,8 +173,9 @@ func newProcess(o Options) (*process, error) {
 		table:   readiness.NewTable(readiness.TableOptions{Lease: o.Lease, StaleGrace: o.StaleGrace}),
 		changed: latest.New(uint64(0)), stopping: latest.New(false),
 	}
-	p.config.Hold = p.hold
 	p.config.Trial = o.Trial
+	p.config.Hold = p.hold
+	p.config.Resume()
 	p.shell = shell.New(o.Settings, p.metrics)
 	p.health = p.shell.Health
 	p.health.Define(Readiness, Started, Identity, Serving)

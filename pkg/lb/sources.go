@@ -71,22 +71,30 @@ func (s *sources) configure(now time.Time, c *trench.Config) {
 }
 
 // hold returns the configuration to put in force for a trench file; see [change.Hold].
-func (p *process) hold(inForce, next *trench.Config, before trench.Held, confirmed string) (*trench.Config, trench.Held) {
+func (p *process) hold(inForce, next *trench.Config, before trench.Held,
+	confirmed string,
+) (*trench.Config, trench.Held) {
 	// Without targets in the file, no change of the file removes one.
 	if !p.Targets.File {
 		return change.Hold(inForce, next, before, confirmed, nil)
 	}
+	return change.Hold(inForce, next, before, confirmed, alive(p.index.List(nil), p.table.Synced()))
+}
+
+// alive reports which targets of the trench file pass their checks and do not drain. Before the first
+// verdicts, at a restart, each may.
+func alive(views []targetset.View, synced bool) change.Alive {
 	ready, others := map[targetset.ID]bool{}, map[string]bool{}
-	for _, view := range p.index.List(nil) {
+	for _, view := range views {
 		if view.State == healthcheck.Ready {
 			ready[targetset.ID{Stream: view.Stream, Name: view.Name}] = true
 			others[view.Stream] = others[view.Stream] || view.Origins != targetset.OriginSet(0).With(targetset.OriginFile)
 		}
 	}
-	// A stream with a ready target of another source loses nothing that it needs.
-	return change.Hold(inForce, next, before, confirmed, func(stream, target string) bool {
-		return ready[targetset.ID{Stream: stream, Name: target}] && !others[stream]
-	})
+	return func(stream, target string) bool {
+		// A stream with a ready target of another source does not lose all targets.
+		return (!synced || ready[targetset.ID{Stream: stream, Name: target}]) && !others[stream]
+	}
 }
 
 // missing notes that the trench file cannot be read. A refused one leaves the older in force.

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 type state int
@@ -25,9 +27,7 @@ func (s state) String() string { return [...]string{"down", "up"}[s] }
 func TestJSONTextValues(t *testing.T) {
 	var b strings.Builder
 	log, _, err := New("json", "info", &b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	log.Info("changed", "from", state(0), "to", state(1), "address", netip.MustParseAddr("10.0.0.1"), "error",
 		errors.New("cause"), "n", 7, "nothing", nil)
 	for _, want := range []string{
@@ -45,13 +45,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestLevelFilters(t *testing.T) {
 	var out bytes.Buffer
 	log, level, err := New("json", "warn", &out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	log.Info("suppressed")
-	if err := level.Set("INFO"); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, level.Set("INFO"))
 	log.Info("written")
 	if got := out.String(); strings.Contains(got, "suppressed") || !strings.Contains(got, "written") {
 		t.Fatalf("logged %q", got)
@@ -98,17 +94,13 @@ func TestSignalsChangeLevel(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			out := make(lines)
 			log, level, err := New("text", "warn", out)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			s := tt.task(level, log)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error)
 			go func() { done <- s.Run(ctx) }()
 			for _, step := range tt.steps {
-				if err := syscall.Kill(syscall.Getpid(), step.signal); err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, syscall.Kill(syscall.Getpid(), step.signal))
 				if line := <-out; !strings.Contains(line, "to="+step.want) || level.String() != step.want {
 					t.Errorf("after %v the level is %s, want %s; logged %q", step.signal, level, step.want, line)
 				}

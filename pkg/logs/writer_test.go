@@ -14,6 +14,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // gatedOutput blocks each write until the gate permits it.
@@ -213,9 +215,7 @@ func TestWriterCloseIsBounded(t *testing.T) {
 // Writing to a full pipe without a reader does not block.
 func TestWriterToFullPipe(t *testing.T) {
 	reader, output, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer reader.Close()
 	output.Fd() // blocking, as stderr is
 	w := NewWriter(output)
@@ -237,9 +237,7 @@ func TestWriterToFullPipe(t *testing.T) {
 		read <- lines
 	}()
 	w.Close()
-	if err := output.Close(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, output.Close())
 	lines, reports := <-read, 0
 	for _, line := range lines {
 		var n int
@@ -256,9 +254,7 @@ func BenchmarkWriter(b *testing.B) {
 	w := NewWriter(io.Discard)
 	defer w.Close()
 	log, _, err := w.Logger("json", "info")
-	if err != nil {
-		b.Fatal(err)
-	}
+	harness.Must(b, err)
 	for b.Loop() {
 		log.Info("VIP changed", "vip", "20.0.0.1/32", "from", "ready", "to", "not ready")
 	}

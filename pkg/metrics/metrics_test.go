@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -146,9 +147,7 @@ func fullTarget() *Target {
 func gather(t *testing.T, g prometheus.Gatherer) map[string]*dto.MetricFamily {
 	t.Helper()
 	families, err := g.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	byName := map[string]*dto.MetricFamily{}
 	for _, f := range families {
 		byName[f.GetName()] = f
@@ -192,9 +191,7 @@ func TestPromlint(t *testing.T) {
 			}
 		}
 		problems, err := promlint.NewWithMetricFamilies(families).Lint()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for _, p := range problems {
 			t.Errorf("%s: %s: %s", name, p.Metric, p.Text)
 		}
@@ -255,9 +252,7 @@ func isOwn(name string) bool {
 func constants(t *testing.T) []string {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), "names.go", nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var names []string
 	ast.Inspect(file, func(n ast.Node) bool {
 		if lit, is := n.(*ast.BasicLit); is && lit.Kind == token.STRING {
@@ -276,9 +271,7 @@ func constants(t *testing.T) []string {
 func TestNamesAreConstants(t *testing.T) {
 	for _, file := range []string{"frontend.go", "kube.go", "lb.go", "process.go", "vips.go", "server.go"} {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		ast.Inspect(f, func(n ast.Node) bool {
 			if lit, is := n.(*ast.BasicLit); is && (strings.Contains(lit.Value, "vipgate_") ||
 				strings.Contains(lit.Value, "grpc_server_")) {
@@ -489,9 +482,7 @@ func listenTwice(t *testing.T) (listeners []net.Listener) {
 	t.Helper()
 	for range 2 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		listeners = append(listeners, l)
 	}
 	return listeners
@@ -508,14 +499,10 @@ func TestServer(t *testing.T) {
 	defer client.CloseIdleConnections()
 	get := func(path string) (int, string) {
 		r, err := client.Get("http://" + l[1].Addr().String() + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer r.Body.Close()
 		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return r.StatusCode, string(body)
 	}
 	code, body := get("/metrics")
@@ -532,9 +519,7 @@ func TestServer(t *testing.T) {
 	}
 	// A client that keeps its connection open must not delay the end.
 	idle, err := net.Dial("tcp", l[0].Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer idle.Close()
 	cancel()
 	select {

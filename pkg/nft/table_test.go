@@ -9,15 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
 // connect returns a connection in a new namespace, and runs commands there.
 func connect(t *testing.T) (conn *Conn, run func(string) string) {
 	ns := lab.NewNetNS(t)
-	if err := ns.Do(func() (err error) { conn, err = Dial(); return err }); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, ns.Do(func() (err error) { conn, err = Dial(); return err }))
 	t.Cleanup(func() {
 		if err := conn.Close(); err != nil {
 			t.Error(err)
@@ -104,9 +103,7 @@ func TestEnsure(t *testing.T) {
 func TestCommitErrors(t *testing.T) {
 	conn, run := connect(t)
 	generation, err := conn.Generation()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	run("nft add table inet other")
 	transaction := Transaction{Table: Table{Family: unix.NFPROTO_INET, Name: "example"}}
 	transaction.AddTable()

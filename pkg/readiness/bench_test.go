@@ -9,13 +9,11 @@ import (
 	"crypto/x509"
 	"fmt"
 	"math/big"
-	"net"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -134,9 +132,7 @@ func BenchmarkMassChange(b *testing.B) {
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var r syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
-		b.Fatal(err)
-	}
+	harness.Must(b, syscall.Getrusage(syscall.RUSAGE_SELF, &r))
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
@@ -144,40 +140,27 @@ func processorTime(b *testing.B) time.Duration {
 func startTLSLB(b *testing.B) (*testLB, credentials.TransportCredentials) {
 	b.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		b.Fatal(err)
-	}
+	harness.Must(b, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), DNSNames: []string{"localhost"}, NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		b.Fatal(err)
-	}
+	harness.Must(b, err)
 	certificate, err := x509.ParseCertificate(der)
-	if err != nil {
-		b.Fatal(err)
-	}
+	harness.Must(b, err)
 	roots := x509.NewCertPool()
 	roots.AddCert(certificate)
 	c := credentials.NewTLS(&tls.Config{
 		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
 		RootCAs:      roots, ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13,
 	})
-	lb := &testLB{table: NewTable(TableOptions{}), path: socketPath(b), log: &harness.Log{}, done: make(chan error, 1)}
+	lb := &testLB{table: NewTable(TableOptions{}), path: socketPath(b), log: &harness.Log{}}
 	lb.Server = NewServer(lb.table, ServerOptions{
 		Peer: func(context.Context) (spiffeid.ID, bool) { return frontendID, true },
 		Role: RolesOf([]spiffeid.ID{frontendID}, nil), Log: lb.log.Logger(),
 	})
-	listener, err := net.Listen("unix", lb.path)
-	if err != nil {
-		b.Fatal(err)
-	}
-	lb.grpc = grpc.NewServer(append(GRPCOptions(), grpc.Creds(c))...)
-	readinessv1.RegisterReadinessServiceServer(lb.grpc, lb.Server)
-	go func() { lb.done <- lb.grpc.Serve(listener) }()
-	b.Cleanup(lb.kill)
+	lb.kill = serveGRPC(b, lb.path, lb.Server, c)
 	return lb, c
 }
 

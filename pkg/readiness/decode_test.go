@@ -13,6 +13,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // Valid messages of the load balancer "a", with changes.
@@ -268,9 +269,7 @@ func FuzzDecoder(f *testing.F) {
 		{},
 	} {
 		b, err := proto.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
+		harness.Must(f, err)
 		f.Add(b, b)
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte) {
@@ -296,9 +295,7 @@ func FuzzDecoder(f *testing.F) {
 			return true
 		}
 		begin, err := proto.Marshal(message(5, snapshotOf(true, "20.0.0.1/32")))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for _, data := range [][]byte{begin, first, second} {
 			if !feed(data) {
 				return
@@ -343,9 +340,7 @@ func TestSnapshotGrowsInFewSteps(t *testing.T) {
 			names = append(names, numbered(part*each+i).String())
 		}
 		e, err := d.decode(message(1, snapshotOf(part == parts-1, names...)), time.Now())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if got := max(cap(d.staged.changed), cap(e.changed)); got != capacity {
 			capacity, grown = got, grown+1
 		}

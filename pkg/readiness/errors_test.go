@@ -32,9 +32,7 @@ func TestErrorText(t *testing.T) {
 		return func(t *testing.T) string {
 			path := socketPath(t)
 			l, err := net.Listen("unix", path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			var running sync.WaitGroup
 			running.Go(func() {
 				for {
@@ -62,20 +60,14 @@ func TestErrorText(t *testing.T) {
 		{"left-over socket", func(t *testing.T) string {
 			path := socketPath(t)
 			fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			defer syscall.Close(fd)
-			if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}))
 			return path
 		}, frontendID, []string{"no process listens", "crashed or is starting"}},
 		{"no socket but a file", func(t *testing.T) string {
 			path := socketPath(t)
-			if err := os.WriteFile(path, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.WriteFile(path, nil, 0o600))
 			return path
 		}, frontendID, []string{"no process listens"}},
 		{"closed after the handshake", raw(func(c net.Conn) {
@@ -123,10 +115,7 @@ func TestHandshakeErrorIsWrapped(t *testing.T) {
 	b := startSyncedLB(t, 1)
 	cause := errors.New("the peer is spiffe://example.org/other, expected spiffe://example.org/lb")
 	f := startFrontend(t, b.path, func(o *WatcherOptions) {
-		o.Credentials = failing{
-			fakeCredentials{id: frontendID},
-			cause,
-		}
+		o.Credentials = failing{fakeCredentials{id: frontendID}, cause}
 	})
 	f.waitFor(t, "an error", func() bool { return f.Err != nil })
 	if !errors.Is(f.Err, cause) || !strings.Contains(f.Err.Error(), "TLS handshake") {
@@ -162,9 +151,7 @@ func TestSilentLBTimeout(t *testing.T) {
 		{"accepts and hangs", func(t *testing.T) string {
 			path := socketPath(t)
 			l, err := net.Listen("unix", path) // the kernel accepts
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			t.Cleanup(func() { l.Close() })
 			return path
 		}, "does not answer: it hangs or is stopped"},

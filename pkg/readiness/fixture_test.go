@@ -98,9 +98,7 @@ func fakePeer(ctx context.Context) (spiffeid.ID, bool) {
 func socketPath(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return filepath.Join(dir, "lb.sock")
 }
@@ -111,46 +109,34 @@ type testLB struct {
 	table *Table
 	path  string
 	log   *harness.Log
-	grpc  *grpc.Server
-	done  chan error
+	// kill closes all connections abruptly, as the end of the process does.
+	kill func()
 }
 
 // startLB serves the table on path until the test ends or kill is called.
 func startLB(t testing.TB, path string, table *Table) *testLB {
 	t.Helper()
-	b := &testLB{table: table, path: path, log: &harness.Log{}, done: make(chan error, 1)}
+	b := &testLB{table: table, path: path, log: &harness.Log{}}
 	b.Server = NewServer(table, ServerOptions{
 		Peer: fakePeer,
 		Role: RolesOf([]spiffeid.ID{frontendID}, []spiffeid.ID{readerID}),
 		Log:  b.log.Logger(),
 	})
-	b.grpc = serveGRPC(t, path, b.Server, b.done)
-	t.Cleanup(b.kill)
+	b.kill = serveGRPC(t, path, b.Server, fakeCredentials{})
 	return b
 }
 
-func serveGRPC(t testing.TB, path string, impl readinessv1.ReadinessServiceServer, done chan<- error) *grpc.Server {
+func serveGRPC(t testing.TB, path string, impl readinessv1.ReadinessServiceServer,
+	creds credentials.TransportCredentials,
+) (stop func()) {
 	t.Helper()
 	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	// Calls are counted, as in the load balancer.
 	s := grpc.NewServer(slices.Concat(GRPCOptions(), metrics.NewLB("test").ServerOptions(),
-		[]grpc.ServerOption{grpc.Creds(fakeCredentials{})})...)
+		[]grpc.ServerOption{grpc.Creds(creds)})...)
 	readinessv1.RegisterReadinessServiceServer(s, impl)
-	go func() { done <- s.Serve(listener) }()
-	return s
-}
-
-// kill closes all connections abruptly, as the end of the process does.
-func (b *testLB) kill() {
-	if b.grpc == nil {
-		return
-	}
-	b.grpc.Stop()
-	<-b.done
-	b.grpc = nil
+	return harness.Serve(t, s, listener)
 }
 
 // sendHeartbeats sends heartbeats of the table until the returned function is called.
@@ -269,9 +255,7 @@ func numberedReady(n int) []VIPReadiness {
 func dialRaw(t testing.TB, path string, id spiffeid.ID) readinessv1.ReadinessServiceClient {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(fakeCredentials{id: id}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return readinessv1.NewReadinessServiceClient(conn)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // mergerFixture is one stream into a merger.
@@ -33,9 +34,7 @@ func (f *mergerFixture) tryMerge(at time.Time, m *response) error {
 func (f *mergerFixture) merge(at time.Time, ms ...*response) {
 	f.t.Helper()
 	for _, m := range ms {
-		if err := f.tryMerge(at, m); err != nil {
-			f.t.Fatal(err)
-		}
+		harness.Must(f.t, f.tryMerge(at, m))
 	}
 }
 
@@ -270,9 +269,7 @@ func TestHandOver(t *testing.T) {
 		at := time.Now()
 		if allocs := testing.AllocsPerRun(10, func() {
 			e.position.Revision++
-			if err := b.merge(&s, e, at); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, b.merge(&s, e, at))
 			if u := b.take(); len(u.Changed) != n || &u.Changed[0] != &e.changed[0] {
 				t.Fatalf("%d VIPs were copied", len(u.Changed))
 			}

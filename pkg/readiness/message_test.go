@@ -12,6 +12,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // decodeParts passes the pending batch of a cursor to a decoder and returns the event of its last
@@ -153,9 +154,7 @@ func TestReportRoundTrip(t *testing.T) {
 func FuzzReport(f *testing.F) {
 	for _, m := range []*reportRequest{reportOf("w", v1, announced), {}} {
 		b, err := proto.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
+		harness.Must(f, err)
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

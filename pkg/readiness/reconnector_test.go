@@ -126,9 +126,7 @@ func TestFailedMoveKeepsConnection(t *testing.T) {
 	f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation, o.MaxBackoff = svid.get, minBackoff })
 	f.waitFor(t, "synced", f.at(table))
 	away := path + ".away"
-	if err := os.Rename(path, away); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Rename(path, away))
 	svid.rotate()
 	await.True(t, "moves fail and are tried again", func() bool { return f.Stats().Failures >= 3 })
 	table.Commit(Decision{Changed: []VIPReadiness{notReady(v1)}})
@@ -136,9 +134,7 @@ func TestFailedMoveKeepsConnection(t *testing.T) {
 	if !f.Open || f.Err != nil {
 		t.Fatalf("%+v", f.Update)
 	}
-	if err := os.Rename(away, path); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Rename(away, path))
 	await.True(t, "it moved", func() bool { return f.Stats().Moves == 1 })
 	if log := f.log.String(); !strings.Contains(log, "move to a second readiness connection failed") {
 		t.Fatalf("the log:\n%s", log)
@@ -155,9 +151,7 @@ func TestMoveWhenFirstConnectionEnds(t *testing.T) {
 	var svid clock
 	f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation = svid.get })
 	f.waitFor(t, "synced", f.at(old))
-	if err := os.Rename(path, path+".old"); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Rename(path, path+".old"))
 	fresh.Commit(Decision{Changed: []VIPReadiness{notReady(v1)}}) // not synced
 	second := startLB(t, path, fresh)
 	svid.rotate()
@@ -212,9 +206,7 @@ func TestNewSocketEndsBackoff(t *testing.T) {
 		<-time.After(20 * time.Minute)
 		before := w.Stats().Failures
 		// Bound but not listening yet.
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(path, nil, 0o600))
 		<-time.After(socketPoll + time.Millisecond)
 		if n := w.Stats().Failures - before; n != 1 {
 			t.Errorf("%d attempts at once", n)

@@ -17,6 +17,7 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const (
@@ -32,9 +33,7 @@ func reportRaw(t testing.TB, b *testLB, id spiffeid.ID) (reportStream, context.C
 	ctx, cancel := context.WithTimeout(context.Background(), streamLimit)
 	t.Cleanup(cancel)
 	s, err := dialRaw(t, b.path, id).ReportAdvertisement(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return s, cancel
 }
 
@@ -50,9 +49,7 @@ func reportOf(watchID, v string, a readinessv1.Advertisement) *readinessv1.Repor
 
 func send(t testing.TB, s reportStream, m *readinessv1.ReportAdvertisementRequest) {
 	t.Helper()
-	if err := s.Send(m); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, s.Send(m))
 }
 
 func TestNewestWatchReports(t *testing.T) {
@@ -278,9 +275,7 @@ func TestReportFullThenChanges(t *testing.T) {
 		Applied: Position{"i", 7}, Families: map[vip.Family]bool{vip.IPv4: true, vip.IPv6: false},
 		VIPs: reportsOf(want),
 	})
-	if err := f.Reported(testContext(t)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, f.Reported(testContext(t)))
 	await.True(t, "everything arrives", reportedAs(b, want))
 	r := b.Report().Load()
 	if r.Applied != (Position{"i", 7}) || !maps.Equal(r.Families,
@@ -377,10 +372,8 @@ func startNonReading(t *testing.T, refuse func() error) (path string) {
 	table := NewTable(TableOptions{Lease: time.Minute})
 	table.Commit(Decision{Synced: true})
 	path = socketPath(t)
-	done := make(chan error, 1)
-	g := serveGRPC(t, path, nonReadingServer{NewServer(table,
-		ServerOptions{Peer: fakePeer, Role: RolesOf([]spiffeid.ID{frontendID}, nil)}), refuse}, done)
-	t.Cleanup(func() { g.Stop(); <-done })
+	server := NewServer(table, ServerOptions{Peer: fakePeer, Role: RolesOf([]spiffeid.ID{frontendID}, nil)})
+	serveGRPC(t, path, nonReadingServer{server, refuse}, fakeCredentials{})
 	return path
 }
 

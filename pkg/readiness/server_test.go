@@ -17,6 +17,7 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 type watchStream interface {
@@ -27,9 +28,7 @@ func watchRaw(t testing.TB, b *testLB, id spiffeid.ID) (stream watchStream, canc
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), streamLimit)
 	stream, err := dialRaw(t, b.path, id).WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: "raw"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(cancel)
 	return stream, cancel
 }
@@ -37,9 +36,7 @@ func watchRaw(t testing.TB, b *testLB, id spiffeid.ID) (stream watchStream, canc
 func recv(t testing.TB, s watchStream) *readinessv1.WatchReadinessResponse {
 	t.Helper()
 	m, err := s.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return m
 }
 
@@ -64,14 +61,10 @@ func TestRoles(t *testing.T) {
 			client := dialRaw(t, b.path, id)
 			_, get := client.GetReadiness(ctx, &readinessv1.GetReadinessRequest{})
 			stream, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			_, watch := stream.Recv()
 			report, err := client.ReportAdvertisement(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			_, reported := report.CloseAndRecv()
 			for i, err := range []error{get, watch, reported} {
 				if status.Code(err) != codesWant[i] {
@@ -301,9 +294,7 @@ func TestGetReadinessPages(t *testing.T) {
 				PageSize:  uint32(tt.size),
 				PageToken: token,
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			pages++
 			got = append(got, namesOf(r.GetGroups())...)
 			if !r.GetSynced() || r.GetLease().AsDuration() <= 0 || r.GetPosition().GetRevision() != 1 {
@@ -351,9 +342,7 @@ func TestStoppedReaderDelaysNoWatch(t *testing.T) {
 		if err == nil {
 			err = merger.merge(h, s, time.Now())
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		v.apply(merger.take())
 	}
 	receive()
@@ -392,17 +381,11 @@ func TestEndWatches(t *testing.T) {
 	s, _ := watchRaw(t, b, frontendID)
 	m := recv(t, s)
 	report, err := dialRaw(t, b.path, frontendID).ReportAdvertisement(testContext(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := report.Send(&readinessv1.ReportAdvertisementRequest{WatchId: m.GetWatchId()}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, report.Send(&readinessv1.ReportAdvertisementRequest{WatchId: m.GetWatchId()}))
 	await.True(t, "the report is read", func() bool { return b.Report().Load().Connected })
 	for range 2 { // also the second time
-		if err := b.EndWatches(testContext(t)); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, b.EndWatches(testContext(t)))
 	}
 	if _, err := s.Recv(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "stopping") {
 		t.Fatalf("the watch ended with %v", err)
@@ -431,7 +414,5 @@ func TestEndWatchesTimeout(t *testing.T) {
 		t.Fatal("a handler that sits in Send was said to have ended")
 	}
 	b.kill() // ends the connection and thus the handler
-	if err := b.EndWatches(testContext(t)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, b.EndWatches(testContext(t)))
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestUnchangedDecisionKeepsRevision(t *testing.T) {
@@ -125,9 +126,7 @@ func drain(t testing.TB, table *Table, c *cursor, d *decoder, b *updateMerger, h
 			if err == nil {
 				err = b.merge(h, said, time.Now())
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 		}
 	}
 }

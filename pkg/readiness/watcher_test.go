@@ -16,6 +16,7 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestSnapshotThenDeltas(t *testing.T) {
@@ -139,9 +140,7 @@ func TestLBStartsLater(t *testing.T) {
 	}
 	// Between bind and listen the kernel refuses connections with a different error.
 	startLB(t, path+"-new", table)
-	if err := os.Rename(path+"-new", path); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Rename(path+"-new", path))
 	f.waitFor(t, "synced", f.at(table))
 	if f.Err != nil {
 		t.Fatalf("the error stays: %v", f.Err)
@@ -193,9 +192,7 @@ func (s *scripted) WatchReadiness(_ *readinessv1.WatchReadinessRequest,
 
 func startScripted(t *testing.T, s *scripted) (path string) {
 	path = socketPath(t)
-	done := make(chan error, 1)
-	g := serveGRPC(t, path, s, done)
-	t.Cleanup(func() { g.Stop(); <-done })
+	serveGRPC(t, path, s, fakeCredentials{})
 	return path
 }
 
@@ -239,9 +236,7 @@ func TestRunEndsWithContext(t *testing.T) {
 			go func() { done <- w.Run(ctx) }()
 			select {
 			case err := <-done:
-				if err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, err)
 			case <-time.After(waitLimit):
 				t.Fatal("Run does not end")
 			}

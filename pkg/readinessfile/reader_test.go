@@ -22,6 +22,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 var (
@@ -90,12 +91,7 @@ func (f *testReader) remove(names ...string) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = harness.Must
 
 // wait waits for a listing that satisfies the condition.
 func (f *testReader) wait(what string, wanted func(Listing) bool) Listing {

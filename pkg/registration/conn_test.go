@@ -14,6 +14,7 @@ import (
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -25,30 +26,20 @@ func TestLoadBalancerIsAuthorized(t *testing.T) {
 	for path, want := range map[string]codes.Code{"/lb": codes.Unimplemented, "/app": codes.Unavailable} {
 		socket := filepath.Join(identitytest.ShortDir(t), "lb.sock")
 		l, err := net.Listen("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		creds := identity.NewCredentials(ca.Source(ca.SVID(ca.ID(path), time.Hour)), identity.CredentialOptions{
 			Authorize: func(spiffeid.ID, [][]*x509.Certificate) error { return nil },
 		})
-		server, served := grpc.NewServer(grpc.Creds(creds)), make(chan error, 1)
-		go func() { served <- server.Serve(l) }()
+		stop := harness.Serve(t, grpc.NewServer(grpc.Creds(creds)), l)
 		address, err := ParseAddress("unix://" + socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		conn, err := Dial(address, target, ca.ID("/lb"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		_, err = targetv1.NewTargetServiceClient(conn).Deregister(t.Context(), &targetv1.DeregisterRequest{})
 		if got := grpcstatus.Code(err); got != want {
 			t.Errorf("%s: %v, want %v", path, err, want)
 		}
 		_ = conn.Close()
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
+		stop()
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/registrytest"
 )
 
@@ -62,9 +63,7 @@ func TestGroupHangingLoadBalancer(t *testing.T) {
 	f := newFixture(t)
 	good, stop := f.lb("127.0.0.2", 50*time.Millisecond)
 	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.3", f.port)) // the kernel accepts, nothing answers
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer l.Close()
 	begin := time.Now()
 	g := f.start("127.0.0.2", "127.0.0.3", "127.0.0.4")

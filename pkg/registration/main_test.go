@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/registrytest"
 )
@@ -91,9 +92,7 @@ func newFixture(t *testing.T) *fixture {
 	f := &fixture{t: t, ca: identitytest.NewCA(t, "example.org")}
 	f.source = f.ca.Source(f.ca.SVID(f.ca.ID("/app"), time.Hour))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { _ = l.Close() }) // it reserves the port
 	if _, f.port, err = net.SplitHostPort(l.Addr().String()); err != nil {
 		t.Fatal(err)
@@ -133,9 +132,7 @@ func (f *fixture) start(hosts ...string) *running {
 	}
 	for _, host := range hosts {
 		a, err := ParseAddress(net.JoinHostPort(host, f.port))
-		if err != nil {
-			f.t.Fatal(err)
-		}
+		harness.Must(f.t, err)
 		o.Registries = append(o.Registries, a)
 	}
 	r.Group = NewGroup(o)

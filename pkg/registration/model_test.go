@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // answerOf is the scripted response of a load balancer to one Register call.
@@ -110,9 +111,7 @@ func (s *scripted) run(t *testing.T, after time.Duration, interrupt bool,
 	go func() { served <- server.Serve(listener) }()
 	conn, err := grpc.NewClient("passthrough:lb", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	r = &Registration{
 		Conn:    NewConn(conn, "the load balancer", func(err error) error { return err }),
 		Request: &targetv1.RegisterRequest{Stream: "s", Targets: []*targetv1.Target{{Name: "a"}}},

@@ -14,6 +14,7 @@ import (
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -44,23 +45,12 @@ func TestSilentLoadBalancer(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(identitytest.ShortDir(t), "lb.sock")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	server, s := grpc.NewServer(grpc.WaitForHandlers(true)), &silent{}
 	targetv1.RegisterTargetServiceServer(server, s)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
+	harness.Serve(t, server, l)
 	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer conn.Close()
 	r := Registration{
 		Conn:    NewConn(conn, "the load balancer", func(err error) error { return err }),

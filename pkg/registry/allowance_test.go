@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestPatternsMatchWholeSegments(t *testing.T) {
@@ -112,9 +114,7 @@ func TestAllowancesOfStreams(t *testing.T) {
 	var all Allowances
 	for _, s := range []string{"stream-a-1=spiffe://example.org/ns/*/sa/app", "spiffe://example.org/operator"} {
 		var a Allowance
-		if err := a.UnmarshalText([]byte(s)); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, a.UnmarshalText([]byte(s)))
 		if a.String() != s {
 			t.Errorf("%s is given back as %s", s, a)
 		}

@@ -76,19 +76,10 @@ func newFixture(t *testing.T, o Options) *fixture {
 func (h *fixture) serve(network, address string, s *Service, creds credentials.TransportCredentials) string {
 	h.t.Helper()
 	l, err := net.Listen(network, address)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	harness.Must(h.t, err)
 	server := grpc.NewServer(append(GRPCOptions(), grpc.Creds(creds))...)
 	targetv1.RegisterTargetServiceServer(server, s)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	h.t.Cleanup(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			h.t.Error(err)
-		}
-	})
+	harness.Serve(h.t, server, l)
 	if network == "unix" {
 		return "unix:" + address
 	}
@@ -144,9 +135,7 @@ func (h *fixture) dial(address string, id spiffeid.ID) (targetv1.TargetServiceCl
 		creds = identity.NewCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(serverID)})
 	}
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	harness.Must(h.t, err)
 	h.t.Cleanup(func() { _ = conn.Close() }) // may be closed already
 	return targetv1.NewTargetServiceClient(conn), conn
 }
@@ -177,9 +166,7 @@ func (h *fixture) register(c targetv1.TargetServiceClient, r *targetv1.RegisterR
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	h.t.Cleanup(cancel)
 	stream, err := c.Register(ctx, r)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	harness.Must(h.t, err)
 	l := &openCall{t: h.t, stream: stream, end: cancel, states: map[string]targetv1.State{}}
 	m, err := stream.Recv()
 	if err != nil {
@@ -196,9 +183,7 @@ func (h *fixture) register(c targetv1.TargetServiceClient, r *targetv1.RegisterR
 func (h *fixture) mustRegister(c targetv1.TargetServiceClient, stream, targets string) *openCall {
 	h.t.Helper()
 	l, err := h.register(c, request(stream, targets))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	harness.Must(h.t, err)
 	return l
 }
 

@@ -42,9 +42,7 @@ func allowances(t *testing.T, list ...string) Allowances {
 	var all Allowances
 	for _, s := range list {
 		a, err := ParseAllowance(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		all = append(all, a)
 	}
 	return all
@@ -401,25 +399,19 @@ func TestCallLimit(t *testing.T) {
 	var ends []func()
 	for range 4 {
 		done, err := c.begin(alice)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		ends = append(ends, done)
 	}
 	_, err := c.begin(alice)
 	c.refuses("the fifth", err, "ResourceExhausted: "+alice.String()+" has 4 calls open")
 	for _, who := range []caller{bob, theOperator, theOperator, theOperator, theOperator, theOperator} {
 		done, err := c.begin(who)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer done()
 	}
 	ends[0]()
 	done, err := c.begin(alice)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	done()
 	for _, end := range ends[1:] {
 		end()
@@ -468,9 +460,7 @@ func TestRefusedAtStartAndStop(t *testing.T) {
 	r.Configure(testStreams, targetset.AddressPolicy{})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := task.Guard(ctx, r.String(), r.Run); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, task.Guard(ctx, r.String(), r.Run))
 	_, err = r.open(theOperator, announce("s", "a=10.0.0.1"))
 	c.refuses("after", err, "Unavailable: the load balancer is stopping")
 	_, err = r.deregister(theOperator, "s", []string{"a"}, nil)

@@ -19,6 +19,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestRegisterOverMutualTLS(t *testing.T) {
@@ -37,9 +38,7 @@ func TestRegisterOverMutualTLS(t *testing.T) {
 			t.Fatalf("%v, %v", list, err)
 		}
 		// The connection is lost: the registration ends.
-		if err := conn.Close(); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, conn.Close())
 		await.True(t, "the end of the registration", func() bool { return len(h.index.List(nil)) == 0 })
 	}
 }
@@ -331,9 +330,7 @@ func TestVisibleTargets(t *testing.T) {
 				t.Errorf("List: %s\nwant: %s", got, tt.want)
 			}
 			w, err := tt.client.Watch(t.Context(), &targetv1.WatchRequest{Stream: tt.stream})
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			m, err := w.Recv()
 			if got := listed(m.GetTargets(), err); got != tt.want || (err == nil && !m.GetComplete()) {
 				t.Errorf("Watch: %s\nwant: %s", got, tt.want)
@@ -370,9 +367,7 @@ func TestPagesOfListAndWatch(t *testing.T) {
 		seen, pages, previous := map[string]bool{}, 0, ""
 		for token := ""; ; pages++ {
 			r, err := admin.List(t.Context(), &targetv1.ListRequest{PageSize: size, PageToken: token})
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			for _, i := range r.GetTargets() {
 				if seen[i.GetName()] || i.GetName() <= previous {
 					t.Fatalf("%s comes after %s", i.GetName(), previous)
@@ -397,9 +392,7 @@ func TestPagesOfListAndWatch(t *testing.T) {
 		}
 	}
 	w, err := admin.Watch(t.Context(), &targetv1.WatchRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	seen := map[string]targetv1.State{}
 	for complete := false; !complete; {
 		m, err := w.Recv()
@@ -430,9 +423,7 @@ func TestStopEndsCalls(t *testing.T) {
 	c, _ := h.dial(h.tcp, alice.id)
 	l := h.mustRegister(c, "s", "a=10.0.0.1")
 	w, err := c.Watch(t.Context(), &targetv1.WatchRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if _, err := w.Recv(); err != nil {
 		t.Fatal(err)
 	}
@@ -488,9 +479,7 @@ func TestThousandRegistrations(t *testing.T) {
 	if _, err := h.register(c, request("s", "more=10.1.0.1")); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("one more: %v", err)
 	}
-	if err := conn.Close(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, conn.Close())
 	await.True(t, "the end of all", func() bool {
 		return len(h.index.List(nil)) == 0 && h.State().Detail == "0 targets of 0 callers, 1000 each at most"
 	})
@@ -510,9 +499,7 @@ type proxy struct {
 func startProxy(t *testing.T, to string) *proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	w := &proxy{address: l.Addr().String(), cut: make(chan struct{})}
 	var all sync.WaitGroup
 	all.Go(func() {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -160,17 +161,13 @@ func TestStateFileIsStamped(t *testing.T) {
 		for range 5 {
 			advance(10 * time.Second)
 			info, err := os.Stat(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			if age := time.Since(info.ModTime()); age < 0 || age > stampEvery {
 				t.Fatalf("the stamp is %v old", age)
 			}
 		}
 		// A removed file is restored.
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.Remove(path))
 		advance(3 * time.Second)
 		if data, err := os.ReadFile(path); err != nil || !bytes.Contains(data, []byte("10.0.0.1")) {
 			t.Fatalf("%s, %v", data, err)
@@ -202,9 +199,7 @@ func TestCorruptStateFileIsMovedAside(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "registry.json")
-			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.WriteFile(path, []byte(content), 0o600))
 			var out bytes.Buffer
 			c := newLocalFixture(t, Options{StateFile: path, Log: slog.New(slog.NewTextHandler(&out, nil))})
 			c.offers("s")
@@ -232,9 +227,7 @@ func TestFailedWritesRefuseNothing(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, dir string) (path string, repair func()){
 		"a file where the directory should be": func(t *testing.T, dir string) (string, func()) {
 			file := filepath.Join(dir, "file")
-			if err := os.WriteFile(file, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.WriteFile(file, nil, 0o600))
 			return filepath.Join(file, "registry.json"), func() {
 				if err := os.Remove(file); err != nil {
 					t.Error(err)
@@ -254,9 +247,7 @@ func TestFailedWritesRefuseNothing(t *testing.T) {
 			for file, content := range map[string]string{
 				filepath.Join(dir, "registry.json"): `{"version":1,"registrations":[]}`, hog: strings.Repeat("x", 4096),
 			} {
-				if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, os.WriteFile(file, []byte(content), 0o600))
 			}
 			return filepath.Join(dir, "registry.json"), func() {
 				if err := os.Remove(hog); err != nil {

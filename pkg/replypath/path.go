@@ -156,8 +156,7 @@ type repair struct {
 // allow reports whether the back-off permits restoring at least one part.
 func (repairs repairs) allow(missing []string, now time.Time) bool {
 	return slices.ContainsFunc(missing, func(name string) bool {
-		return repairs[name] == nil ||
-			!now.Before(repairs[name].next)
+		return repairs[name] == nil || !now.Before(repairs[name].next)
 	})
 }
 

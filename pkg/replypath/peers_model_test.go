@@ -233,17 +233,7 @@ func TestNeighborBecomesPeer(t *testing.T) {
 
 // A peer that sends for the first time while the rules are repaired is known afterwards.
 func TestRepairKeepsNewPeers(t *testing.T) {
-	x := &fixture{TB: t, target: lab.NewNetNS(t)}
-	other := lab.NewNetNS(t)
-	x.must(lab.Veth(x.target, link, other, "wire"))
-	x.must(x.target.Addr(link, "172.16.0.100/16", "fd00:2::100/64"))
-	var own net.HardwareAddr
-	x.must(x.target.Do(func() error {
-		i, err := net.InterfaceByName(link)
-		own = i.HardwareAddr
-		return err
-	}))
-	w := newWire(t, other, "wire", own)
+	x, w := wireFixture(t)
 	was := afterStep
 	defer func() { afterStep = was }()
 	x.must(x.target.Do(func() error {
@@ -285,8 +275,8 @@ func TestRepairKeepsNewPeers(t *testing.T) {
 
 // wireFixture returns a target whose link ends at a wire.
 func wireFixture(t *testing.T) (*fixture, *wire) {
-	x := &fixture{TB: t, target: lab.NewNetNS(t)}
-	other := lab.NewNetNS(t)
+	x := &fixture{TB: t, target: lab.NewNetNS(t, lab.WithoutDAD)}
+	other := lab.NewNetNS(t, lab.WithoutDAD)
 	x.must(lab.Veth(x.target, link, other, "wire"))
 	x.must(x.target.IP("link", "set", link, "address", "02:00:00:00:04:00"))
 	x.must(x.target.Addr(link, "172.16.0.100/16", "fd00:2::100/64"))

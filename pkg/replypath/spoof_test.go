@@ -243,17 +243,12 @@ func (f *rawFlow) open(pod int) {
 // retransmitted SYN moves the handshake. If connection tracking assigns the SYN to the earlier
 // flow, the first reply goes to the pod of that flow.
 func TestSYNOfNewFlow(t *testing.T) {
-	x := &fixture{TB: t, target: lab.NewNetNS(t)}
-	other := lab.NewNetNS(t)
-	x.must(lab.Veth(x.target, link, other, "wire"))
-	x.must(x.target.IP("link", "set", link, "address", "02:00:00:00:04:00"))
-	x.must(x.target.Addr(link, "172.16.0.100/16", "fd00:2::100/64"))
+	x, w := wireFixture(t)
 	x.sh(x.target, "sysctl -qw net.ipv4.tcp_invalid_ratelimit=0")
 	p, _ := x.start(x.options())
 	x.listen(x.target, "80") // closes after FIN
 	x.abort(x.target, "81")
 	x.complete(p)
-	w := newWire(t, other, "wire", net.HardwareAddr{2, 0, 0, 0, 4, 0})
 	const first, second = 1, 2
 	port := uint16(1000)
 	for name, use := range map[string]func(f *rawFlow){

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -45,9 +46,7 @@ func newWire(t testing.TB, ns *lab.NetNS, dev string, target net.HardwareAddr) *
 		}
 		return unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: i.Index})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return w
 }
 
@@ -125,16 +124,11 @@ func mac(i int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 9, byte(i >>
 // Each of 200 peers receives its replies, also with strict reverse path filtering, and for a
 // protocol that the kernel does not support.
 func TestManyPeers(t *testing.T) {
-	x := &fixture{TB: t, target: lab.NewNetNS(t, lab.WithoutDAD)}
-	other := lab.NewNetNS(t, lab.WithoutDAD)
-	x.must(lab.Veth(x.target, link, other, "wire"))
-	x.must(x.target.IP("link", "set", link, "address", "02:00:00:00:04:00"))
-	x.must(x.target.Addr(link, "172.16.0.100/16", "fd00:2::100/64"))
+	x, w := wireFixture(t)
 	x.must(x.target.Sysctl("net.ipv4.conf.all.rp_filter", "1"))
 	x.must(x.target.Sysctl("net.ipv4.icmp_ratelimit", "0"))
 	p, stop := x.start(x.options())
 	x.complete(p)
-	w := newWire(t, other, "wire", net.HardwareAddr{2, 0, 0, 0, 4, 0})
 	const peers = 200
 	for i := range peers {
 		vip, client := netip.MustParseAddr(vips[0]), netip.MustParseAddr(fmt.Sprintf("10.9.%d.1", i))

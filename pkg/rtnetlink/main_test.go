@@ -1,12 +1,5 @@
 package rtnetlink
 
-import (
-	"testing"
-)
+import "github.com/vipgate/vipgate/test/harness"
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = harness.Must

@@ -6,7 +6,6 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
-	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -20,18 +19,15 @@ func (evaluator *Evaluator) planStream(stream *stream, before *plan.Stream) *pla
 		RouteAll: stream.Check.Via.ToVIP(true), Prepare: stream.prepare,
 	}
 	for i := range stream.members {
-		if stream.shadowed[i] {
-			continue
-		}
 		member := &stream.members[i]
 		// Down is the role of a family without an address.
-		target := plan.Target{Name: member.Name, IPs: member.IPs, Roles: [...]plan.Role{plan.Down, plan.Down}}
+		target := plan.Target{Name: stream.names[i], IPs: member.IPs, Roles: [...]plan.Role{plan.Down, plan.Down}}
 		for _, ip := range member.IPs {
-			target.Roles[vip.FamilyOf(ip)] = evaluator.role(stream, member, ip)
+			target.Roles[vip.FamilyOf(ip)] = evaluator.role(stream, i, ip)
 		}
 		desired.Targets = append(desired.Targets, target)
 	}
-	disableMoved(desired, before)
+	drainMoved(desired, before)
 	return desired
 }
 
@@ -51,8 +47,9 @@ func ports(match []trench.Match) (list []plan.Port) {
 	return list
 }
 
-// role returns the role of a target for the family of one of its addresses.
-func (evaluator *Evaluator) role(stream *stream, member *targetset.Member, ip netip.Addr) plan.Role {
+// role returns the role of the member with an index for the family of one of its addresses.
+func (evaluator *Evaluator) role(stream *stream, index int, ip netip.Addr) plan.Role {
+	member := &stream.members[index]
 	family := vip.FamilyOf(ip)
 	counts := &stream.tallies[family]
 	health, known := evaluator.healthOf(stream, member, ip)
@@ -70,7 +67,7 @@ func (evaluator *Evaluator) role(stream *stream, member *targetset.Member, ip ne
 			return plan.Serving
 		case !stream.enough(counts.alive) && stream.enough(counts.alive+counts.leaving):
 			return plan.Serving // no other target can take over
-		case evaluator.kernel.serves(stream.Name, family, member.Name) && !stream.enough(counts.ready) &&
+		case evaluator.kernel.serves(stream.Name, family, stream.names[index]) && !stream.enough(counts.ready) &&
 			stream.enough(counts.alive):
 			return plan.Serving // until the kernel serves its replacements
 		}
@@ -86,9 +83,9 @@ func (evaluator *Evaluator) role(stream *stream, member *targetset.Member, ip ne
 	return plan.Down
 }
 
-// disableMoved replaces the role Unknown by Down for targets whose addresses changed: until a check
-// passes at the new addresses, kernel entries with the target's name lead to the old ones.
-func disableMoved(desired, before *plan.Stream) {
+// drainMoved replaces the role Unknown by Draining for targets whose addresses changed: until a check
+// passes at the new addresses they get no new flows. Flows that another target had there stay.
+func drainMoved(desired, before *plan.Stream) {
 	var old map[string]*plan.Target
 	for i := range desired.Targets {
 		target := &desired.Targets[i]
@@ -102,7 +99,9 @@ func disableMoved(desired, before *plan.Stream) {
 			continue
 		}
 		for f, role := range target.Roles {
-			target.Roles[f] = max(role, plan.Down) // all but Unknown stay
+			if role == plan.Unknown {
+				target.Roles[f] = plan.Draining
+			}
 		}
 	}
 }

@@ -469,7 +469,7 @@ func TestMovedTargetServesUntilWithdrawal(t *testing.T) {
 	if got := p.last().Streams["s"].Targets; len(got) != 1 || !slices.Equal(got[0].IPs, p.members["s"][0].IPs) {
 		t.Errorf("targets %+v after the withdrawal", got)
 	}
-	p.wantRole("s", "a", vip.IPv4, plan.Down)
+	p.wantRole("s", "a", vip.IPv4, plan.Draining) // no new flows before a check passes
 	p.confirm()
 	p.health("s", "a", healthcheck.Ready)
 	p.wantRole("s", "a", vip.IPv4, plan.Serving)
@@ -750,6 +750,8 @@ func TestUnchangedStreamKeepsPointer(t *testing.T) {
 	}
 }
 
+// A target that has another address drains at the old one, under a name of its own, and serves there
+// until a check passes at the new one.
 func TestOneTargetOfAName(t *testing.T) {
 	p := startPlaneRig(t, trenchOf(streamOf("s", vipA)), targets("s",
 		member("a", "172.16.0.1"), member("b", "172.16.0.9")))
@@ -764,11 +766,39 @@ func TestOneTargetOfAName(t *testing.T) {
 	for _, x := range p.last().Streams["s"].Targets {
 		got = append(got, fmt.Sprintf("%s %s %d", x.Name, x.IPs, x.Roles[vip.IPv4]))
 	}
-	// The kernel's entry for the name leads to the old address.
-	if want := []string{"a [172.16.0.2] 1", "b [172.16.0.9] 3"}; !slices.Equal(got, want) {
+	if want := []string{"a [172.16.0.2] 2", "b [172.16.0.9] 3", "a@172.16.0.1 [172.16.0.1] 2"}; !slices.Equal(got, want) {
 		t.Errorf("targets %q, want %q", got, want)
 	}
 	p.want(vipA, vip.Ready, reasonReady, 1, 3)
+	p.members["s"] = slices.Delete(p.members["s"], 1, 2)
+	p.retarget("s")
+	p.wantRole("s", "a@172.16.0.1", vip.IPv4, plan.Serving)
+	p.want(vipA, vip.Draining, reasonDraining, 0, 2)
+	p.confirm()
+	p.want(vipA, vip.Draining, reasonDraining, 0, 2)
+	p.health("s", "a", healthcheck.Ready)
+	p.confirm()
+	p.want(vipA, vip.Ready, reasonReady, 1, 2)
+	p.wantRole("s", "a@172.16.0.1", vip.IPv4, plan.Draining)
+}
+
+// A renamed target counts as forwarded to until the kernel has its new name, and no longer.
+func TestRenamedTargetStaysReady(t *testing.T) {
+	p := twoTargets(t)
+	p.members["s"] = []targetset.Member{member("c", "172.16.0.1", "fd00::1"), member("a", "172.16.0.2", "fd00::2")}
+	p.retarget("s")
+	for _, name := range []string{"c", "a"} {
+		p.health("s", name, healthcheck.Ready)
+	}
+	p.want(vipA, vip.Ready, reasonReady, 2, 2)
+	if len(p.out.Held) > 0 {
+		t.Errorf("held back: %q", p.out.Held)
+	}
+	state := applied(p.e.kernel.state, p.last())
+	state.Streams["s"].Serving[vip.IPv4] = map[string]struct{}{"a": {}}
+	p.confirmState(state)
+	p.want(vipA, vip.Ready, reasonReady, 1, 2)
+	p.want(vip6, vip.Ready, reasonReady, 2, 2)
 }
 
 // The kernel lags: its state of an older revision is about to be removed, and does not

@@ -231,6 +231,12 @@ func (forwarding *forwarding) send(streams map[string]*plan.Stream) *plan.Desire
 	kernel := forwarding.kernel
 	before := forwarding.sent.Streams
 	forwarding.sent = &plan.Desired{Revision: forwarding.sent.Revision + 1, Streams: streams}
+	for target, renaming := range kernel.renamed {
+		if renaming.revision == 0 {
+			renaming.revision = forwarding.sent.Revision
+			kernel.renamed[target] = renaming
+		}
+	}
 	sameVIPs := true
 	for name := range differing(before, streams) {
 		was, next := before[name], streams[name]

@@ -23,6 +23,38 @@ type kernel struct {
 	// revoked maps removed entries to the revision of the desired state that removes them. Until
 	// the kernel confirms that revision they do not count, even if they are desired again.
 	revoked map[revocation]uint64
+	// renamed maps targets, without a family, to their confirmed names: the kernel keeps forwarding to
+	// their addresses until it confirms the new names.
+	renamed map[revocation]renaming
+}
+
+// renaming is the confirmed name of a target, and the revision of the desired state with the new
+// one; 0 before that is sent.
+type renaming struct {
+	from     string
+	revision uint64
+}
+
+// rename notes the targets of a stream that have new names and the addresses of old ones.
+func (kernel *kernel) rename(name string, old, next *stream) {
+	if kernel == nil || old == nil {
+		return
+	}
+	names := make(map[netip.Addr]string, len(old.members))
+	for i := range old.members {
+		names[old.members[i].IPs[0]] = old.names[i]
+	}
+	for i := range next.members {
+		was, known := names[next.members[i].IPs[0]]
+		if !known || was == next.names[i] {
+			continue
+		}
+		// The previous renaming may not be confirmed yet.
+		if before, pending := kernel.renamed[revocation{stream: name, target: was}]; pending {
+			was = before.from
+		}
+		kernel.renamed[revocation{stream: name, target: next.names[i]}] = renaming{from: was}
+	}
 }
 
 // revocation names a target that no longer serves, or a VIP that no stream serves.
@@ -38,8 +70,12 @@ func (kernel *kernel) isRevoked(r revocation) bool {
 
 // serves reports whether the kernel is confirmed to send new flows to a target of a stream.
 func (kernel *kernel) serves(stream string, family vip.Family, target string) bool {
-	return kernel == nil || kernel.state.Serves(stream, family, target) &&
-		!kernel.isRevoked(revocation{stream: stream, target: target, family: family})
+	if kernel == nil || kernel.state.Serves(stream, family, target) &&
+		!kernel.isRevoked(revocation{stream: stream, target: target, family: family}) {
+		return true
+	}
+	before, renamed := kernel.renamed[revocation{stream: stream, target: target}]
+	return renamed && kernel.state.Serves(stream, family, before.from)
 }
 
 // serving reports whether some target of a stream gets new flows.
@@ -98,6 +134,12 @@ func (evaluator *Evaluator) Confirm(state plan.State) {
 			delete(kernel.revoked, revoked)
 			evaluator.roster.touch(revoked.vip)
 			resolved[revoked.stream] = true
+		}
+	}
+	for target, renaming := range kernel.renamed {
+		if renaming.revision > 0 && renaming.revision <= state.Revision {
+			delete(kernel.renamed, target)
+			resolved[target.stream] = true
 		}
 	}
 	reached := map[netip.Addr]bool{} // addresses that can, or can no longer, be reached

@@ -72,7 +72,7 @@ func New(options Options) *Evaluator {
 	}
 	evaluator.forwarding.counted = map[string]bool{}
 	if options.DataPlane {
-		evaluator.kernel = &kernel{revoked: map[revocation]uint64{}}
+		evaluator.kernel = &kernel{revoked: map[revocation]uint64{}, renamed: map[revocation]renaming{}}
 		evaluator.forwarding = forwarding{
 			kernel: evaluator.kernel, roster: &evaluator.roster, withdrawTime: options.WithdrawTime,
 			desired: map[string]*plan.Stream{}, sent: &plan.Desired{},
@@ -110,7 +110,7 @@ func (evaluator *Evaluator) Configure(now time.Time, c *trench.Config, members f
 		if !s.settleEnd.IsZero() {
 			evaluator.settling = append(evaluator.settling, s)
 		}
-		evaluator.join(now, s, members(s.Name))
+		evaluator.join(now, s, before[s.Name], members(s.Name))
 	}
 	evaluator.roster.keep(evaluator.streams)
 }
@@ -120,7 +120,8 @@ func (evaluator *Evaluator) Retarget(now time.Time, changed []trench.Stream, mem
 	for _, config := range changed {
 		if stream, ok := evaluator.streams[config.Name]; ok {
 			evaluator.leave(stream)
-			evaluator.join(now, stream, members(config.Name))
+			old := *stream
+			evaluator.join(now, stream, &old, members(config.Name))
 		}
 	}
 }
@@ -133,8 +134,9 @@ func (evaluator *Evaluator) leave(stream *stream) {
 	evaluator.forwarding.counted[stream.Name] = true
 }
 
-func (evaluator *Evaluator) join(now time.Time, stream *stream, members []targetset.Member) {
+func (evaluator *Evaluator) join(now time.Time, stream, old *stream, members []targetset.Member) {
 	stream.setMembers(members)
+	evaluator.kernel.rename(stream.Name, old, stream)
 	stream.gathering.add(now, members)
 	if g := stream.gathering; !g.over && evaluator.options.Restored != nil {
 		g.known = g.known || evaluator.options.Restored(stream.Name)

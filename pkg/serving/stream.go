@@ -19,9 +19,9 @@ import (
 type stream struct {
 	trench.Stream
 	members []targetset.Member
-	// shadowed holds the indices of leaving members whose name another member has taken: the data
-	// plane has one target per name.
-	shadowed  map[int]bool
+	// names holds the name of each member in the data plane, which has one target per name: a leaving
+	// member whose name another one has taken has its address there, too.
+	names     []string
 	tallies   [len(vip.Families)]tally
 	settleEnd time.Time // of the wait for first verdicts; zero: over
 	gathering *gathering
@@ -50,12 +50,13 @@ type tally struct {
 }
 
 func (stream *stream) setMembers(members []targetset.Member) {
-	stream.members, stream.shadowed = members, map[int]bool{}
+	stream.members, stream.names = members, make([]string, len(members))
 	// Members that leave come last, the one that stays longest first.
 	seen := make(map[string]bool, len(members))
 	for i, member := range members {
+		stream.names[i] = member.Name
 		if seen[member.Name] {
-			stream.shadowed[i] = true
+			stream.names[i] += "@" + member.IPs[0].String()
 		}
 		seen[member.Name] = true
 	}
@@ -95,7 +96,6 @@ func (evaluator *Evaluator) count(stream *stream) {
 	var ends [len(vip.Families)][]time.Time // of drains of targets that live and are forwarded to
 	for i := range stream.members {
 		member := &stream.members[i]
-		shadowed := stream.shadowed[i] && evaluator.kernel != nil
 		for _, ip := range member.IPs {
 			family := vip.FamilyOf(ip)
 			counts := &stream.tallies[family]
@@ -117,13 +117,13 @@ func (evaluator *Evaluator) count(stream *stream) {
 				}
 			}
 			passes := known && unreachable == "" && health.State == healthcheck.Ready
-			forwarded := passes && !shadowed && evaluator.kernel.serves(stream.Name, family, member.Name)
+			forwarded := passes && evaluator.kernel.serves(stream.Name, family, stream.names[i])
 			switch {
 			case member.Draining == healthcheck.Drained:
 				counts.drained++
 			case member.Draining == healthcheck.Draining:
 				counts.draining++
-				if passes && !shadowed {
+				if passes {
 					counts.leaving++
 				}
 				if forwarded {
@@ -143,8 +143,8 @@ func (evaluator *Evaluator) count(stream *stream) {
 				}
 			case health.State == healthcheck.Overdue:
 				counts.overdue++
-			case stream.LastResort == trench.Depreferred && !shadowed &&
-				evaluator.kernel.serves(stream.Name, family, member.Name):
+			case stream.LastResort == trench.Depreferred &&
+				evaluator.kernel.serves(stream.Name, family, stream.names[i]):
 				counts.failed++
 			}
 		}

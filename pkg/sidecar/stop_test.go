@@ -22,6 +22,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -64,9 +65,7 @@ func TestStateAfterStop(t *testing.T) {
 			t.Parallel()
 			must := func(err error) {
 				t.Helper()
-				if err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, err)
 			}
 			ns, other := lab.NewNetNS(t), lab.NewNetNS(t)
 			must(lab.Veth(ns, "net0", other, "net0"))
@@ -121,17 +120,11 @@ ip route show table all proto 180; ip -6 route show table all proto 180; ip neig
 func watchReadiness(t *testing.T, socket string) (last func() healthv1.HealthCheckResponse_ServingStatus) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	watch, err := healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{Service: Readiness})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	first, err := watch.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return func() healthv1.HealthCheckResponse_ServingStatus {
 		defer conn.Close()
 		status := first.GetStatus()
@@ -160,9 +153,7 @@ func checkHealth(t *testing.T, ns *lab.NetNS) {
 		}
 		conn, err := grpc.NewClient("passthrough:target", grpc.WithContextDialer(dial),
 			grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer conn.Close()
 		r, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{Service: service})
 		if err != nil {
@@ -175,9 +166,7 @@ func checkHealth(t *testing.T, ns *lab.NetNS) {
 		if !up {
 			state, want = "down", healthv1.HealthCheckResponse_NOT_SERVING
 		}
-		if err := ns.IP("link", "set", "net0", state); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, ns.IP("link", "set", "net0", state))
 		for _, service := range []string{Readiness, ReplyPath, "20.0.0.1", "2000::1"} {
 			await.True(t, "net0 "+state+": "+service, func() bool { return ask("127.0.0.1", service) == want })
 		}

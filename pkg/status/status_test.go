@@ -21,6 +21,7 @@ import (
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -32,14 +33,10 @@ func wantGolden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(path, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if d := cmp.Diff(string(want), got); d != "" {
 		t.Errorf("%s differs (-want +got):\n%s", path, d)
 	}
@@ -490,23 +487,15 @@ func TestSpans(t *testing.T) {
 
 func TestJSONIsWholeAndStable(t *testing.T) {
 	line, err := JSON(goodFrontend(), false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if strings.Count(line, "\n") != 1 || strings.Contains(line, `": `) {
 		t.Errorf("not one compact line: %s", line)
 	}
 	indented, err := JSON(goodFrontend(), true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var x, y map[string]any
-	if err := json.Unmarshal([]byte(line), &x); err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal([]byte(indented), &y); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, json.Unmarshal([]byte(line), &x))
+	harness.Must(t, json.Unmarshal([]byte(indented), &y))
 	if d := cmp.Diff(x, y); d != "" {
 		t.Error(d)
 	}

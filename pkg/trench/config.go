@@ -57,6 +57,9 @@ type Config struct {
 	// The identifiers of held removals that may take effect, from the status of lb or frontend, with
 	// commas between them.
 	Confirm string `yaml:"confirm" form:"confirmation"`
+	// Whether the writer of the file lets one pod after another change. A frontend then does not wait
+	// for its own time before it restarts the session of the only gateway of a family.
+	OnePodAtATime bool `yaml:"onePodAtATime"`
 
 	// Digest is the SHA-256 of the file that the configuration was read from, by which its watcher
 	// recognizes it; zero without a file.

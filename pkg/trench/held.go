@@ -57,13 +57,14 @@ func (held Held) Problem() string {
 		scope, held.ID, held.ID, held.ID)
 }
 
-// confirmable returns an error unless the identifier, or "" for any, is the one of the held removals.
+// confirmable returns an error unless identifier identifies the held removals, or is "".
 func (held Held) confirmable(identifier string) error {
 	switch {
 	case held.ID == "":
 		return errors.New("no removal waits for a confirmation")
 	case identifier != "" && identifier != held.ID:
-		return fmt.Errorf("%s does not wait for a confirmation; %s does: the removal of %s", Quote(identifier), held.ID, held)
+		return fmt.Errorf("%s does not wait for a confirmation; %s does: the removal of %s", Quote(identifier),
+			held.ID, held)
 	}
 	return nil
 }

@@ -74,6 +74,8 @@ type Input struct {
 	Drained func(name string) bool
 	// Immediate applies every change without a drain and without turns.
 	Immediate bool
+	// Ordered reports whether pods change one after another, so that this pod needs no slot.
+	Ordered bool
 }
 
 // Options configures a Plan.
@@ -333,7 +335,7 @@ func (plan *Plan) alone(entry *Entry) bool {
 		return false
 	case plan.awaited(entry) && plan.in.Now.Before(entry.Until):
 		return false
-	case plan.SlotTime == 0:
+	case plan.SlotTime == 0 || plan.in.Ordered:
 		return true
 	}
 	start := nextSlot(plan.in.Now, plan.Slot, plan.SlotTime)

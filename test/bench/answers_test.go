@@ -9,6 +9,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -16,9 +17,7 @@ import (
 // first answer with the other status.
 func TestAnswersOfApplication(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	a := &application{
 		fixture: &fixture{ctx: ctx, fail: cancel, pod: &lab.Pod{}}, changed: make(chan time.Time, 1), healthy: true,
@@ -32,9 +31,7 @@ func TestAnswersOfApplication(t *testing.T) {
 	check := func(want int) {
 		t.Helper()
 		r, err := client.Get("http://" + l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		r.Body.Close()
 		if r.StatusCode != want {
 			t.Errorf("status %d, want %d", r.StatusCode, want)
@@ -78,9 +75,7 @@ func TestHTTPTrench(t *testing.T) {
 	for _, n := range []int{1, 10_001} {
 		fx := &fixture{vips: numberedVIPs(n, oneFamily), families: oneFamily}
 		config, err := trenchfile.Parse("f", []byte(fx.httpTrench()), trench.DefaultDefaults())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		c := config.Streams[0].Check
 		if c.HTTP.Path == "" || c.Rise != 1 || c.Fall != 1 || c.Interval != checkInterval(n) || c.Timeout != c.Interval {
 			t.Errorf("%d VIPs: check %+v", n, c)

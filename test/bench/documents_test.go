@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const published = "../../docs/performance.csv"
@@ -17,19 +19,13 @@ const published = "../../docs/performance.csv"
 func TestCSVKeepsOtherRows(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "results.csv")
 	first := testReport()
-	if err := first.updateCSV(path); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, first.updateCSV(path))
 	second := testReport()
 	second.Results = second.Results[:1]
 	second.Results[0].Row = 3
-	if err := second.updateCSV(path); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, second.updateCSV(path))
 	lines, err := readCSV(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var rows []string
 	for _, line := range lines {
 		rows = append(rows, line[0])
@@ -37,9 +33,7 @@ func TestCSVKeepsOtherRows(t *testing.T) {
 	if want := []string{"1", "1", "1", "3"}; !slices.Equal(rows, want) {
 		t.Errorf("rows %v, want %v", rows, want)
 	}
-	if err := os.WriteFile(path, []byte("a,b\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(path, []byte("a,b\n"), 0o600))
 	if err := first.updateCSV(path); err == nil {
 		t.Error("a file with other columns was overwritten")
 	}
@@ -135,9 +129,7 @@ func TestDocumentedNumbers(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if cited < 15 {
 		t.Errorf("found only %d numbers of the benchmark", cited)
 	}
@@ -147,13 +139,9 @@ func TestDocumentedNumbers(t *testing.T) {
 // median and p99 of vipgate, the median of the reference, and the missed goals.
 func TestPerformanceTable(t *testing.T) {
 	results, err := readCSV(published)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	text, err := os.ReadFile("../../docs/performance.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	covered := map[string]bool{}
 	for line := range strings.Lines(string(text)) {
 		match := tableLine.FindStringSubmatch(line)

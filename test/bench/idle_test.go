@@ -3,6 +3,8 @@ package main
 import (
 	"os"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestPeakMemory(t *testing.T) {
@@ -27,9 +29,7 @@ func TestPeakMemory(t *testing.T) {
 
 func TestUsageOfProcess(t *testing.T) {
 	before, err := usageOf(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	after := before
 	for after.cpu == before.cpu { // this loop consumes the processor time
 		if after, err = usageOf(os.Getpid()); err != nil {

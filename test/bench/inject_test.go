@@ -11,6 +11,7 @@ import (
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // TestInjectedUpdates decodes the UPDATEs of straight injection.
@@ -18,16 +19,12 @@ func TestInjectedUpdates(t *testing.T) {
 	vips := numberedVIPs(2*prefixesPerUpdate+1, []vip.Family{vip.IPv4})
 	for _, announce := range []bool{true, false} {
 		text, err := updates(announce, vips)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		var prefixes []netip.Prefix
 		messages := 0
 		for ; len(text) > 0; messages++ {
 			m, err := bgp.ParseBGPMessage(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			text = text[m.Header.Len:]
 			u := m.Body.(*bgp.BGPUpdate)
 			list, none := u.NLRI, u.WithdrawnRoutes
@@ -53,9 +50,7 @@ func TestInjectedUpdates(t *testing.T) {
 
 func TestSkippedMessages(t *testing.T) {
 	update, err := updates(true, numberedVIPs(1, oneFamily))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	r := bufio.NewReader(bytes.NewReader(slices.Concat(keepalive(), update, keepalive(), update[:20])))
 	for _, want := range []byte{bgp.BGP_MSG_KEEPALIVE, bgp.BGP_MSG_UPDATE, bgp.BGP_MSG_KEEPALIVE} {
 		if got, err := skipMessage(r); got != want || err != nil {

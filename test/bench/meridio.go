@@ -116,10 +116,7 @@ func (fx *fixture) startNSP() error {
 	if err != nil {
 		return err
 	}
-	fx.nsp = nsptest.New(nsptest.Options{
-		Credentials: creds,
-		Listen:      fx.Pod.Listen,
-	})
+	fx.nsp = nsptest.New(nsptest.Options{Credentials: creds, Listen: fx.Pod.Listen})
 	fx.nsp.SetAttractors(fx.meridioList(fx.vips))
 	if err := fx.nsp.Start(); err != nil {
 		return err

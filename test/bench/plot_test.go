@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 var update = flag.Bool("update", false, "write the plots in testdata instead of comparing them")
@@ -24,17 +26,13 @@ const maxPlot = 30 << 10
 // and inspect the SVGs.
 func TestPlotsOfJSON(t *testing.T) {
 	r, err := loadReport("testdata/bench.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	dir := t.TempDir()
 	if *update {
 		dir = "testdata"
 	}
 	drawn, err := r.drawPlots(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if len(drawn) != len(figures) {
 		t.Errorf("drawn: %v", drawn)
 	}
@@ -68,9 +66,7 @@ func TestPlotsOfPart(t *testing.T) {
 
 func TestPlotsOfUnreadableResults(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.json")
-	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(path, []byte("{"), 0o600))
 	for _, path := range []string{path, path + ".missing"} {
 		var out, errs bytes.Buffer
 		if status := run(options{From: path, Plots: t.TempDir()}, &out, &errs); status != exitFailed ||
@@ -89,9 +85,7 @@ func TestDocumentedPlots(t *testing.T) {
 		"docs/performance.md": {"plots/one-flip.svg", "plots/all-flip.svg"},
 	} {
 		text, err := os.ReadFile(filepath.Join(root, document))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		var shown []string
 		for _, m := range image.FindAllStringSubmatch(string(text), -1) {
 			shown = append(shown, m[2])
@@ -109,9 +103,7 @@ func TestDocumentedPlots(t *testing.T) {
 func readPlot(t *testing.T, path string) []byte {
 	t.Helper()
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return b
 }
 

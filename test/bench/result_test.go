@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestSummaryByNearestRank(t *testing.T) {
@@ -109,9 +111,7 @@ func TestRatioAgainst(t *testing.T) {
 
 func TestTextTable(t *testing.T) {
 	var b bytes.Buffer
-	if err := testReport().writeText(&b); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, testReport().writeText(&b))
 	for _, line := range []string{
 		"#  what  N   method     count  min    median  p95    p99    max    unit  ratio  goal",
 		"1  flip  10  vipgate    2      2.00   2.00    2.00   2.00   2.00   ms    75.0×  median ≤ 1 (missed: median ≤ 1)",
@@ -130,9 +130,7 @@ func TestJSONSamples(t *testing.T) {
 	r := testReport()
 	for _, samples := range []bool{false, true} {
 		var b bytes.Buffer
-		if err := r.writeJSON(&b, samples); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, r.writeJSON(&b, samples))
 		var got struct {
 			CPU     string
 			Results []struct {
@@ -144,9 +142,7 @@ func TestJSONSamples(t *testing.T) {
 				Missed  []string
 			}
 		}
-		if err := json.Unmarshal(b.Bytes(), &got); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, json.Unmarshal(b.Bytes(), &got))
 		first := got.Results[0]
 		if first.Row != 1 || first.Method != vipgate || first.Median != 2 || first.Ratio != 75 ||
 			len(first.Missed) != 1 || got.CPU != "a | b" {

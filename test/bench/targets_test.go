@@ -7,15 +7,14 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestRow14TargetAddresses(t *testing.T) {
 	const n = 10_000
 	fx := &fixture{vips: numberedVIPs(n/targetsPerStream, oneFamily), families: oneFamily}
 	config, err := trenchfile.Parse("f", []byte(fx.targetsTrench()), trench.DefaultDefaults())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	addresses := map[string]bool{}
 	for _, s := range config.Streams {
 		if len(s.VIPs) != 1 || s.MinReady != targetsPerStream || s.VIPs[0].Family() != vip.IPv4 {

@@ -189,8 +189,7 @@ func (t *scenario) commands(operator string) []exampleCommand {
 		// other addresses of the subnet.
 		exampleCommand{
 			fmt.Sprintf("%s loses its IPv4 address: %s goes, %s stays", t.two.name, other, t.two.vips[1]),
-			fmt.Sprintf(
-				"ip -n %s addr del %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0]),
+			fmt.Sprintf("ip -n %s addr del %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0]),
 		},
 		exampleCommand{
 			"and gets it back", fmt.Sprintf("ip -n %s addr add %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0]),

@@ -17,6 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -112,14 +113,10 @@ func startDemo(t *testing.T, args ...string) *demoRun {
 		done: make(chan struct{}), changed: make(chan struct{}),
 	}
 	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	p.cmd.Stderr = p.cmd.Stdout
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, p.cmd.Start())
 	go func() {
 		defer close(p.done)
 		lines := bufio.NewScanner(out)
@@ -315,9 +312,7 @@ func TestDemoFailureOutput(t *testing.T) {
 	p.waitFor("\n3. ")
 	// The frontend is killed during a step.
 	pid, err := os.ReadFile(filepath.Join(glob(t, fmt.Sprintf("/tmp/vg-%d-*", p.pid())), "frontend.pid"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if out, err := exec.CommandContext(t.Context(), "kill", "-9",
 		strings.TrimSpace(string(pid))).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -420,12 +415,8 @@ func try1(t *testing.T, what, command string) {
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 10 * time.Second
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, cmd.Start())
 	lines := bufio.NewScanner(out)
 	n := 0
 	for lines.Scan() && n < 5 {

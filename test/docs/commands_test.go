@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // commandLine is a call of frontend, lb or target in a document.
@@ -151,18 +153,14 @@ func flags(t *testing.T) (flags, variables map[string]bool) {
 	flags, variables = map[string]bool{}, map[string]bool{}
 	for _, program := range []string{"frontend", "lb", "target"} {
 		overview, err := help(t.Context(), []string{program})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		commands := commandPattern.FindAllStringSubmatch(overview, -1)
 		if len(commands) < 4 {
 			t.Fatalf("%s has only the commands %v:\n%s", program, commands, overview)
 		}
 		for _, c := range commands {
 			text, err := help(t.Context(), append([]string{program}, strings.Fields(c[1])...))
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			for _, m := range helpFlagPattern.FindAllStringSubmatch(text, -1) {
 				flags[m[1]] = true
 			}
@@ -173,9 +171,7 @@ func flags(t *testing.T) (flags, variables map[string]bool) {
 	}
 	// kube and meridio-frontend are not built here: most of their flags have variables.
 	names, err := os.ReadFile(filepath.Join(root, "cmd/internal/cli/variables.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, v := range variablePattern.FindAllString(string(names), -1) {
 		variables[v] = true
 		flags[strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(v, "VIPGATE_"), "_", "-"))] = true

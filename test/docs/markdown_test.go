@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // block is a fenced block.
@@ -53,9 +55,7 @@ func documents(t *testing.T) []*document {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if len(all) < 3 {
 		t.Fatalf("only %d documents found", len(all))
 	}
@@ -65,9 +65,7 @@ func documents(t *testing.T) []*document {
 func read(t *testing.T, path string) *document {
 	t.Helper()
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	d := &document{path: path}
 	var open *block
 	indent := 0

@@ -26,6 +26,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/test/clitest"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // known returns the metrics by the names that queries can use.
@@ -127,12 +128,8 @@ func TestAlertQueries(t *testing.T) {
 		}
 	}
 	text, err := os.ReadFile(filepath.Join(root, "deployments/components/monitoring/prometheusrule.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.Unmarshal(text, &rules); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, yaml.Unmarshal(text, &rules))
 	if len(rules.Spec.Groups) != 1 || len(rules.Spec.Groups[0].Rules) < 5 {
 		t.Fatalf("no rules found: %+v", rules)
 	}
@@ -283,14 +280,10 @@ func TestPackageMap(t *testing.T) {
 	}
 	for _, pattern := range []string{"cmd/*", "pkg/*", "pkg/*/*"} {
 		files, err := filepath.Glob(filepath.Join(root, pattern, "*.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for _, file := range files {
 			dir, err := filepath.Rel(root, filepath.Dir(file))
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			if !mapped[dir] && !strings.HasPrefix(dir, "pkg/api") {
 				t.Errorf("docs/architecture.md does not map %s", dir)
 				mapped[dir] = true
@@ -311,9 +304,7 @@ func TestWordsOfDocuments(t *testing.T) {
 	total, words := 0, map[string]int{}
 	for _, d := range documents(t) {
 		text, err := os.ReadFile(d.path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		words[d.path] = len(strings.Fields(string(text)))
 		total += words[d.path]
 	}
@@ -330,9 +321,7 @@ func TestWordsOfDocuments(t *testing.T) {
 // TestStatusScreen checks that README.md shows a status as the frontend prints it.
 func TestStatusScreen(t *testing.T) {
 	golden, err := os.ReadFile(filepath.Join(root, "pkg/status/testdata/frontend-good.golden"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	d := read(t, filepath.Join(root, "README.md"))
 	if !slices.ContainsFunc(d.blocks, func(b block) bool { return b.text == string(golden) }) {
 		t.Error("README.md does not show pkg/status/testdata/frontend-good.golden")
@@ -384,9 +373,7 @@ type group struct {
 func constants(t *testing.T, file string) []group {
 	t.Helper()
 	f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, file), nil, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var groups []group
 	for _, decl := range f.Decls {
 		g, ok := decl.(*ast.GenDecl)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -28,9 +29,7 @@ func TestReferencesInSources(t *testing.T) {
 	anchors, found := map[string]map[string]bool{}, 0
 	for _, name := range strings.Fields(string(out)) {
 		text, err := os.ReadFile(filepath.Join(root, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for i, line := range strings.Split(string(text), "\n") {
 			if stray := strayPattern.FindString(line); stray != "" {
 				t.Errorf("%s:%d: %q is in no document of the repository", name, i+1, stray)

@@ -24,6 +24,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/meridio/nsp"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -63,15 +64,11 @@ type reader struct {
 func newReader(t *testing.T) *reader {
 	t.Helper()
 	l, err := lab.New(lab.QuickDAD)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	p := &lab.Pod{Lab: l, Binaries: binaries}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 	}
 	var targets []*lab.Target
 	t.Cleanup(func() {
@@ -236,9 +233,7 @@ func (r *reader) settled(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 }
 
 // scripts are the methods by which the test can run a block.
@@ -265,14 +260,10 @@ func (r *reader) streams(t *testing.T, script string) {
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		cmd := r.command(ctx, "exec "+text)
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
-		if err := r.at.Start(cmd); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, r.at.Start(cmd))
 		lines := bufio.NewScanner(out)
 		n := 0
 		for n < 5 && lines.Scan() {
@@ -342,13 +333,9 @@ func TestTargetCommandsRun(t *testing.T) {
 		filepath.Join(binaries, "target"), "run", "--pool=20.0.0.0/24,2000::/64", "--interface=pod0",
 		"--admin-socket=unix://" + socket,
 	}
-	if err := r.wrap("target", run); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, r.wrap("target", run))
 	p, err := l.Start(l.Backend, "target", run...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	r.at = l.Backend
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
@@ -391,15 +378,11 @@ func (r *reader) follow(t *testing.T, d *document, least int) {
 func (r *reader) healthServicesAreDocumented(t *testing.T) {
 	for socket, above := range map[string]string{r.pod.FrontendAdmin(): frontendServices, r.pod.LBAdmin(): lbServices} {
 		conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		list, err := healthv1.NewHealthClient(conn).List(ctx, &healthv1.HealthListRequest{})
 		cancel()
-		if err := errors.Join(err, conn.Close()); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, errors.Join(err, conn.Close()))
 		documented := set(append(documentedServices(t, above), "")...)
 		// Services of Meridio's pod are not served in this pod.
 		for _, name := range []string{nsp.Condition, frontend.HealthSocket} {

@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -102,7 +104,8 @@ func TestRemovalOfMostVIPsIsHeld(t *testing.T) {
 	f.must(f.pod.WriteTrench(strings.ReplaceAll(onlyA4(), "vips: ["+vipA4, "vips: [20.0.1.0/24, "+added+", "+vipA4)))
 	f.wantRoutes(append(every(), added, "20.0.1.0/24")...)
 	f.waitFrontend(frontend.Held, false, heldID(detail))
-	if out, status := f.confirm("frontend", frontendAdmin, "v00000000"); status == 0 || !strings.Contains(out, heldID(detail)) {
+	out, status := f.confirm("frontend", frontendAdmin, "v00000000")
+	if status == 0 || !strings.Contains(out, heldID(detail)) {
 		t.Errorf("confirming another identifier ended with %d: %s", status, out)
 	}
 
@@ -217,4 +220,37 @@ func TestRemovalOfAllTargetsIsHeld(t *testing.T) {
 	f.wantNoUpdates(mark, every()...)
 	f.wantConfirmed("lb", f.pod.LBAdmin(), heldID(detail))
 	f.wantDrained(mark, every()...)
+}
+
+// A restart does not end a hold: the last good configuration is in the state directory.
+func TestHoldSurvivesRestart(t *testing.T) {
+	t.Parallel()
+	f := startHeld(t)
+	for _, dir := range []string{f.pod.StateDir(), f.pod.FrontendState()} {
+		f.waitFor(func() error {
+			content, err := os.ReadFile(filepath.Join(dir, "trial.json"))
+			if err == nil && !strings.Contains(string(content), `"good"`) {
+				err = fmt.Errorf("%s has no good configuration: %s", dir, content)
+			}
+			return err
+		})
+	}
+	mark := f.mark()
+	f.must(f.pod.WriteTrench(onlyA4()))
+	detail := f.waitFrontend(frontend.Held, false, "3 of 4 VIPs")
+	f.waitLB(frontend.Held, false, heldID(detail))
+	f.wantNoUpdates(mark, every()...)
+
+	f.must(f.pod.LB.Kill())
+	f.must(f.pod.Frontend.Kill())
+	f.must(f.pod.StartLB())
+	f.must(f.pod.StartFrontend(fmt.Sprintf("--drain-time=%v", heldDrain), shortSettle))
+	f.waitFrontend(frontend.Held, false, heldID(detail))
+	f.waitLB(frontend.Held, false, heldID(detail))
+	f.wantRoutes(every()...)
+	mark = f.mark()
+	f.must(f.pod.WriteTrench("confirm: " + heldID(detail) + "\n" + onlyA4()))
+	f.wantDrained(mark, vipA6, vipB4, vipB6)
+	f.waitFrontend(frontend.Held, true)
+	f.waitLB(frontend.Held, true)
 }

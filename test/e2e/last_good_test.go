@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/test/crash"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -86,15 +87,15 @@ func newLastGood(t *testing.T, binaries, program string) *lastGood {
 	f.pod.Binaries = binaries
 	f.must(p.start())
 	f.wantRoutes(every()...)
-	p.waitState("trial.json", `"good"`)
+	f.waitState(p.state, "trial.json", `"good"`)
 	return p
 }
 
-// waitState waits until a file of the state directory has this text.
-func (p *lastGood) waitState(name, text string) {
-	p.t.Helper()
-	p.waitFor(func() error {
-		content, err := os.ReadFile(filepath.Join(p.state, name))
+// waitState waits until a file of a state directory has this text.
+func (f *fixture) waitState(dir, name, text string) {
+	f.t.Helper()
+	f.waitFor(func() error {
+		content, err := os.ReadFile(filepath.Join(dir, name))
 		if err == nil && !strings.Contains(string(content), text) {
 			err = fmt.Errorf("%s has no %s: %s", name, text, content)
 		}
@@ -173,7 +174,7 @@ func TestLastGoodConfiguration(t *testing.T) {
 		t.Parallel()
 		p := newLastGood(t, binaries, "lb")
 		digest := p.edit(crash.Hangs)
-		p.waitState("trial.json", "hung")
+		p.waitState(p.state, "trial.json", "hung")
 		p.must(p.process().Kill()) // as the kubelet does after its probes failed
 		p.servesLastGood(digest, "hung")
 		p.recovers()
@@ -189,6 +190,29 @@ func TestKillAfterEditKeepsEdit(t *testing.T) {
 	p.must(p.process().Kill())
 	p.must(p.start())
 	p.wait("Configuration", true)
-	p.waitState("last-good.yaml", "20.0.0.99/32")
+	p.waitState(p.state, "last-good.yaml", "20.0.0.99/32")
 	p.wantRoutes(every()...)
+}
+
+// A restart compares the file with what was in force before, and holds its removals, too.
+func TestRemovalStaysHeldAfterRestart(t *testing.T) {
+	t.Parallel()
+	f := startHeld(t)
+	for _, dir := range []string{f.pod.StateDir(), f.pod.FrontendState()} {
+		f.waitState(dir, "trial.json", `"good"`)
+	}
+	f.must(f.pod.WriteTrench(onlyA4()))
+	detail := f.waitFrontend(frontend.Held, false, "3 of 4 VIPs")
+	f.waitLB(frontend.Held, false, detail)
+	f.must(f.pod.Frontend.Kill())
+	f.must(f.pod.LB.Kill())
+	f.must(f.pod.StartLB())
+	f.must(f.pod.StartFrontend(fmt.Sprintf("--drain-time=%v", heldDrain), shortSettle))
+	f.waitFrontend(frontend.Held, false, detail)
+	f.waitLB(frontend.Held, false, detail)
+	f.wantRoutes(every()...)
+
+	f.wantConfirmed("frontend", f.pod.FrontendAdmin(), heldID(detail))
+	f.wantConfirmed("lb", f.pod.LBAdmin(), heldID(detail))
+	f.wantRoutes(vipA4)
 }

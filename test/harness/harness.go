@@ -6,9 +6,22 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"sync"
 	"testing"
 )
+
+// Must ends the test, which may be a *rapid.T, unless err is nil.
+func Must(t interface {
+	Helper()
+	Fatal(args ...any)
+}, err error,
+) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // Run runs a task until the test ends or stop is called, and waits for it. An error of the task
 // fails the test, except the end of its context.
@@ -23,6 +36,29 @@ func Run(t testing.TB, task func(context.Context) error) (stop func()) {
 	})
 	stop = sync.OnceFunc(func() {
 		cancel()
+		running.Wait()
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// Server is a server such as grpc.Server.
+type Server interface {
+	Serve(net.Listener) error
+	Stop()
+}
+
+// Serve serves on a listener until the test ends or stop is called.
+func Serve(t testing.TB, server Server, listener net.Listener) (stop func()) {
+	t.Helper()
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := server.Serve(listener); err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	})
+	stop = sync.OnceFunc(func() {
+		server.Stop()
 		running.Wait()
 	})
 	t.Cleanup(stop)

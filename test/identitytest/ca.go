@@ -24,9 +24,7 @@ type CA struct {
 func NewCA(tb testing.TB, trustDomain string) *CA {
 	tb.Helper()
 	authority, err := identity.NewDevAuthority()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	harness.Must(tb, err)
 	return &CA{tb: tb, td: spiffeid.RequireTrustDomainFromString(trustDomain), authority: authority}
 }
 
@@ -46,9 +44,7 @@ func (c *CA) SVID(id spiffeid.ID, ttl time.Duration) *x509svid.SVID {
 func (c *CA) SVIDBetween(id spiffeid.ID, notBefore, notAfter time.Time) *x509svid.SVID {
 	c.tb.Helper()
 	svid, err := c.authority.Mint(id, notBefore, notAfter)
-	if err != nil {
-		c.tb.Fatal(err)
-	}
+	harness.Must(c.tb, err)
 	return svid
 }
 
@@ -58,9 +54,7 @@ func (c *CA) Bundle() *x509bundle.Bundle { return c.authority.Bundle(c.td) }
 // WriteFiles writes the SVID and the bundle to dir, for [identity.NewFiles].
 func (c *CA) WriteFiles(dir string, svid *x509svid.SVID) {
 	c.tb.Helper()
-	if err := c.authority.WriteFiles(dir, svid); err != nil {
-		c.tb.Fatal(err)
-	}
+	harness.Must(c.tb, c.authority.WriteFiles(dir, svid))
 }
 
 // Source returns a running source with the SVID, which must be valid, that trusts the authority. It
@@ -70,9 +64,7 @@ func (c *CA) Source(svid *x509svid.SVID) *identity.Source {
 	dir := ShortDir(c.tb)
 	c.WriteFiles(dir, svid)
 	src, err := identity.NewFiles(dir, identity.Options{})
-	if err != nil {
-		c.tb.Fatal(err)
-	}
+	harness.Must(c.tb, err)
 	Run(c.tb, src)
 	select {
 	case <-src.Ready():
@@ -114,9 +106,7 @@ func WaitStatus(tb testing.TB, src *identity.Source, what string, wanted func(id
 func ShortDir(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.MkdirTemp("/tmp", "vg")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	harness.Must(tb, err)
 	tb.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			tb.Error(err)

@@ -10,25 +10,20 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // Handshake returns the error with which a client's credentials refuse a server.
 func Handshake(t *testing.T, client credentials.TransportCredentials, server *identity.Source) error {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(ShortDir(t), "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer l.Close()
 	raw, err := net.Dial("unix", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer raw.Close()
 	accepted, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer accepted.Close()
 	domain := server.Status().Load().ID.TrustDomain()
 	creds := identity.NewCredentials(server, identity.CredentialOptions{Authorize: identity.AuthorizeMember(domain)})

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -22,14 +23,10 @@ func TestSecurityHeader(t *testing.T) {
 	api := identitytest.NewWorkloadAPI(t)
 	api.Start()
 	cc, err := grpc.NewClient(api.Addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer cc.Close()
 	stream, err := workload.NewSpiffeWorkloadAPIClient(cc).FetchX509SVID(t.Context(), &workload.X509SVIDRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if _, err := stream.Recv(); status.Code(err) != codes.InvalidArgument {
 		t.Fatalf("got %v", err)
 	}
@@ -41,9 +38,7 @@ func TestRotationAcrossRestart(t *testing.T) {
 	api.Start()
 	t.Setenv("SPIFFE_ENDPOINT_SOCKET", api.Addr())
 	src, err := identity.NewWorkloadAPI(identity.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	stopSource := identitytest.Run(t, src)
 	stopRotation := api.Rotate(ca, ca.ID("/lb"), 20*time.Millisecond, time.Hour)
 	rotations := func(n uint64) {

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // WorkloadAPI is a SPIFFE Workload API on its own unix socket. FetchX509SVID follows the standard:
@@ -76,9 +77,7 @@ func (w *WorkloadAPI) Start() {
 		w.tb.Fatal(err)
 	}
 	l, err := net.Listen("unix", w.path)
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	harness.Must(w.tb, err)
 	server, done := grpc.NewServer(), make(chan struct{})
 	workload.RegisterSpiffeWorkloadAPIServer(server, w)
 	go func() {
@@ -109,9 +108,7 @@ func (w *WorkloadAPI) Stop() {
 func (w *WorkloadAPI) Offer(ca *CA, svids []*x509svid.SVID, federated ...*x509bundle.Bundle) {
 	w.tb.Helper()
 	r, err := response(ca, svids, federated)
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	harness.Must(w.tb, err)
 	w.answer.Set(answer{response: r})
 }
 

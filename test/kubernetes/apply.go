@@ -22,6 +22,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // applyTimeout bounds Apply; a CustomResourceDefinition takes a second to be served.
@@ -44,9 +46,7 @@ func (c *Cluster) ApplyIn(t testing.TB, namespace, manifests string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), applyTimeout)
 	defer cancel()
-	if err := apply(ctx, c.admin, namespace, manifests); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, apply(ctx, c.admin, namespace, manifests))
 }
 
 func apply(ctx context.Context, config *rest.Config, namespace, manifests string) error {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -125,9 +126,7 @@ func Start(t testing.TB, options ...Option) *Cluster {
 	if os.Getenv(Variable) == "0" {
 		lab.Skip(t, Lacks)
 	}
-	if err := errors.Join(Missing()...); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, errors.Join(Missing()...))
 	c := &Cluster{t: t}
 	for _, o := range options {
 		o(c)
@@ -286,9 +285,7 @@ func get(ctx context.Context, client *http.Client, url string) error {
 // keeps running.
 func (c *Cluster) StopServer(t testing.TB) {
 	t.Helper()
-	if err := c.server.kill(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, c.server.kill())
 	c.server = nil
 }
 
@@ -298,7 +295,5 @@ func (c *Cluster) StartServer(t testing.TB) {
 	if c.server != nil {
 		t.Fatal("the API server runs")
 	}
-	if err := c.startServer(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, c.startServer())
 }

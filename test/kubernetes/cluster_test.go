@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/kubernetes"
 )
 
@@ -28,9 +29,7 @@ data: {key: value}
 func client(t *testing.T, config *rest.Config) *typedcorev1.CoreV1Client {
 	t.Helper()
 	c, err := typedcorev1.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return c
 }
 
@@ -69,14 +68,10 @@ func TestClusterLife(t *testing.T) {
 
 	c.Apply(t, first)
 	got, err := maps.Get(ctx, "first", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	old := got.ResourceVersion
 	w, err := maps.Watch(ctx, metav1.ListOptions{ResourceVersion: old})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	c.Apply(t, strings.ReplaceAll(first, "first", "second"))
 	if e := next(t, w); e.Type != watch.Added || e.Object.(*corev1.ConfigMap).Name != "second" {
 		t.Fatalf("event %s of %v, want ADDED of second", e.Type, e.Object)
@@ -189,22 +184,16 @@ status: {phase: Running, podIP: 10.0.0.1, podIPs: [{ip: 10.0.0.1}], conditions: 
 `)
 	pods := client(t, c.Admin()).Pods("default")
 	pod, err := pods.Get(ctx, "app", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if pod.Status.Phase != corev1.PodRunning || pod.Status.PodIP != "10.0.0.1" || len(pod.Status.Conditions) != 1 {
 		t.Fatalf("status %+v, want that of the manifest", pod.Status)
 	}
-	if err := pods.Delete(ctx, "app", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, pods.Delete(ctx, "app", metav1.DeleteOptions{}))
 	if pod, err = pods.Get(ctx, "app", metav1.GetOptions{}); err != nil || pod.DeletionTimestamp == nil {
 		t.Fatalf("after the deletion: %v, error %v, want a deletion timestamp", pod.DeletionTimestamp, err)
 	}
 	now := int64(0)
-	if err := pods.Delete(ctx, "app", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, pods.Delete(ctx, "app", metav1.DeleteOptions{GracePeriodSeconds: &now}))
 	if _, err = pods.Get(ctx, "app", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Fatalf("after the end of the grace period: %v, want NotFound", err)
 	}
@@ -216,9 +205,7 @@ func TestProxyDelaysAndCuts(t *testing.T) {
 	p := c.Proxy(t)
 	maps := client(t, p.Config(c.Admin())).ConfigMaps("default")
 	w, err := maps.Watch(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer w.Stop()
 
 	p.Delay(time.Hour)

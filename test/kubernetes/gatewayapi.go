@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // gatewayModule is the module with the CustomResourceDefinitions of the Gateway API, in the version
@@ -22,9 +24,7 @@ const downloadTimeout = 5 * time.Minute
 func GatewayAPI(t testing.TB) string {
 	t.Helper()
 	root, err := repository()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), downloadTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", gatewayModule)

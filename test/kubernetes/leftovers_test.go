@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // gone is a process ID above the largest pid_max.
@@ -21,25 +22,17 @@ func TestLeftoversAreRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	killed, err := os.MkdirTemp(tempDir, "vk-"+gone+"-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	left, err := startProcess(killed, "left", "sleep", "600")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if err := left.kill(); err != nil {
 			t.Error(err)
 		}
 	})
 	own.etcd, err = startProcess(own.dir, "own", "sleep", "600")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := removeLeftovers(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, removeLeftovers())
 	select {
 	case <-left.done:
 	case <-time.After(await.Timeout):

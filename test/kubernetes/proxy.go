@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // chunk is the maximum number of bytes that a proxy delays at a time.
@@ -31,9 +33,7 @@ type Proxy struct {
 func (c *Cluster) Proxy(t testing.TB) *Proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return c.ProxyOn(t, l)
 }
 

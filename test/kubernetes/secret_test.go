@@ -17,6 +17,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/meridio/secret"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/kubernetes"
 )
 
@@ -81,9 +82,7 @@ func (f *secretFixture) start(account, address string) (end func()) {
 	f.t.Helper()
 	f.Mount(f.t, f.account, "red", account)
 	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	f.watcher = secret.New(secret.Options{
 		Dir: f.dir, Namespace: "red", Host: host, Port: port, Account: f.account,
 		Log: slog.New(slog.NewTextHandler(f.t.Output(), nil)),
@@ -122,9 +121,7 @@ func (f *secretFixture) problem(want string) {
 func (f *secretFixture) delete() {
 	f.t.Helper()
 	err := client(f.t, f.Admin()).Secrets("red").Delete(f.t.Context(), "bgp-auth", metav1.DeleteOptions{})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 }
 
 const none = "no such file"
@@ -197,9 +194,7 @@ func TestSecretDuringOutage(t *testing.T) {
 	f := newSecretFixture(t)
 	f.Apply(t, passwords("gw-a", "FIRST"))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	proxy := f.ProxyOn(t, l)
 	f.start("meridio-fes", l.Addr().String())
 	f.key("FIRST")
@@ -232,15 +227,11 @@ func TestSecretTokenRotation(t *testing.T) {
 	f := newSecretFixture(t)
 	f.Apply(t, passwords("gw-a", "FIRST"))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	proxy := f.ProxyOn(t, l)
 	f.start("meridio-fes", l.Addr().String())
 	f.key("FIRST")
-	if err := os.WriteFile(f.account+"/token", []byte("expired"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(f.account+"/token", []byte("expired"), 0o600))
 	proxy.Cut()
 	proxy.Restore()
 	f.problem("401 Unauthorized")

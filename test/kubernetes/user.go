@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // Admin returns the configuration of a client with all permissions (system:masters).
@@ -26,9 +28,7 @@ func (c *Cluster) Admin() *rest.Config { return rest.CopyConfig(c.admin) }
 func (c *Cluster) User(name string, groups ...string) *rest.Config {
 	c.t.Helper()
 	config, err := c.user(name, groups)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	harness.Must(c.t, err)
 	return config
 }
 
@@ -66,9 +66,7 @@ func (c *Cluster) Kubeconfig(t testing.TB, config *rest.Config) string {
 	k.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
 	k.CurrentContext = name
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*k, path); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, clientcmd.WriteToFile(*k, path))
 	return path
 }
 
@@ -85,13 +83,9 @@ func (c *Cluster) ServiceAccount(t testing.TB, namespace, name string) *rest.Con
 func (c *Cluster) PodServiceAccount(t testing.TB, namespace, name, pod string) *rest.Config {
 	t.Helper()
 	core, err := typedcorev1.NewForConfig(c.admin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	p, err := core.Pods(namespace).Get(context.Background(), pod, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod, UID: p.UID},
 	}}
@@ -104,9 +98,7 @@ func (c *Cluster) token(t testing.TB, namespace, name string, request *authentic
 ) *rest.Config {
 	t.Helper()
 	core, err := typedcorev1.NewForConfig(c.admin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	accounts, ctx := core.ServiceAccounts(namespace), context.Background()
 	_, err = accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}},
 		metav1.CreateOptions{})
@@ -119,12 +111,8 @@ func (c *Cluster) token(t testing.TB, namespace, name string, request *authentic
 	}
 	config := c.anonymous()
 	config.BearerTokenFile = filepath.Join(c.dir, file+".token")
-	if err := os.WriteFile(config.BearerTokenFile+".new", []byte(token.Status.Token), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(config.BearerTokenFile+".new", config.BearerTokenFile); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(config.BearerTokenFile+".new", []byte(token.Status.Token), 0o600))
+	harness.Must(t, os.Rename(config.BearerTokenFile+".new", config.BearerTokenFile))
 	return config
 }
 
@@ -134,16 +122,10 @@ func (c *Cluster) Mount(t testing.TB, dir, namespace, name string) {
 	t.Helper()
 	config := c.ServiceAccount(t, namespace, name)
 	token, err := os.ReadFile(config.BearerTokenFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for file, content := range map[string][]byte{"ca.crt": config.CAData, "token": token} {
 		path := filepath.Join(dir, file)
-		if err := os.WriteFile(path+".new", content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(path+".new", path); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(path+".new", content, 0o600))
+		harness.Must(t, os.Rename(path+".new", path))
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 var update = flag.Bool("update", false, "write docs/gateways.md instead of comparing it")
@@ -77,14 +78,10 @@ func TestDynamicNeighborsDocument(t *testing.T) {
 		c := documented(template)
 		c.Ranges = ExternalSubnets()
 		want, err := render(template+".tmpl", rendered{GatewayConfig: c})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		path := filepath.Join(filepath.Dir(gatewaysDocument), "gateways", name)
 		if *update {
-			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.WriteFile(path, []byte(want), 0o644))
 		}
 		if got, err := os.ReadFile(path); err != nil || string(got) != want {
 			t.Errorf("%s differs from the tests' configuration (%v): run make generate", path, err)
@@ -96,17 +93,13 @@ func TestDynamicNeighborsDocument(t *testing.T) {
 // logging.
 func TestGatewaysDocument(t *testing.T) {
 	b, err := os.ReadFile(gatewaysDocument)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	blocks := map[string]int{}
 	text := blockPattern.ReplaceAllStringFunc(string(b), func(block string) string {
 		m := blockPattern.FindStringSubmatch(block)
 		blocks[m[1]]++
 		want, err := shown(m[1], m[2])
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if want != m[3] && !*update {
 			t.Errorf("the block of %s %s is\n%s\nbut the tests use\n%s\nrun go test ./test/lab -run "+
 				"TestGatewaysDocument -update", m[1], m[2], m[3], want)
@@ -115,14 +108,10 @@ func TestGatewaysDocument(t *testing.T) {
 		return first + "\n" + want + "```"
 	})
 	if *update && !t.Failed() {
-		if err := os.WriteFile(gatewaysDocument, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(gatewaysDocument, []byte(text), 0o644))
 	}
 	templates, err := gatewayFiles.ReadDir("gateways")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, file := range templates {
 		if name := strings.TrimSuffix(file.Name(), ".tmpl"); blocks[name] == 0 {
 			t.Errorf("%s is not in the document", name)
@@ -135,9 +124,7 @@ func TestGatewaysDocument(t *testing.T) {
 			t.Fatalf("the document has no trench file of %s gateways", protocol)
 		}
 		config, err := trenchfile.Parse("docs/gateways.md", []byte(example), trench.DefaultDefaults())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for i, want := range []netip.Addr{GatewayA4, GatewayA6} {
 			if g := config.Attractor.Gateways[i]; g.Address != want || g.Protocol != protocol {
 				t.Errorf("gateway %d of the trench file is %s %s, want %s %s", i+1, g.Protocol, g.Address, protocol, want)

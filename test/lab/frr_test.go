@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestParseFRRTrace(t *testing.T) {
@@ -21,9 +23,7 @@ func TestParseFRRTrace(t *testing.T) {
 2026/11/21 07:16:37.000000 BGP: [T83RR-8SM5G] bgpd 8.4.4 starting: vty@0
 2026/11/21 07:16:37.403442 BGP: [PXVXG-TFNNT] %ADJCHANGE: neighbor fd00:100::1(gw) in vrf default Down User reset
 2026/11/21 07:16:38.474060 BGP: [PAPP6-VDAWM] 169.254.100.1(Unknown) rcvd UPDATE about 20.0.0.2/32 IPv4 un`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	got := fmt.Sprint(trace)
 	want := "[07:15:41.222726 20.0.0.1/32 announced path=[8103] communities=[]" +
 		" 07:15:42.062774 2000::1/128 announced path=[8103 8103] communities=[(1,2) (65535,0)]" +
@@ -46,9 +46,7 @@ func TestParseFRRRoutes(t *testing.T) {
 {"aspath":{"string":"8103 8103","length":2},"valid":true,"bestpath":{},"nexthops":[{"ip":"169.254.100.151"}],"peer":{"peerId":"169.254.100.151"}},
 {"aspath":{"string":"8103","length":1},"locPrf":0,"valid":true,"bestpath":{"overall":true},"community":{"string":"graceful-shutdown 1:2"},"nexthops":[{"ip":"169.254.100.1"}],"peer":{"peerId":"169.254.100.1"}}],
 "0.0.0.0/0":[{"prefix":"0.0.0.0/0"},{"aspath":{"string":"Local","length":0},"sourced":true,"local":true,"bestpath":{"overall":true},"nexthops":[{"ip":"0.0.0.0"}],"peer":{"peerId":"0.0.0.0"}}]}}`, routes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	want := "map[20.0.0.1/32:{20.0.0.1/32 169.254.100.1 [8103] [(65535,0) (1,2)] 0}]"
 	if got := fmt.Sprint(routes); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -68,9 +66,7 @@ func TestFRRLoadsConfiguration(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, err := New(QuickDAD)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			c := documented("frr")
 			change(&c)
 			_, err = l.StartRouter(KindFRR, l.Gateway, c)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestParseGoBGPTrace(t *testing.T) {
@@ -16,9 +18,7 @@ func TestParseGoBGPTrace(t *testing.T) {
 {"Key":"169.254.100.1","attributes":[],"msg":"received update","nlri":[],"time":"2026-11-21T07:33:22Z","withdrawals":[{"prefix":"20.0.0.1/32"}]}
 {"Key":"169.254.100.1","Reason":"notification","msg":"Peer Down","time":"2026-11-21T07:35:44Z"}
 {"Key":"169.254.100.1","attributes":[],"msg":"rece`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	got := fmt.Sprint(trace)
 	want := "[07:33:19.000000 20.0.0.1/32 announced path=[8103] communities=[]" +
 		" 07:33:19.000000 20.0.0.2/32 announced path=[8103] communities=[]" +
@@ -38,9 +38,7 @@ func TestParseGoBGPRoutes(t *testing.T) {
 	err := parseGoBGPRoutes(`{"0.0.0.0/0":[{"best":true,"attrs":[{"type":1,"value":2},{"type":3,"nexthop":"0.0.0.0"}]}],
 "20.0.0.1/32":[{"best":true,"attrs":[{"type":1,"value":0},{"type":2,"as_paths":[{"asns":[8103]}]},{"type":3,"nexthop":"169.254.100.1"},{"type":5,"value":100},{"type":8,"communities":[4294901760]}],"neighbor-ip":"169.254.100.1"},
 {"best":false,"attrs":[{"type":3,"nexthop":"169.254.100.2"}],"neighbor-ip":"169.254.100.2"}]}`, routes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	want := "map[20.0.0.1/32:{20.0.0.1/32 169.254.100.1 [8103] [(65535,0)] 100}]"
 	if got := fmt.Sprint(routes); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)

@@ -10,15 +10,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const waitTimeout = 30 * time.Second
 
 func TestNamespaceIsolation(t *testing.T) {
 	a, b := NewNetNS(t), NewNetNS(t)
-	if err := Veth(a, "left", b, "right"); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, Veth(a, "left", b, "right"))
 	links := func(ns *NetNS) (names []string) {
 		if err := ns.Do(func() error {
 			list, err := net.Interfaces()
@@ -51,31 +51,21 @@ func TestRemoveLeftovers(t *testing.T) {
 	mine := NewNetNS(t)
 	// The namespace is named after a process that has ended, and a process still runs in it.
 	dead := exec.Command("true")
-	if err := dead.Run(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, dead.Run())
 	left := &NetNS{name: fmt.Sprintf("vg-%d-abcdef", dead.Process.Pid)}
-	if err := ip("netns", "add", left.name); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, ip("netns", "add", left.name))
 	orphan := exec.Command("sleep", "1000")
-	if err := left.Start(orphan); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, left.Start(orphan))
 	ended := make(chan error, 1)
 	go func() { ended <- orphan.Wait() }()
 	foreign := &NetNS{name: fmt.Sprintf("vg-%d-demo", dead.Process.Pid)}
-	if err := ip("netns", "add", foreign.name); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, ip("netns", "add", foreign.name))
 	t.Cleanup(func() {
 		if err := foreign.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := RemoveLeftovers(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, RemoveLeftovers())
 	select {
 	case <-ended:
 	case <-time.After(waitTimeout):
@@ -95,15 +85,9 @@ func TestRemoveLeftovers(t *testing.T) {
 
 func TestCaptureDirections(t *testing.T) {
 	a, b := NewNetNS(t), NewNetNS(t)
-	if err := Veth(a, "left", b, "right"); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Addr("left", "10.0.0.1/24", "fd00::1/64"); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Addr("right", "10.0.0.2/24", "fd00::2/64"); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, Veth(a, "left", b, "right"))
+	harness.Must(t, a.Addr("left", "10.0.0.1/24", "fd00::1/64"))
+	harness.Must(t, b.Addr("right", "10.0.0.2/24", "fd00::2/64"))
 	left, right := NewCapture(t, a, "left"), NewCapture(t, b, "right")
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // startReceived creates a lab with a receiver, and a BIRD in the pod that announces prefixes to
@@ -25,18 +27,14 @@ func startReceived(t *testing.T, routes ...string) (context.Context, *Lab, *Rece
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(cancel)
 	l, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Error(err)
 		}
 	})
 	r, err := StartReceiver(l.Gateway, ReceiverA())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if err := r.Close(); err != nil {
 			t.Error(err)
@@ -50,9 +48,7 @@ func startReceived(t *testing.T, routes ...string) (context.Context, *Lab, *Rece
 		c.Routes = append(c.Routes, netip.MustParsePrefix(p))
 	}
 	peer, err := StartGateway(l.Pod, l.Dir, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if err := peer.Process.Kill(); err != nil {
 			t.Error(err)
@@ -73,13 +69,9 @@ func TestReceiverUpdatesFromBIRD(t *testing.T) {
 	four, six := netip.MustParsePrefix("20.0.0.0/30"), netip.MustParsePrefix("2000::/64")
 	ctx, _, r, control := startReceived(t, four.String(), six.String())
 	established, err := r.Established(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	held, err := r.WaitCount(ctx, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if held.Before(established) {
 		t.Errorf("the prefixes came at %v, before the session at %v", held, established)
 	}
@@ -118,9 +110,7 @@ func TestReceiverUpdatesFromBIRD(t *testing.T) {
 		t.Fatal(err)
 	}
 	received, err := r.WaitFor(ctx, mark, func(h PrefixUpdate) bool { return h.Prefix == four })
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if !received.Withdrawn || received.Lost || received.Attributes != nil || received.At.Before(before) ||
 		received.At.After(time.Now()) {
 		t.Errorf("received %+v, want a withdrawal now", received)
@@ -148,9 +138,7 @@ func TestReceiverResetAndRefuse(t *testing.T) {
 	mark := r.Mark()
 	r.Reset()
 	down, err := r.Down(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, h := range r.Since(mark)[:2] {
 		if !h.Withdrawn || !h.Lost {
 			t.Errorf("received %+v at the end of the session", h)
@@ -170,18 +158,14 @@ func TestReceiverResetAndRefuse(t *testing.T) {
 	}
 	// BIRD comes back after its error wait time.
 	up, err := r.Established(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if !up.After(down) {
 		t.Errorf("up at %v, down at %v", up, down)
 	}
 	if _, err := r.WaitCount(ctx, 2); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Refuse(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, r.Refuse())
 	mark = r.Mark()
 	if _, err := control.Command(`restart "trench*"`); err != nil {
 		t.Fatal(err)
@@ -189,9 +173,7 @@ func TestReceiverResetAndRefuse(t *testing.T) {
 	if _, err := r.Down(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Listen(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, r.Listen())
 	if _, err := r.WaitFor(ctx, mark, func(h PrefixUpdate) bool { return !h.Withdrawn }); err != nil {
 		t.Error(err)
 	}
@@ -210,13 +192,9 @@ func TestReceiverResetAndRefuse(t *testing.T) {
 
 func TestReceiverWaitContext(t *testing.T) {
 	ns := NewNetNS(t)
-	if err := ns.Addr("lo", "169.254.100.150/32"); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, ns.Addr("lo", "169.254.100.150/32"))
 	r, err := StartReceiver(ns, ReceiverConfig{Local: []netip.Addr{GatewayA4}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer r.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -244,13 +222,9 @@ func TestReceiverWaitContext(t *testing.T) {
 // Any bytes that are not a BGP message end the connection.
 func TestReceiverInvalidMessages(t *testing.T) {
 	ns := NewNetNS(t)
-	if err := ns.Addr("lo", "169.254.100.150/32"); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, ns.Addr("lo", "169.254.100.150/32"))
 	r, err := StartReceiver(ns, ReceiverConfig{Local: []netip.Addr{GatewayA4}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer r.Close()
 	for name, bytes := range map[string][]byte{
 		"short length": message(bgpOpen, nil)[:17],
@@ -273,13 +247,9 @@ func TestReceiverInvalidMessages(t *testing.T) {
 				t.Fatal(err)
 			}
 			if name == "short length" {
-				if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, conn.(*net.TCPConn).CloseWrite())
 			}
-			if err := conn.SetReadDeadline(time.Now().Add(waitTimeout)); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, conn.SetReadDeadline(time.Now().Add(waitTimeout)))
 			if _, err := io.ReadAll(conn); isTimeout(err) {
 				t.Error("the connection stays")
 			}
@@ -304,9 +274,7 @@ func TestParseUpdate(t *testing.T) {
 	body = append(body, 32, 10, 0, 2, 1, 8, 11)
 	s := &speaker{as4: true}
 	routes, err := s.update(body, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var got []string
 	for _, r := range routes {
 		got = append(got, fmt.Sprint(r.Prefix, " ", r.Withdrawn, " ", r.Attributes.GracefulShutdown()))
@@ -340,13 +308,9 @@ func hasText(out, text string) bool {
 // the same peer is closed.
 func TestReceiverSecondSession(t *testing.T) {
 	ns := NewNetNS(t)
-	if err := ns.Addr("lo", "169.254.100.150/32"); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, ns.Addr("lo", "169.254.100.150/32"))
 	r, err := StartReceiver(ns, ReceiverConfig{Local: []netip.Addr{GatewayA4}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer r.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
@@ -360,9 +324,7 @@ func TestReceiverSecondSession(t *testing.T) {
 		}
 		t.Cleanup(func() { conn.Close() })
 		hello := append(message(bgpOpen, []byte{4, 0x1f, 0xa7, 0, 30, 1, 1, 1, 1, 0}), message(bgpKeepalive, nil)...)
-		if err := errors.Join(conn.SetDeadline(time.Now().Add(waitTimeout)), writeAll(conn, hello)); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, errors.Join(conn.SetDeadline(time.Now().Add(waitTimeout)), writeAll(conn, hello)))
 		return conn
 	}
 	dial()
@@ -370,9 +332,7 @@ func TestReceiverSecondSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	answer, err := io.ReadAll(dial())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if want := message(bgpNotify, []byte{notifyCease, ceaseClash}); !strings.HasSuffix(string(answer), string(want)) {
 		t.Errorf("the second connection received %x", answer)
 	}

@@ -3,6 +3,8 @@ package lab
 import (
 	"fmt"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestParseTrace(t *testing.T) {
@@ -14,9 +16,7 @@ func TestParseTrace(t *testing.T) {
 2026-01-02 05:23:26.604662 <TRACE> trench1.ipv6 > removed [sole] 2000::2/128 0L 6G unicast
 2026-01-02 05:23:27.647592 <TRACE> trench0.ipv4 > removed 20.0.0.2/32 0L 7G unicast
 2026-01-02 05:23:28.647592 <TRACE> trench0.ipv4 > removed [so`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	got := fmt.Sprint(trace)
 	want := "[05:23:24.407527 20.0.0.1/32 announced path=[8103] communities=[]" +
 		" 05:23:25.407527 20.0.0.1/32 announced path=[8103 8103] communities=[(65535,0) (1,2)]" +

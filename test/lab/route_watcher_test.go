@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestRouteWatcher(t *testing.T) {
@@ -15,9 +17,7 @@ func TestRouteWatcher(t *testing.T) {
 		t.Fatal(errs)
 	}
 	l, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Error(err)
@@ -27,9 +27,7 @@ func TestRouteWatcher(t *testing.T) {
 	defer cancel()
 
 	gateway, err := l.StartGateway(GatewayA())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var control *Control
 	if err := Eventually(ctx, 10*time.Millisecond, func() (err error) {
 		control, err = gateway.Control(ctx)
@@ -39,9 +37,7 @@ func TestRouteWatcher(t *testing.T) {
 	}
 	defer control.Close()
 	watcher, err := gateway.WatchRoutes(ctx, time.Millisecond)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer watcher.Close()
 	if got := watcher.Last(); len(got.Routes) > 0 {
 		t.Fatalf("a gateway without a peer holds %v", got.Prefixes())
@@ -53,9 +49,7 @@ func TestRouteWatcher(t *testing.T) {
 		Local: []netip.Addr{PodExternal4, PodExternal6}, Peers: []netip.Addr{GatewayA4, GatewayA6},
 		Interface: External, Default: true,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if err := peer.Process.Kill(); err != nil {
 			t.Error(err)
@@ -71,9 +65,7 @@ func TestRouteWatcher(t *testing.T) {
 		}
 	}
 	s, err := watcher.Wait(ctx, holds(defaults...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for i, want := range []netip.Addr{PodExternal4, PodExternal6} {
 		r := s.Routes[defaults[i]]
 		if r.NextHop != want || !slices.Equal(r.ASPath, []string{fmt.Sprint(PodAS)}) {
@@ -94,9 +86,7 @@ func TestRouteWatcher(t *testing.T) {
 	if _, err := control.Command("nonsense"); err == nil {
 		t.Error("BIRD's refusal is no error")
 	}
-	if err := gateway.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, gateway.Process.Kill())
 	if _, err := watcher.Wait(ctx, holds(defaults...)); err == nil {
 		t.Error("the watcher of a killed gateway reports no error")
 	}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // For every kind of gateway: Start starts each process once, and starts killed processes again.
@@ -14,45 +16,31 @@ func TestRouterRestartsProcesses(t *testing.T) {
 				Skip(t, lacks)
 			}
 			l, err := New()
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			t.Cleanup(func() {
 				if err := l.Close(); err != nil {
 					t.Error(err)
 				}
 			})
 			ns, err := l.SecondGateway()
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			c := GatewayB()
 			c.BFD = kind != KindGoBGP
 			c.Routes = []netip.Prefix{netip.MustParsePrefix("20.0.0.9/32")}
 			g, err := l.StartRouter(kind, ns, c)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := g.WantRoutes(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
+			harness.Must(t, g.WantRoutes(t.Context()))
 			for i, p := range g.Processes() {
 				before := g.Processes()
-				if err := p.Kill(); err != nil {
-					t.Fatal(err)
-				}
-				if err := g.Start(); err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, p.Kill())
+				harness.Must(t, g.Start())
 				for j, now := range g.Processes() {
 					if again := now != before[j]; again != (i == j) {
 						t.Errorf("after %s was killed, %s was started again: %t", p.Name, now.Name, again)
 					}
 				}
 			}
-			if err := g.WantRoutes(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, g.WantRoutes(t.Context()))
 		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/load"
 )
 
@@ -35,15 +36,11 @@ func newPlainTopology(t *testing.T, pods, targets int) *plainTopology {
 		Skip(t, missing)
 	}
 	binaries, err := targetBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	topology, err := NewTopology(TopologyConfig{
 		Pods: pods, Targets: targets, VIPs: topologyVIPs, Binaries: binaries, Options: []Option{QuickDAD},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if err := topology.Close(); err != nil {
 			t.Error(err)
@@ -60,9 +57,7 @@ func newPlainTopology(t *testing.T, pods, targets int) *plainTopology {
 
 func (p *plainTopology) must(err error) {
 	p.t.Helper()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	harness.Must(p.t, err)
 }
 
 // route replaces the routes to the VIPs in a namespace; hops are of the family
@@ -469,18 +464,12 @@ func TestTopologyOfKilledProcessIsRemoved(t *testing.T) {
 		return
 	}
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	child := exec.Command(self, "-test.run=^"+t.Name()+"$")
 	child.Env = append(os.Environ(), childVariable+"=1")
 	out, err := child.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, child.Start())
 	var dir, gateway, pod, target string
 	_, errScan := fmt.Fscanln(out, &dir, &gateway, &pod, &target)
 	_ = child.Process.Kill()

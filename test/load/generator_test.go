@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // waitTimeout bounds every wait of these tests.
@@ -50,9 +52,7 @@ const twiceHost = "127.0.0.2:0"
 func listen(t *testing.T, host string) (net.Listener, netip.AddrPort) {
 	t.Helper()
 	l, err := net.Listen("tcp", host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return l, netip.MustParseAddrPort(l.Addr().String())
 }
 
@@ -85,19 +85,12 @@ func start(t *testing.T, c Config) (*Generator, context.Context) {
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(cancel)
 	g, err := Start(ctx, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { g.Stop(ctx) })
 	return g, ctx
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = harness.Must
 
 func TestNoLoss(t *testing.T) {
 	one, two := newTestServers(t, "target-1"), newTestServers(t, "target-2")

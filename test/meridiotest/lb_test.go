@@ -18,6 +18,7 @@ import (
 	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
 	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/meridiotest"
 	"github.com/vipgate/vipgate/test/nsptest"
@@ -42,9 +43,7 @@ func start(t *testing.T) fixture {
 	f.LB = meridiotest.New(meridiotest.Options{
 		Socket: f.socket, Host: host, Credentials: nsptest.ServerCredentials(svid, ca.Bundle()),
 	})
-	if err := f.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, f.Start())
 	t.Cleanup(func() {
 		if err := f.Kill(); err != nil {
 			t.Error(err)
@@ -58,25 +57,19 @@ func (f fixture) watch() grpc.ServerStreamingClient[loadbalancerv1.Response] {
 	svid := f.ca.SVID(f.ca.ID("/ns/default/sa/meridio"), time.Hour)
 	c, err := grpc.NewClient("unix:"+f.socket,
 		grpc.WithTransportCredentials(nsptest.ClientCredentials(svid, f.ca.Bundle())))
-	if err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, err)
 	f.Cleanup(func() { c.Close() })
 	ctx, cancel := context.WithTimeout(f.Context(), await.Timeout)
 	f.Cleanup(cancel)
 	s, err := loadbalancerv1.NewStreamAvailabilityServiceClient(c).Watch(ctx, &emptypb.Empty{}, grpc.WaitForReady(true))
-	if err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, err)
 	return s
 }
 
 func (f fixture) want(s grpc.ServerStreamingClient[loadbalancerv1.Response], available bool) {
 	f.Helper()
 	r, err := s.Recv()
-	if err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, err)
 	if len(r.GetTargets()) != 1 || (r.GetTargets()[0].GetContext()["identifier"] == host) != available {
 		f.Fatalf("got %v, want available %t", r, available)
 	}
@@ -95,16 +88,12 @@ func TestStates(t *testing.T) {
 	f.want(s, true)
 	f.SetAvailable(true) // not sent
 	f.want(f.watch(), true)
-	if err := f.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, f.Stop())
 	f.want(s, false)
 	if _, err := s.Recv(); status.Code(err) != codes.Unavailable {
 		t.Fatalf("got %v", err)
 	}
-	if err := f.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, f.Start())
 	f.want(f.watch(), false)
 }
 
@@ -114,9 +103,7 @@ func TestKill(t *testing.T) {
 	f.SetAvailable(true)
 	s := f.watch()
 	f.want(s, true)
-	if err := f.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, f.Kill())
 	if _, err := s.Recv(); status.Code(err) != codes.Unavailable {
 		t.Fatalf("got %v", err)
 	}
@@ -131,9 +118,7 @@ func TestFreeze(t *testing.T) {
 	f.Freeze(true)
 	f.SetAvailable(false)
 	second, err := net.Dial("unix", f.socket) // the kernel accepts
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer second.Close()
 	first := make(chan error, 1)
 	go func() {
@@ -146,9 +131,7 @@ func TestFreeze(t *testing.T) {
 	case <-time.After(200 * time.Millisecond):
 	}
 	f.Freeze(false)
-	if err := <-first; err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, <-first)
 }
 
 func TestWaitsForFrontend(t *testing.T) {
@@ -156,18 +139,14 @@ func TestWaitsForFrontend(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	svid := ca.SVID(ca.ID("/ns/default/sa/nsp"), time.Hour)
 	n := nsptest.New(nsptest.Options{Credentials: nsptest.ServerCredentials(svid, ca.Bundle())})
-	if err := n.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, n.Start())
 	defer func() {
 		if err := n.Stop(); err != nil {
 			t.Error(err)
 		}
 	}()
 	c, err := grpc.NewClient(n.Addr(), grpc.WithTransportCredentials(nsptest.ClientCredentials(svid, ca.Bundle())))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer c.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	found, ended := make(chan bool, 8), make(chan error, 1)
@@ -178,9 +157,7 @@ func TestWaitsForFrontend(t *testing.T) {
 		t.Fatal("no frontend is registered")
 	}
 	for _, name := range []string{"pod-2", host} {
-		if err := register(t.Context(), c, name); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, register(t.Context(), c, name))
 		if got := <-found; got != (name == host) {
 			t.Fatalf("%s registered, found %t", name, got)
 		}

@@ -12,6 +12,7 @@ import (
 
 	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/nsptest"
 )
@@ -25,9 +26,7 @@ func start(t *testing.T, o nsptest.Options) (*nsptest.NSP, func() *grpc.ClientCo
 	svid := ca.SVID(ca.ID("/ns/default/sa/nsp"), time.Hour)
 	o.Credentials = nsptest.ServerCredentials(svid, ca.Bundle())
 	n := nsptest.New(o)
-	if err := n.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, n.Start())
 	t.Cleanup(func() {
 		if err := n.Stop(); err != nil {
 			t.Error(err)
@@ -36,9 +35,7 @@ func start(t *testing.T, o nsptest.Options) (*nsptest.NSP, func() *grpc.ClientCo
 	return n, func() *grpc.ClientConn {
 		client := ca.SVID(ca.ID("/ns/default/sa/frontend"), time.Hour)
 		c, err := grpc.NewClient(n.Addr(), grpc.WithTransportCredentials(nsptest.ClientCredentials(client, ca.Bundle())))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
@@ -60,18 +57,14 @@ func watch(t *testing.T, c *grpc.ClientConn) grpc.ServerStreamingClient[nspv1.At
 	s, err := nspv1.NewConfigurationManagerClient(c).WatchAttractor(t.Context(), &nspv1.Attractor{
 		Name: "attractor-a", Trench: &nspv1.Trench{Name: "trench-a"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return s
 }
 
 func receive(t *testing.T, s grpc.ServerStreamingClient[nspv1.AttractorResponse]) []*nspv1.Attractor {
 	t.Helper()
 	r, err := s.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return r.GetAttractors()
 }
 
@@ -165,9 +158,7 @@ func TestTargets(t *testing.T) {
 		Ips: []string{"pod-1"}, Context: map[string]string{"identifier": "pod-1"}, Type: nspv1.Target_FRONTEND,
 	}
 	enabled, err := c.Watch(t.Context(), &nspv1.Target{Type: nspv1.Target_FRONTEND})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if r, err := enabled.Recv(); err != nil || len(r.GetTargets()) != 0 {
 		t.Fatalf("got %v, %v", r, err)
 	}
@@ -180,20 +171,14 @@ func TestTargets(t *testing.T) {
 			t.Fatalf("registration %d: watch %v, %v, stored %v", i, r, err, n.Targets())
 		}
 	}
-	if err := n.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, n.Stop())
 	if len(n.Targets()) != 1 {
 		t.Fatal("the target did not survive the restart")
 	}
-	if err := n.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, n.Start())
 	ctx, cancel := context.WithTimeout(t.Context(), await.Timeout)
 	defer cancel()
-	if err := n.WaitTargets(ctx, func(l []*nspv1.Target) bool { return len(l) == 0 }); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, n.WaitTargets(ctx, func(l []*nspv1.Target) bool { return len(l) == 0 }))
 	if _, err := c.Unregister(ctx, frontend, grpc.WaitForReady(true)); err != nil {
 		t.Fatal(err)
 	}
@@ -219,9 +204,7 @@ func TestHang(t *testing.T) {
 		long, cancel := context.WithTimeout(t.Context(), await.Timeout)
 		_, err = c.Register(long, target, grpc.WaitForReady(true))
 		cancel()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 	}
 	n.Delay(100 * time.Millisecond)
 	begin := time.Now()

@@ -20,6 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -37,9 +38,7 @@ type Registry struct {
 func New(tb testing.TB, ca *identitytest.CA, drainTime time.Duration) *Registry {
 	tb.Helper()
 	allowance, err := registry.ParseAllowance(ca.ID("/app").String())
-	if err != nil {
-		tb.Fatal(err)
-	}
+	harness.Must(tb, err)
 	r := &Registry{
 		Registry: registry.New(registry.Options{
 			Allow: registry.Allowances{allowance}, Grace: time.Minute, OnGone: targetset.Drain,
@@ -70,9 +69,7 @@ func (r *Registry) Serve(network, address string, operator bool, services ...fun
 ) (bound string, stop func()) {
 	r.tb.Helper()
 	l, err := lab.Listen(network, address)
-	if err != nil {
-		r.tb.Fatal(err)
-	}
+	harness.Must(r.tb, err)
 	creds := insecure.NewCredentials()
 	if !operator {
 		creds = identity.NewCredentials(r.ca.Source(r.ca.SVID(r.ca.ID("/lb"), time.Hour)),
@@ -90,16 +87,7 @@ func (r *Registry) Serve(network, address string, operator bool, services ...fun
 	for _, register := range services {
 		register(server)
 	}
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	stop = sync.OnceFunc(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			r.tb.Error(err)
-		}
-	})
-	r.tb.Cleanup(stop)
-	return l.Addr().String(), stop
+	return l.Addr().String(), harness.Serve(r.tb, server, l)
 }
 
 // States returns the states of all addresses of all targets.

@@ -115,7 +115,7 @@ func (fx *fixture) stopScripts() {
 // logs returns the ends of all logs.
 func (fx *fixture) logs() string {
 	var b strings.Builder
-	files, _ := filepath.Glob(filepath.Join(fx.Dir, "*", "[!t]*.log"))
+	files, _ := filepath.Glob(filepath.Join(fx.Dir, "*", "[^t]*.log"))
 	for _, path := range files {
 		p := lab.Process{Log: path}
 		fmt.Fprintf(&b, "== %s\n%s\n", strings.TrimPrefix(path, fx.Dir), p.Tail(40))

@@ -155,7 +155,7 @@ func showDiff(ctx context.Context, fx *fixture) error {
 // replaceBIRD gives the BIRD of pod 2 another configuration, as an update of its package: the VIPs
 // are static routes, and no route to clients reaches the kernel.
 func replaceBIRD(_ context.Context, fx *fixture) error {
-	p, config := fx.Pods[1], strings.ReplaceAll(fx.newScript(1).config(), "export where source = RTS_BGP", "")
+	p, config := fx.Pods[1], strings.ReplaceAll(fx.newScript(1).config(), "export where source = RTS_BGP", "export none")
 	return errors.Join(os.WriteFile(filepath.Join(p.BirdDir(), "vipgate.conf"), []byte(config), 0o600),
 		birdConfigure(p.BirdSocket()))
 }
@@ -188,31 +188,30 @@ func flood(_ context.Context, fx *fixture) error {
 // crashAfterEdit kills both lbs whenever they accept a valid edit, as a defect that it triggers.
 // They must go back to the configuration before it.
 func crashAfterEdit(ctx context.Context, fx *fixture) error {
-	if err := errors.Join(fx.await(ctx, "last-good.yaml", ""), fx.edit("interval: 200ms", "interval: 190ms")); err != nil {
+	if err := errors.Join(fx.await(ctx, "state/last-good.yaml", ""), fx.edit("interval: 200ms", "interval: 210ms")); err != nil {
 		return err
 	}
 	for starts := 1; starts <= 2; starts++ {
-		if err := errors.Join(fx.await(ctx, "trial.json", fmt.Sprintf(`"starts": %d`, starts)),
+		if err := errors.Join(fx.await(ctx, "state/trial.json", fmt.Sprintf(`"starts": %d`, starts)),
 			kill(fx.Pods[0].LB, fx.Pods[1].LB), fx.startLB(0), fx.startLB(1)); err != nil {
 			return err
 		}
 	}
-	sleep(ctx, time.Second)
-	return fx.await(ctx, "trial.json", `"starts": 2`)
+	return fx.await(ctx, "lb.log", "last good configuration is in force")
 }
 
-// await waits until a state file of both lbs contains text.
+// await waits until a file in the folder of both pods contains text.
 func (fx *fixture) await(ctx context.Context, name, text string) error {
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	return lab.Eventually(bound, pollInterval, func() error {
 		for _, p := range fx.Pods {
-			state, err := os.ReadFile(filepath.Join(p.StateDir(), name))
+			content, err := os.ReadFile(filepath.Join(p.Dir, name))
 			if err != nil {
 				return err
 			}
-			if !strings.Contains(string(state), text) {
-				return fmt.Errorf("%s of %s has no %s: %s", name, p.Dir, text, state)
+			if !strings.Contains(string(content), text) {
+				return fmt.Errorf("%s in %s lacks %q", name, p.Dir, text)
 			}
 		}
 		return nil

@@ -127,6 +127,17 @@ func (r *record) markFailed(steps []bool, vip netip.Addr, gateway int, held []bo
 	}
 }
 
+// withdrawers counts the pods that withdrew a VIP. The sessions of pod 2 are the later ones.
+func (r *record) withdrawers() int {
+	pods := map[bool]bool{}
+	for _, u := range r.updates {
+		if u.withdrawn && !u.at.Before(r.begin) {
+			pods[u.session < "trench2"] = true
+		}
+	}
+	return len(pods)
+}
+
 // evidence returns the updates and failed requests since the begin as lines, in order.
 func (r *record) evidence() string {
 	const format = "15:04:05.000"

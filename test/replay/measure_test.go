@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 )
@@ -66,12 +67,14 @@ func TestMeasure(t *testing.T) {
 		{"failures before the withdrawal", between(200, 900), everywhere, numbers{BlackHole: 200 * ms, Dark: 500 * ms}},
 		{
 			"failures at the gateway without a route", func(t, g int) bool { return g == 0 && between(400, 900)(t, g) },
-			[]update{withdraw(300, 0, "trench0"), withdraw(300, 0, "trench2")}, numbers{},
+			[]update{withdraw(300, 0, "trench0"), withdraw(300, 0, "trench2")},
+			numbers{},
 		},
 		{"one session withdrawn", between(200, 500), everywhere[:1], numbers{BlackHole: 300 * ms}},
 		{
 			"a gateway lost with its routes", between(0, 0), []update{
-				withdraw(100, 1, "trench0"), withdraw(100, 1, "trench2"), {at: at(250), gateway: 0, withdrawn: true},
+				withdraw(100, 1, "trench0"), withdraw(100, 1, "trench2"),
+				{at: at(250), gateway: 0, withdrawn: true},
 				announce(500, 0, "trench0"),
 			}, numbers{Dark: 250 * ms},
 		},
@@ -88,6 +91,14 @@ func TestMeasure(t *testing.T) {
 				t.Errorf("nothing serves: got %+v, want %+v", got, test.want)
 			}
 		})
+	}
+}
+
+func TestWithdrawers(t *testing.T) {
+	r := steady(between(0, 0))
+	r.updates = append(r.updates, withdraw(-300, 0, "trench0"), withdraw(300, 1, "trench2"), withdraw(400, 0, "trench3"))
+	if got := r.withdrawers(); got != 1 {
+		t.Errorf("%d pods withdrew, want 1", got)
 	}
 }
 
@@ -116,6 +127,8 @@ func TestWithin(t *testing.T) {
 		{"at the limit", result{Worst: second}, unplanned, true},
 		{"black hole", result{Worst: numbers{BlackHole: time.Second + step}}, unplanned, false},
 		{"dark", result{Worst: numbers{Dark: step}}, planned, false},
+		{"both pods withdrew", result{Pods: 2}, unplanned, true},
+		{"both pods withdrew after a wrong edit", result{Pods: 2}, wrong, false},
 		{"error", result{Err: "failed"}, unplanned, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -123,5 +136,14 @@ func TestWithin(t *testing.T) {
 				t.Errorf("got %t, want %t", got, test.want)
 			}
 		})
+	}
+}
+
+func TestTable(t *testing.T) {
+	all := scenarios()
+	old := row{scenario: all[0], Met: true}.line() + row{scenario: all[1], Met: true}.line()
+	got := table([]row{{scenario: all[1], Vipgate: result{Worst: numbers{Dark: 20 * time.Millisecond}}}}, old)
+	if !strings.Contains(got, "0 / 0 | yes") || !strings.Contains(got, "0 / 0.02 | **no**") || strings.Count(got, "\n") != 4 {
+		t.Errorf("the second row is not replaced alone:\n%s", got)
 	}
 }

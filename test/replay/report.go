@@ -50,22 +50,35 @@ func (r row) String() string {
 	return line
 }
 
-// table returns the Markdown table.
-func table(rows []row) string {
-	var b strings.Builder
-	b.WriteString("| incident | cause, as injected | vipgate | met | reference |\n|---|---|---|---|---|\n")
-	for _, r := range rows {
-		cause, met := r.Cause, "**no**"
-		if r.Note != "" {
-			cause += " (" + r.Note + ")"
-		}
-		if r.Met {
-			met = "yes"
-		}
-		fmt.Fprintf(&b, "| %s [%s](%s) | %s: %s | %s | %s | %s |\n", r.ID, r.Title, r.Link, r.Budget.Name, cause,
-			r.Vipgate.cell(), met, r.Reference.cell())
+// line returns the row of the Markdown table.
+func (r row) line() string {
+	cause, met := r.Cause, "**no**"
+	if r.Note != "" {
+		cause += " (" + r.Note + ")"
 	}
-	return b.String()
+	if r.Met {
+		met = "yes"
+	}
+	return fmt.Sprintf("| %s [%s](%s) | %s: %s | %s | %s | %s |\n", r.ID, r.Title, r.Link, r.Budget.Name, cause,
+		r.Vipgate.cell(), met, r.Reference.cell())
+}
+
+// table returns the Markdown table. The rows of other incidents stay as they are in the old one.
+func table(rows []row, old string) string {
+	lines := map[string]string{}
+	for line := range strings.Lines(old) {
+		if words := strings.Fields(line); len(words) > 1 {
+			lines[words[1]] = line
+		}
+	}
+	for _, r := range rows {
+		lines[r.ID] = r.line()
+	}
+	text := "| incident | cause, as injected | vipgate | met | reference |\n|---|---|---|---|---|\n"
+	for _, s := range scenarios() {
+		text += lines[s.ID]
+	}
+	return text
 }
 
 // publish writes the results to the files of the command line.
@@ -81,9 +94,9 @@ func (o options) publish(rows []row) error {
 	}
 	text, err := os.ReadFile(o.document)
 	before, rest, _ := strings.Cut(string(text), tableBegin)
-	_, after, found := strings.Cut(rest, tableEnd)
+	old, after, found := strings.Cut(rest, tableEnd)
 	if err != nil || !found {
 		return fmt.Errorf("%s cannot be read or lacks the marks of the table: %w", o.document, err)
 	}
-	return os.WriteFile(o.document, []byte(before+tableBegin+"\n"+table(rows)+"\n"+tableEnd+after), 0o644)
+	return os.WriteFile(o.document, []byte(before+tableBegin+"\n"+table(rows, old)+"\n"+tableEnd+after), 0o644)
 }

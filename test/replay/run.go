@@ -19,13 +19,14 @@ const (
 type result struct {
 	ByVIP map[string]numbers `json:"byVIP"`
 	Worst numbers            `json:"worst"`
+	Pods  int                `json:"pods"` // pods that withdrew a VIP
 	Late  time.Duration      `json:"late"` // the largest lateness of a timer
 	Err   string             `json:"error,omitempty"`
 }
 
-// within reports whether both numbers of each VIP are within a budget.
+// within reports whether a result is within a budget.
 func (r *result) within(b budget) bool {
-	return r.Err == "" && r.Worst.BlackHole <= b.Limit && r.Worst.Dark <= b.Limit
+	return r.Err == "" && r.Pods <= b.Pods && r.Worst.BlackHole <= b.Limit && r.Worst.Dark <= b.Limit
 }
 
 // replay runs an incident, again if it misses its budget on a busy machine.
@@ -77,7 +78,7 @@ func (o options) attempt(ctx context.Context, s *scenario, reference bool, r *re
 	if err := errors.Join(errInject, err, context.Cause(ctx)); err != nil {
 		return err
 	}
-	evidence, r.Late = record.evidence(), sampling.late
+	evidence, r.Late, r.Pods = record.evidence(), sampling.late, record.withdrawers()
 	for _, vip := range vips {
 		n := record.measure(vip, !s.unserved[vip])
 		r.ByVIP[vip.String()] = n

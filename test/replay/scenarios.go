@@ -9,16 +9,17 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// budget is the limit of both numbers of every VIP.
+// budget is the limit of both numbers of every VIP, and of the pods that withdraw one.
 type budget struct {
 	Name  string        `json:"name"`
 	Limit time.Duration `json:"limit"`
+	Pods  int           `json:"pods"`
 }
 
 var (
-	unplanned = budget{"unplanned", time.Second}
-	planned   = budget{"planned", 0}
-	wrong     = budget{"wrong edit", 0}
+	unplanned = budget{"unplanned", time.Second, pods}
+	planned   = budget{"planned", 0, pods}
+	wrong     = budget{"wrong edit", 0, 1}
 )
 
 // scenario is one incident.

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -63,9 +64,7 @@ func Start(t testing.TB, address, token string, listen func(network, address str
 func (s *Server) start(address string) {
 	s.t.Helper()
 	l, err := s.listen("tcp", address)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	harness.Must(s.t, err)
 	s.srv = httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
 	s.srv.Listener.Close()
 	s.srv.Listener = l
@@ -267,8 +266,6 @@ func (s *Server) Mount(dir, token string) {
 		if err == nil {
 			err = os.Rename(path+".new", path)
 		}
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		harness.Must(s.t, err)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // The limits of CONTRIBUTING.md. They only become stricter.
@@ -34,18 +36,14 @@ func TestLimits(t *testing.T) {
 			continue
 		}
 		text, err := os.ReadFile(filepath.Join(root, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		n := strings.Count(string(text), "\n")
 		lines[folder] += n
 		if n > maxFileLines {
 			t.Errorf("%s has %d lines; at most %d", file, n, maxFileLines)
 		}
 		tree, err := parser.ParseFile(token.NewFileSet(), file, text, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for _, declaration := range tree.Decls {
 			if function, ok := declaration.(*ast.FuncDecl); ok && function.Recv != nil {
 				methods[folder+"."+receiver(function)]++
@@ -101,9 +99,7 @@ func TestPhrases(t *testing.T) {
 				continue
 			}
 			text, err := os.ReadFile(filepath.Join(root, file))
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			for line := range strings.Lines(string(text)) {
 				before, comment, ok := strings.Cut(line, "//")
 				if !ok || strings.Contains(line, "://") || strings.TrimRight(before, " \t") == before && before != "" {
@@ -131,9 +127,7 @@ func goFiles(t *testing.T) []string {
 // has in common with frontend, which it replaces, count once.
 func TestFlags(t *testing.T) {
 	text, err := os.ReadFile("testdata/flags.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	flags, program := map[string][]string{}, ""
 	for line := range strings.Lines(string(text)) {
 		switch words := strings.Fields(line); {

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const (
@@ -41,13 +43,9 @@ func TestStyle(t *testing.T) {
 	found := map[string][]finding{} // by directory and rule
 	for _, file := range sources(t) {
 		text, err := os.ReadFile(filepath.Join(root, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		words, err := search(list, file, text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for i, f := range words {
 			words[i].detail = fmt.Sprintf("%q; use %s", f.detail, instead[f.detail])
 		}
@@ -94,9 +92,7 @@ func TestSearch(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			found, err := search(list, c.file, []byte(c.text))
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			var got []string
 			for _, f := range found {
 				got = append(got, fmt.Sprint(f.line, " ", f.detail))
@@ -162,9 +158,7 @@ func sources(t *testing.T) []string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return files
 }
 
@@ -312,18 +306,14 @@ func writeAllowance(t *testing.T, found map[string][]finding, allowed map[string
 			text += fmt.Sprintf("%s: %d\n", key, n)
 		}
 	}
-	if err := os.WriteFile(allowanceFile, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(allowanceFile, []byte(text), 0o644))
 }
 
 // readPairs reads lines of a key and a value. Lines that begin with # are comments.
 func readPairs(t *testing.T, path, separator string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	pairs := map[string]string{}
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSpace(line)

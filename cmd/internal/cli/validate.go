@@ -44,11 +44,22 @@ type Change struct {
 	Valid bool `json:"valid"`
 	// Change is nil unless the user asked for it.
 	Change *change.Change `json:"change,omitempty"`
+	// Held describes the removals that wait for a confirmation; "" for none.
+	Held string `json:"held,omitempty"`
 	// RestartTime is about how long the restarts of all sessions take.
 	RestartTime string `json:"restartTime,omitempty"`
 }
 
-// Print prints an edit; drain is the drain time of the frontend.
+// Compare compares the configuration in force with the next one.
+func (edit *Change) Compare(old, next *trench.Config) {
+	between := change.Between(old, next)
+	edit.Change = &between
+	// Whether targets pass their checks is unknown here, so assume it.
+	_, held := change.Hold(old, next, trench.Held{}, "", func(string, string) bool { return true })
+	edit.Held = held.Problem()
+}
+
+// Print prints an edit, and returns ExitFailed if a removal would be held; drain is the drain time of the frontend.
 func (edit *Change) Print(out *Output, asJSON bool, drain time.Duration) error {
 	if edit.Change != nil {
 		if total := edit.Change.RestartTime(drain); total > 0 {
@@ -57,13 +68,18 @@ func (edit *Change) Print(out *Output, asJSON bool, drain time.Duration) error {
 	}
 	if asJSON {
 		text, err := json.MarshalIndent(edit, "", "  ")
-		if err == nil {
-			out.Printf("%s\n", text)
+		if err != nil {
+			return err
 		}
-		return err
-	}
-	if edit.Change != nil {
+		out.Printf("%s\n", text)
+	} else if edit.Change != nil {
 		out.Printf("%s", edit.Change.Text(drain))
+		if edit.Held != "" {
+			out.Printf("would be held: %s\n", edit.Held)
+		}
+	}
+	if edit.Held != "" {
+		return ExitError(ExitFailed)
 	}
 	return nil
 }
@@ -78,8 +94,7 @@ func (f *ValidateFlags) Report(ctx context.Context, out *Output, program, socket
 		if err != nil {
 			return Usage("--diff: %w", Explain(err))
 		}
-		between := change.Between(old, next)
-		edit.Change = &between
+		edit.Compare(old, next)
 	}
 	if f.Output == "table" {
 		out.Printf("%s: valid\n", file)

@@ -13,18 +13,14 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
 // patience bounds every wait of these tests.
 const patience = 30 * time.Second
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = harness.Must
 
 // openConn opens a connection in a namespace.
 func openConn(t testing.TB, ns *lab.NetNS, o Config) *Conn {

@@ -290,12 +290,13 @@ func (config Config) targetFrom(fwmark uint32, rules []nft.Rule) (target plan.Ke
 	return target, true
 }
 
-// targetsFrom returns the targets for which want returns true. It reads the live maps of their
-// streams and of the streams in names.
+// targetsFrom returns the targets for which want returns true, and the guests among them. It reads
+// the live maps of their streams and of the streams in names.
 func (conn *Conn) targetsFrom(
 	rules map[string][]nft.Rule, want func(uint32) bool, names map[string]bool,
-) (map[uint32]*plan.KernelTarget, error) {
-	targets, streams := map[uint32]*plan.KernelTarget{}, map[string]bool{}
+) (targets map[uint32]*plan.KernelTarget, guests map[plan.Guest]bool, err error) {
+	targets, guests = map[uint32]*plan.KernelTarget{}, map[plan.Guest]bool{}
+	streams := map[string]bool{}
 	maps.Copy(streams, names)
 	for chain, list := range rules {
 		fwmark, owned := plan.ParseTargetChain(chain)
@@ -311,7 +312,7 @@ func (conn *Conn) targetsFrom(
 		for _, family := range vip.Families {
 			live, err := conn.nft.readLive(family, stream)
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			for fwmark, chain := range live {
 				if !want(fwmark) || chain != plan.TargetChain(fwmark) {
@@ -321,11 +322,15 @@ func (conn *Conn) targetsFrom(
 				if targets[fwmark] == nil {
 					targets[fwmark] = &plan.KernelTarget{FWMark: fwmark}
 				}
-				targets[fwmark].Flows[family] = true
+				if of := targets[fwmark].Stream; of != "" && of != stream {
+					guests[plan.Guest{Stream: stream, FWMark: fwmark}] = true
+				} else {
+					targets[fwmark].Flows[family] = true
+				}
 			}
 		}
 	}
-	return targets, nil
+	return targets, guests, nil
 }
 
 // fewChains is the maximum number of objects to read individually rather than in one dump.
@@ -342,7 +347,7 @@ func (conn *Conn) ReadTargets(fwmarks []uint32) (targets map[uint32]*plan.Kernel
 		if err != nil {
 			return err
 		}
-		targets, err = conn.targetsFrom(rules, func(fwmark uint32) bool { return wanted[fwmark] }, nil)
+		targets, _, err = conn.targetsFrom(rules, func(fwmark uint32) bool { return wanted[fwmark] }, nil)
 		return err
 	})
 	return targets, err
@@ -402,7 +407,8 @@ func (conn *Conn) readContent() (*plan.KernelState, error) {
 			return nil, err
 		}
 	}
-	if state.Targets, err = conn.targetsFrom(content.Rules, func(uint32) bool { return true }, names); err != nil {
+	all := func(uint32) bool { return true }
+	if state.Targets, state.Guests, err = conn.targetsFrom(content.Rules, all, names); err != nil {
 		return nil, err
 	}
 	state.VIPs, err = conn.ReadVIPs()

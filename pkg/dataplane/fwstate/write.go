@@ -83,8 +83,8 @@ func (conn *Conn) Write(change plan.Change) error {
 	// Objects precede their references: target chains precede live map elements, live maps precede
 	// stream rules, and stream chains precede VIP elements. Removals are last.
 	for _, step := range []func(plan.Change) error{
-		writer.base, writer.readStreams, writer.targetChains, writer.startLive, writer.targetFlows, writer.streams,
-		writer.vips, writer.removals,
+		writer.base, writer.readStreams, writer.targetChains, writer.startLive, writer.targetFlows, writer.guests,
+		writer.streams, writer.vips, writer.removals,
 	} {
 		if err := step(change); err != nil {
 			return err
@@ -281,7 +281,7 @@ func (writer *changeWriter) targetFlows(change plan.Change) error {
 			}
 			// The chain of the previous stream looks up its own live map until the end of the transaction.
 			was, moved := writer.moved[target.FWMark]
-			if !moved {
+			if !moved || slices.Contains(change.AddGuests, plan.Guest{Stream: was, FWMark: target.FWMark}) {
 				continue
 			}
 			if live, err = writer.liveOf(family, was); err != nil {
@@ -294,6 +294,40 @@ func (writer *changeWriter) targetFlows(change plan.Change) error {
 		}
 	}
 	// Entries that reference added targets are written in between.
+	removed.each(writer.last.DeleteElements)
+	added.each(writer.first.AddElements)
+	return nil
+}
+
+// guests adds and removes elements of live maps that lead to targets of other streams.
+func (writer *changeWriter) guests(change plan.Change) error {
+	added, removed := elementLists{}, elementLists{}
+	for _, family := range vip.Families {
+		each := func(list []plan.Guest, to elementLists, exists bool) error {
+			for _, guest := range list {
+				live, err := writer.liveOf(family, guest.Stream)
+				if err != nil {
+					return err
+				}
+				chain := plan.TargetChain(guest.FWMark)
+				// A stream without a VIP of the family has no live map.
+				if live == nil || (live[guest.FWMark] == chain) != exists {
+					continue
+				}
+				element := nft.Element{Key: markKey(guest.FWMark), Chain: chain}
+				if delete(live, guest.FWMark); !exists {
+					live[guest.FWMark] = chain
+				} else {
+					element.Chain = ""
+				}
+				to.add(plan.LiveMap(family, guest.Stream), element)
+			}
+			return nil
+		}
+		if err := errors.Join(each(change.RemoveGuests, removed, true), each(change.AddGuests, added, false)); err != nil {
+			return err
+		}
+	}
 	removed.each(writer.last.DeleteElements)
 	added.each(writer.first.AddElements)
 	return nil

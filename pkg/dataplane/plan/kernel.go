@@ -22,6 +22,14 @@ type KernelState struct {
 	Targets map[uint32]*KernelTarget
 	// VIPs maps each element of the VIP maps to its stream.
 	VIPs map[vip.VIP]string
+	// Guests holds the live map elements that lead to targets of other streams.
+	Guests map[Guest]bool
+}
+
+// Guest is a target of another stream whose flows a stream keeps: its live maps contain the fwmark.
+type Guest struct {
+	Stream string
+	FWMark uint32
 }
 
 // KernelStream is the chain and maps of one stream, in both written and observed state.
@@ -68,6 +76,8 @@ type Change struct {
 	// RemoveStreams and RemoveTargets are removed after all objects that reference them.
 	RemoveStreams []string
 	RemoveTargets []uint32
+	// AddGuests and RemoveGuests change the live maps of streams.
+	AddGuests, RemoveGuests []Guest
 }
 
 // StreamWrite changes one stream from the observed to the desired state.
@@ -97,6 +107,8 @@ func (c *Change) Add(d Change) {
 	c.Streams = append(c.Streams, d.Streams...)
 	c.RemoveStreams = append(c.RemoveStreams, d.RemoveStreams...)
 	c.RemoveTargets = append(c.RemoveTargets, d.RemoveTargets...)
+	c.AddGuests = append(c.AddGuests, d.AddGuests...)
+	c.RemoveGuests = append(c.RemoveGuests, d.RemoveGuests...)
 	if c.VIPs == nil {
 		c.VIPs = map[vip.VIP]string{}
 	}
@@ -110,7 +122,8 @@ func (c *Change) Add(d Change) {
 // Empty reports whether the change contains no operations.
 func (change *Change) Empty() bool {
 	return !change.Base &&
-		len(change.Targets)+len(change.Streams)+len(change.VIPs)+len(change.RemoveStreams)+len(change.RemoveTargets) == 0
+		len(change.Targets)+len(change.Streams)+len(change.VIPs)+len(change.RemoveStreams)+len(change.RemoveTargets) == 0 &&
+		len(change.AddGuests)+len(change.RemoveGuests) == 0
 }
 
 // Network is the state of links, addresses and neighbors.

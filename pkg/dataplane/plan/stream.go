@@ -32,6 +32,14 @@ func RequestOf(target InstalledTarget, stream *InstalledStream) Request {
 	return request
 }
 
+// WithoutNewFlows returns the request with Draining in place of Serving.
+func (r Request) WithoutNewFlows() Request {
+	for f, role := range r.roles {
+		r.roles[f] = min(role, Draining)
+	}
+	return r
+}
+
 // next returns the current request for a target. An Unknown role keeps the previous role.
 func (r Request) next(target Target) Request {
 	next := Request{ips: ByFamily(target.IPs)}

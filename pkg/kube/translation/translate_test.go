@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
@@ -65,5 +66,49 @@ func TestSizeOfFile(t *testing.T) {
 	if r := translation.Translate(o, options); r.File != nil || !strings.Contains(r.Trench.Message,
 		"divide the Services") {
 		t.Errorf("%d bytes: %s", len(r.File), r.Trench.Message)
+	}
+}
+
+// A Service that is replaced by one of another name, with or without a time in which both exist,
+// only renames the stream: the VIP and the targets are the same, so that lb keeps verdicts and flows.
+func TestReplacedServiceOnlyRenamesStream(t *testing.T) {
+	service := func(name, created string) string {
+		return fmt.Sprintf(`---
+apiVersion: v1
+kind: Service
+metadata:
+  name: %s
+  namespace: trench-a
+  generation: 1
+  creationTimestamp: %q
+  annotations: {vipgate.io/vips: 20.0.0.1}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: vipgate.io/trench-a
+  selector: {app: web}
+  ports: [{port: 8080, targetPort: 8080}]
+`, name, created)
+	}
+	before, after := service("web", "2026-01-01T00:00:00Z"), service("api", "2026-01-02T00:00:00Z")
+	// stream returns the only stream that serves the VIP.
+	stream := func(services string) trench.Stream {
+		t.Helper()
+		r := translation.Translate(read(t, append(base(t), services...)), options)
+		config, err := trenchfile.Parse("trench.yaml", r.File, trench.DefaultDefaults())
+		if err != nil || len(config.Streams) != 1 || len(config.Streams[0].Targets) != 2 {
+			t.Fatalf("%v\n%s\n%s", err, r.File, r.Table())
+		}
+		return config.Streams[0]
+	}
+	old, both, replaced := stream(before), stream(before+after), stream(after)
+	if d := cmp.Diff(fmt.Sprint(old), fmt.Sprint(both)); d != "" {
+		t.Errorf("the new Service changes the stream:\n%s", d)
+	}
+	if replaced.Name == old.Name {
+		t.Errorf("the stream is still %s", old.Name)
+	}
+	replaced.Name = old.Name
+	if d := cmp.Diff(fmt.Sprint(old), fmt.Sprint(replaced)); d != "" {
+		t.Errorf("more than the name changes:\n%s", d)
 	}
 }

@@ -25,7 +25,7 @@ type timing struct {
 	// status bounds the wait for the frontend's first status, write the wait for the new trench file.
 	status, write time.Duration
 	// hold is the time for sessions to come back, and idle the time after which the change is over if
-	// no session was reset.
+	// the frontend resets no session.
 	hold, idle time.Duration
 	probe      time.Duration // interval of the frontend's probes
 }
@@ -203,7 +203,8 @@ func (taker *Taker) over(ctx context.Context, status *latest.Value[*frontendv1.S
 ) bool {
 	ctx, cancel := context.WithTimeout(ctx, taker.timing.hold)
 	defer cancel()
-	idle := time.After(taker.timing.idle)
+	idle := time.NewTicker(taker.timing.idle)
+	defer idle.Stop()
 	for {
 		now, changed := status.Get()
 		if before.restarted(sessionsOf(now, families)) {
@@ -211,8 +212,8 @@ func (taker *Taker) over(ctx context.Context, status *latest.Value[*frontendv1.S
 		}
 		select {
 		case <-changed:
-		case <-idle:
-			if before.kept(sessionsOf(status.Load(), families)) {
+		case <-idle.C:
+			if now := status.Load(); !now.GetGatewayChange() && before.kept(sessionsOf(now, families)) {
 				return true
 			}
 		case <-ctx.Done():

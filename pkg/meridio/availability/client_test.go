@@ -16,6 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/meridiotest"
 )
@@ -62,9 +63,7 @@ func TestOtherIdentifierIsUnavailable(t *testing.T) {
 	f := newFixture(t)
 	lb := meridiotest.New(meridiotest.Options{Socket: f.socket, Credentials: f.creds(f.lb), Host: "another-pod"})
 	lb.SetAvailable(true)
-	if err := lb.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, lb.Start())
 	defer func() {
 		if err := lb.Kill(); err != nil {
 			t.Error(err)
@@ -93,16 +92,12 @@ func TestKilledEndsAtOnce(t *testing.T) {
 	lb.SetAvailable(true)
 	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
 	instance, killed := w.at.Position.InstanceID, time.Now()
-	if err := lb.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, lb.Kill())
 	w.until("lost", func() bool { return !w.at.Synced }, nil)
 	if w.at.EndedAt.Before(killed) || !w.at.EndedAt.Before(w.at.LeaseEnd) {
 		t.Errorf("killed at %v, ended at %v, lease until %v", killed, w.at.EndedAt, w.at.LeaseEnd)
 	}
-	if err := lb.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, lb.Start())
 	w.until("restarted", w.is(states{vipA: vip.NotReady, vipB: vip.NotReady}), nil)
 	if w.at.Position.InstanceID == instance {
 		t.Errorf("the restarted load balancer is the instance %s, too", instance)
@@ -338,9 +333,7 @@ func TestUpgradeInPlace(t *testing.T) {
 	}, w.live)
 	t.Logf("upgraded %v after the new load balancer was synced", time.Since(synced))
 	w.until("old stream closed", func() bool { return old.Watchers() == 0 }, w.live)
-	if err := old.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, old.Kill())
 	probes := w.client.Stats().Probes
 	if s := w.Stats(); s.Failures != 0 || s.Moves != 1 || b.availability.Watching().Load() != 0 {
 		t.Errorf("%+v", s)

@@ -5,7 +5,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -61,9 +60,7 @@ func (f *fixture) creds(s *identity.Source) credentials.TransportCredentials {
 func (f *fixture) meridio() *meridiotest.LB {
 	f.t.Helper()
 	l := meridiotest.New(meridiotest.Options{Socket: f.socket, Credentials: f.creds(f.lb), Host: host})
-	if err := l.Start(); err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, l.Start())
 	f.t.Cleanup(func() {
 		if err := l.Kill(); err != nil {
 			f.t.Error(err)
@@ -76,23 +73,12 @@ func (f *fixture) meridio() *meridiotest.LB {
 func (f *fixture) serve(path string, register func(grpc.ServiceRegistrar)) (kill func()) {
 	f.t.Helper()
 	listener, err := net.Listen("unix", path)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	// Close must not unlink the socket, because another server may have replaced it.
 	listener.(*net.UnixListener).SetUnlinkOnClose(false)
 	s := grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(f.creds(f.lb)))...)
 	register(s)
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(listener) }()
-	kill = sync.OnceFunc(func() {
-		s.Stop()
-		if err := <-done; err != nil {
-			f.t.Errorf("Serve: %v", err)
-		}
-	})
-	f.t.Cleanup(kill)
-	return kill
+	return harness.Serve(f.t, s, listener)
 }
 
 // lb is a load balancer of vipgate: both services of one table.
@@ -121,9 +107,7 @@ func (f *fixture) vipgate(path string, o readiness.TableOptions) *vipgateLB {
 // replace moves the socket of path to the pod's socket.
 func (f *fixture) replace(path string) {
 	f.t.Helper()
-	if err := os.Rename(path, f.socket); err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, os.Rename(path, f.socket))
 }
 
 // watcher is a running readiness.Watcher with a Client, and its merged state.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -15,9 +16,7 @@ func TestDebugDocument(t *testing.T) {
 	t.Setenv("NFE_TABLE_ID", "4096")
 	t.Setenv("GATEWAY_PASSWORD", "do not show")
 	ns := lab.NewNetNS(t)
-	if err := lab.Veth(ns, "ext", lab.NewNetNS(t), "peer"); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, lab.Veth(ns, "ext", lab.NewNetNS(t), "peer"))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	const setup = `set -e
@@ -37,9 +36,7 @@ ip neighbor add 169.254.100.1 lladdr 02:00:00:00:00:01 dev ext nud permanent`
 		t.Fatal(err)
 	}
 	var compact bytes.Buffer
-	if err := json.Compact(&compact, document); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, json.Compact(&compact, document))
 	document = compact.Bytes()
 	for _, want := range []string{
 		`"meridio-version":"vipgate 1.2.3"`, `"unix-time":`, `"name":"ext"`, `"ips":["169.254.100.2/24"`,
@@ -67,9 +64,7 @@ ip neighbor add 169.254.100.1 lladdr 02:00:00:00:00:01 dev ext nud permanent`
 func wantKeys(t *testing.T, document []byte) {
 	t.Helper()
 	var top map[string]json.RawMessage
-	if err := json.Unmarshal(document, &top); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, json.Unmarshal(document, &top))
 	for key, inner := range map[string][]string{
 		"version": nil, "meridio-version": nil, "unix-time": nil, "environment-variables": nil,
 		"network-interfaces": {"index", "name", "mac", "ips", "mtu", "up", "master-index", "statistics"},

@@ -10,6 +10,7 @@ import (
 
 	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestConvert(t *testing.T) {
@@ -130,9 +131,7 @@ func TestRefusals(t *testing.T) {
 				want = "2000::1/128 20.0.0.0/24 gw4 gw6"
 			}
 			c, err := o.convert(a)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			if len(c.refused) != 1 || !strings.HasPrefix(c.refused.Error(), test.want) {
 				t.Errorf("refused are\n%.1000v, want one that begins with\n%s", c.refused, test.want)
 			}

@@ -23,7 +23,8 @@ func TestHeldRemovals(t *testing.T) {
 	// The removal of the VIPs and of the last gateway is held, the additional VIP is in force.
 	f.SetAttractors(attractor(vips("20.0.0.1/32", "20.0.0.5/32")))
 	l := wantGeneration(t, s, 2)
-	if got := text(l.Config); got != "20.0.0.1/32 20.0.0.5/32 20.0.0.2/32 20.0.0.3/32 20.0.0.4/32 gw4" || l.Held.Count() != 4 {
+	const inForce = "20.0.0.1/32 20.0.0.5/32 20.0.0.2/32 20.0.0.3/32 20.0.0.4/32 gw4"
+	if got := text(l.Config); got != inForce || l.Held.Count() != 4 {
 		t.Errorf("in force is %s, held %+v", got, l.Held)
 	}
 	if _, wanted := f.keys.wanted(); len(wanted["s"]) != 1 {
@@ -51,6 +52,9 @@ func TestHeldRemovals(t *testing.T) {
 		return text(now.Config) == "20.0.0.1/32 20.0.0.5/32" && now.Held.ID == ""
 	})
 	await.True(t, "no key", func() bool { _, wanted := f.keys.wanted(); return len(wanted) == 0 })
-	await.True(t, "the confirmed list in the cache", func() bool { list, _ := s.cache.read(); return len(list.GetVips()) == 2 })
+	await.True(t, "the confirmed list in the cache", func() bool {
+		list, _ := s.cache.read()
+		return len(list.GetVips()) == 2
+	})
 	end()
 }

@@ -66,16 +66,12 @@ func newFixture(t *testing.T) *fixture {
 
 func (f *fixture) start() {
 	f.t.Helper()
-	if err := f.Start(); err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, f.Start())
 }
 
 func (f *fixture) stop() {
 	f.t.Helper()
-	if err := f.Stop(); err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, f.Stop())
 }
 
 // run runs a task until the test ends, or end is called.

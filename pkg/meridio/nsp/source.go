@@ -109,8 +109,8 @@ func (s *Source) Value() *latest.Value[trench.Loaded] { return &s.loaded }
 // NSP.
 func (s *Source) Stale() *latest.Value[*trench.Stale] { return &s.stale }
 
-// Confirm puts the held removals in force, if the identifier is theirs or "". Without a watch it takes
-// effect once one has sent a list.
+// Confirm puts the held removals in force, if the identifier is theirs or "". Without a watch it
+// takes effect once one is open.
 func (s *Source) Confirm(identifier string) (trench.Held, error) {
 	return s.loaded.Load().Confirm(identifier, &s.confirmed)
 }
@@ -316,7 +316,7 @@ func (s *Source) take(list *nspv1.Attractor) {
 		config, loaded.Held = change.Hold(before.Config, config, before.Held, s.confirmed.Load(), nil)
 	}
 	if loaded.Held.ID == "" {
-		// The cache keeps an older list during a hold, so that a restart does not remove the held objects.
+		// The cache keeps an older list during a hold, so that a restart does not end the hold.
 		s.accepted = list
 		if before.Held.ID != "" {
 			s.confirmed.Set("")

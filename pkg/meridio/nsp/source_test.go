@@ -12,6 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -312,9 +313,7 @@ func TestCorruptCache(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
 			f.SetAttractors(attractor(vips("20.0.0.1/32")))
-			if err := os.WriteFile(f.o.Cache, []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.WriteFile(f.o.Cache, []byte(content), 0o600))
 			s, _ := f.source()
 			if st := s.State().Load(); st.CacheFailures != 1 || f.log.count("moved aside") != 1 {
 				t.Errorf("state is %+v", st)
@@ -343,9 +342,7 @@ func TestUnwritableCache(t *testing.T) {
 	if n := f.log.count("failed to write the cache"); n != 1 {
 		t.Errorf("the failure was logged %d times, want once", n)
 	}
-	if err := os.Remove(directory); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Remove(directory))
 	await.True(t, "a cache", func() bool { _, err := os.Stat(f.o.Cache); return err == nil })
 	if l := s.Value().Load(); l.Generation != 1 || l.Err != nil {
 		t.Errorf("generation %d is in force, with error %v", l.Generation, l.Err)

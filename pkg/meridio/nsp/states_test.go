@@ -12,6 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/durable"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // The state of a source that started from its cache, after each list and each end of a watch.
@@ -20,9 +21,7 @@ func TestSourceAfterCache(t *testing.T) {
 	f := newFixture(t)
 	list := []byte(`{"name":"a","trench":{"name":"t"},` +
 		`"vips":[{"name":"v","address":"20.0.0.1/32","trench":{"name":"t"}}]}`)
-	if err := durable.Write(f.o.Cache, &cached{Trench: "t", Attractor: "a", Received: received, List: list}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, durable.Write(f.o.Cache, &cached{Trench: "t", Attractor: "a", Received: received, List: list}))
 	s := NewSource(f.o)
 	if stale := s.Stale().Load(); stale == nil || !stale.Since.Equal(received) {
 		t.Fatalf("stale %+v, want since %v", stale, received)
@@ -63,9 +62,7 @@ func TestSourceAfterCache(t *testing.T) {
 		written := ""
 		if wanted := s.cache.wanted.Load(); wanted != nil {
 			var list nspv1.Attractor
-			if err := protojson.Unmarshal(wanted.List, &list); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, protojson.Unmarshal(wanted.List, &list))
 			written = list.GetVips()[0].GetAddress()
 		}
 		st := s.State().Load()

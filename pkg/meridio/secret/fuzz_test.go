@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // FuzzEvents reads a watch from a hostile API server. The resulting file does not depend on the
@@ -44,9 +46,7 @@ func applyAll(t *testing.T, body io.Reader) (key, text string) {
 	if err == nil {
 		err = os.WriteFile(path, []byte(password), 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	stream, known := newStream(body), false
 	for {
 		e, err := stream.next()

@@ -66,9 +66,7 @@ func newFixtureAt(t *testing.T, address string) *fixture {
 func (f *fixture) start(want map[string][]string, adapt ...func(*Watcher)) {
 	f.t.Helper()
 	host, port, err := net.SplitHostPort(f.Address())
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	f.watcher = New(Options{
 		Dir: f.dir, Namespace: "red", Host: host, Port: port, Account: f.account,
 		Log: f.log.Logger(),
@@ -415,23 +413,17 @@ func TestTokenRotation(t *testing.T) {
 	f.key("bgp-auth", "gw-a", changed)
 	for file, problem := range map[string]string{tokenFile: "automountServiceAccountToken", caFile: "no PEM certificate"} {
 		before, err := os.ReadFile(filepath.Join(f.account, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if file == tokenFile {
 			err = os.Remove(filepath.Join(f.account, file))
 		} else {
 			err = os.WriteFile(filepath.Join(f.account, file), []byte("no certificate"), 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		f.Cut()
 		f.problem("bgp-auth", problem)
 		f.key("bgp-auth", "gw-a", changed)
-		if err := os.WriteFile(filepath.Join(f.account, file), before, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(filepath.Join(f.account, file), before, 0o600))
 		f.problem("bgp-auth", "")
 	}
 }
@@ -444,9 +436,7 @@ func TestUntrustedServer(t *testing.T) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(f.account, caFile), ca, 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	f.start(oneKey)
 	f.problem("bgp-auth", "unknown authority")
 	f.key("bgp-auth", "gw-a", "(none)")
@@ -583,9 +573,7 @@ type network struct {
 func newNetwork(t *testing.T, to string) *network {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	n := &network{Listener: l, frozen: make(chan struct{})}
 	var wg sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())

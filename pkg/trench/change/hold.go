@@ -23,14 +23,15 @@ const (
 type Alive func(stream, target string) bool
 
 // Hold returns the configuration to put in force for a valid one, and the removals that wait for a
-// confirmation: VIPs, if the configuration removes more than MaxRemoval percent and at least three of
-// those in force; the last gateways of a family; and, of at least two streams, all targets that are
-// alive. The result has the held objects in addition to the configuration.
+// confirmation: VIPs, if the configuration removes more than MaxRemoval percent and at least three
+// of those in force; the last gateways of a family; and, of at least two streams, all targets that
+// are alive. The result has the held objects in addition to the configuration.
 //
-// before is the hold in force: removals that are held stay held, although objects that the configuration
-// adds make them a smaller share. confirmed has confirmed identifiers in addition to the field of the
-// configuration. A nil alive ignores targets.
-func Hold(inForce, next *trench.Config, before trench.Held, confirmed string, alive Alive) (*trench.Config, trench.Held) {
+// before is the hold in force, which objects that the configuration adds do not end. confirmed has
+// confirmed identifiers in addition to the field of the configuration. A nil alive ignores targets.
+func Hold(inForce, next *trench.Config, before trench.Held, confirmed string,
+	alive Alive,
+) (*trench.Config, trench.Held) {
 	percent := cmp.Or(next.MaxRemoval, defaultRemoval)
 	if percent >= 100 {
 		return next, trench.Held{}
@@ -64,14 +65,14 @@ func Hold(inForce, next *trench.Config, before trench.Held, confirmed string, al
 	return effective, held
 }
 
-// identify returns an identifier of names, "" for none. Its prefix keeps YAML from reading a number.
+// identify returns an identifier of names, "" for none. Its prefix makes it a text in YAML.
 func identify(prefix string, vips []vip.VIP, names []string) string {
 	if len(vips)+len(names) == 0 {
 		return ""
 	}
 	hash := sha256.New()
-	for _, prefix := range vips {
-		hash.Write([]byte(prefix.String() + "\n"))
+	for _, removed := range vips {
+		names = append(slices.Clip(names), removed.String())
 	}
 	for _, name := range names {
 		hash.Write([]byte(name + "\n"))
@@ -79,8 +80,8 @@ func identify(prefix string, vips []vip.VIP, names []string) string {
 	return prefix + hex.EncodeToString(hash.Sum(nil)[:4])
 }
 
-// removedVIPs returns the removed VIPs, sorted, and the VIPs that they are a part of; nil within the
-// limit.
+// removedVIPs returns the removed VIPs, sorted, and the VIPs that they are a part of; nil within
+// the limit.
 func removedVIPs(inForce, next *trench.Config, percent int, base []vip.VIP) (removed, of []vip.VIP) {
 	// VIPs that were added during a hold do not count: they would hide the removal, and make the edit
 	// that reverts it a removal of its own.
@@ -143,7 +144,9 @@ func emptied(inForce, next *trench.Config, alive Alive) (names []string) {
 		}
 	}
 	for _, stream := range inForce.Streams {
-		loses := slices.ContainsFunc(stream.VIPs, func(prefix vip.VIP) bool { return stays.Has(prefix) && !serves.Has(prefix) })
+		loses := slices.ContainsFunc(stream.VIPs, func(prefix vip.VIP) bool {
+			return stays.Has(prefix) && !serves.Has(prefix)
+		})
 		// Search the targets last: alive may look each one up.
 		if loses && slices.ContainsFunc(stream.Targets, func(target trench.Target) bool {
 			return active(target) && !marked[[2]string{stream.Name, target.Name}] && alive(stream.Name, target.Name)
@@ -192,8 +195,8 @@ func merge(inForce, next *trench.Config, held trench.Held) *trench.Config {
 	return &config
 }
 
-// extend returns a stream with VIPs of its predecessor and, unless it has active targets of its own,
-// the predecessor's targets.
+// extend returns a stream with VIPs of its predecessor and, unless it has active targets of its
+// own, the predecessor's targets.
 func extend(stream, before trench.Stream, vips []vip.VIP) trench.Stream {
 	own := vip.NewSet(stream.VIPs...)
 	stream.VIPs = slices.Concat(stream.VIPs, slices.DeleteFunc(vips, own.Has))

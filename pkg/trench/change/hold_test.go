@@ -10,8 +10,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench/file"
 )
 
-// trenchWith returns a configuration with VIPs 20.0.0.1/32 to 20.0.0.N/32 and an IPv6 VIP, a gateway of
-// each family, and a stream with a target for each of the first IPv4 VIPs. edits replace texts.
+// trenchWith returns a configuration with an IPv6 VIP and the VIPs 20.0.0.1/32 and so on, a gateway
+// of each family, and a stream with a target for each of the first IPv4 VIPs. edits replace texts.
 func trenchWith(t *testing.T, vips, streams int, edits ...string) *trench.Config {
 	t.Helper()
 	var text strings.Builder
@@ -19,10 +19,11 @@ func trenchWith(t *testing.T, vips, streams int, edits ...string) *trench.Config
 	for nth := 1; nth <= vips; nth++ {
 		fmt.Fprintf(&text, ", 20.0.0.%d/32", nth)
 	}
-	text.WriteString("]\n  gateways:\n    - {name: four, address: 172.16.0.254}\n    - {name: six, address: \"fd00::254\"}\n")
+	text.WriteString("]\n  gateways:\n" + gatewayFour + gatewaySix)
 	text.WriteString("streams:\n  - {name: s0, vips: [\"2000::1/128\"]}\n")
 	for nth := 1; nth <= streams; nth++ {
-		fmt.Fprintf(&text, "  - {name: s%[1]d, vips: [20.0.0.%[1]d/32], check: {tcp: {port: 80}}, targets: [{name: t%[1]d, ips: [10.0.0.%[1]d]}]}\n", nth)
+		fmt.Fprintf(&text, "  - {name: s%[1]d, vips: [20.0.0.%[1]d/32], check: {tcp: {port: 80}}, "+
+			"targets: [{name: t%[1]d, ips: [10.0.0.%[1]d]}]}\n", nth)
 	}
 	edited := text.String()
 	for nth := 0; nth < len(edits); nth += 2 {
@@ -37,6 +38,12 @@ func trenchWith(t *testing.T, vips, streams int, edits ...string) *trench.Config
 	}
 	return config
 }
+
+const (
+	gatewayFour = "    - {name: four, address: 172.16.0.254}\n"
+	gatewaySix  = "    - {name: six, address: \"fd00::254\"}\n"
+	firstVIP    = "\"2000::1/128\", "
+)
 
 func all(string, string) bool { return true }
 
@@ -61,7 +68,8 @@ func TestHoldVIPs(t *testing.T) {
 		{9, 0, 100, false},
 	} {
 		old := trenchWith(t, tt.before, min(2, tt.after))
-		next := trenchWith(t, tt.after, min(2, tt.after), "trench: red", fmt.Sprintf("maxRemoval: %d\ntrench: red", tt.percent))
+		limit := fmt.Sprintf("maxRemoval: %d\ntrench: red", tt.percent)
+		next := trenchWith(t, tt.after, min(2, tt.after), "trench: red", limit)
 		effective, held := change.Hold(old, next, trench.Held{}, "", all)
 		count := fmt.Sprintf("%d of %d with %d%%", tt.before-tt.after, tt.before+1, tt.percent)
 		switch {
@@ -89,7 +97,7 @@ func TestHoldVIPs(t *testing.T) {
 func TestHoldIsSticky(t *testing.T) {
 	old, next := trenchWith(t, 4, 2), trenchWith(t, 1, 1)
 	effective, held := change.Hold(old, next, trench.Held{}, "", nil)
-	more := trenchWith(t, 1, 1, "\"2000::1/128\", ", "\"2000::1/128\", 30.0.0.1/32, 30.0.0.2/32, 30.0.0.3/32, 30.0.0.4/32, ")
+	more := trenchWith(t, 1, 1, firstVIP, firstVIP+"30.0.0.1/32, 30.0.0.2/32, 30.0.0.3/32, 30.0.0.4/32, ")
 	effective, again := change.Hold(effective, more, held, "", nil)
 	if again.ID != held.ID || len(again.Base) != 5 || len(effective.Attractor.VIPs) != 9 {
 		t.Errorf("held %+v with %v in force, before %+v", again, effective.Attractor.VIPs, held)
@@ -108,7 +116,6 @@ func TestHoldIsSticky(t *testing.T) {
 }
 
 func TestHoldGateways(t *testing.T) {
-	const six = "    - {name: six, address: \"fd00::254\"}\n"
 	old := trenchWith(t, 1, 1)
 	for _, tt := range []struct {
 		name  string
@@ -116,11 +123,14 @@ func TestHoldGateways(t *testing.T) {
 		held  string
 	}{
 		{"unchanged", nil, ""},
-		{"last of a family", []string{six, ""}, "six"},
-		{"replaced", []string{six, "    - {name: other, address: \"fd00::253\"}\n"}, ""},
-		{"name of the other family", []string{six, "    - {name: six, address: 172.16.0.253}\n"}, "six"},
-		{"with the VIPs of the family", []string{six, "", "\"2000::1/128\", ", "", "  - {name: s0, vips: [\"2000::1/128\"]}\n", ""}, ""},
-		{"every gateway", []string{six, "", "    - {name: four, address: 172.16.0.254}\n", "", "  gateways:\n", ""}, "four six"},
+		{"last of a family", []string{gatewaySix, ""}, "six"},
+		{"replaced", []string{gatewaySix, "    - {name: other, address: \"fd00::253\"}\n"}, ""},
+		{"name of the other family", []string{gatewaySix, "    - {name: six, address: 172.16.0.253}\n"}, "six"},
+		{
+			"with the VIPs of the family",
+			[]string{gatewaySix, "", firstVIP, "", "  - {name: s0, vips: [\"2000::1/128\"]}\n", ""}, "",
+		},
+		{"every gateway", []string{gatewaySix, "", gatewayFour, "", "  gateways:\n", ""}, "four six"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			next := trenchWith(t, 1, 1, tt.edits...)
@@ -203,7 +213,8 @@ func TestHoldTargets(t *testing.T) {
 			t.Fatalf("held %+v", held)
 		}
 		// The frontend has no verdicts, and computes the same identifier of the VIPs.
-		if _, frontend := change.Hold(trenchWith(t, 6, 6), trenchWith(t, 2, 2, both...), trench.Held{}, "", nil); frontend.ID != ids[0] {
+		_, frontend := change.Hold(trenchWith(t, 6, 6), trenchWith(t, 2, 2, both...), trench.Held{}, "", nil)
+		if frontend.ID != ids[0] {
 			t.Errorf("the frontend holds %+v", frontend)
 		}
 		for _, stream := range effective.Streams[1:] {

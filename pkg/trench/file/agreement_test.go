@@ -84,6 +84,7 @@ func jsonValue(n *yaml.Node) (v any, err error) {
 const every = `trench: trench-a
 maxRemoval: 75
 confirm: v1f3a5b7c
+onePodAtATime: true
 attractor:
   name: attractor-a-1
   interface: ext-vlan
@@ -157,6 +158,8 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{".confirm", "v1f3a5b7c", "t00000000,v1f3a5b7c", taken},
 		{".confirm", "v1f3a5b7c", "1f3a5b7c", refused},
 		{".confirm", "v1f3a5b7c", "", refused},
+		{".onePodAtATime", "true", "false", taken},
+		{".onePodAtATime", "true", "1", refused},
 		{".streams", every[strings.Index(every, "streams:"):], "streams: []\n", taken},
 		{".streams", every[strings.Index(every, "streams:"):], "streams:\n", refused},
 		{".streams", every[strings.Index(every, "streams:"):], "streams: {}\n", refused},

@@ -442,7 +442,7 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 			fields = append(fields, name)
 		}
 	}
-	if len(fields) != 24 {
+	if len(fields) != 26 {
 		t.Errorf("%d fields have a default: %v", len(fields), fields)
 	}
 }

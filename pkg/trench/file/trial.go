@@ -48,7 +48,8 @@ type Trial struct {
 	candidate *accepted
 	newest    *accepted
 	refused   error
-	failure   string // last error of a write
+	base      *trench.Config // of Base
+	failure   string         // last error of a write
 }
 
 // record is the content of the state file.
@@ -59,14 +60,16 @@ type record struct {
 	Starts int `json:"starts,omitempty"`
 	// Cause is why the process failed; "" if that is unknown.
 	Cause string `json:"cause,omitempty"`
-	// Good is the digest of the last good file.
+	// Good is the digest of the last good file, of which Held removals were not in force.
 	Good string `json:"good,omitempty"`
+	Held bool   `json:"held,omitempty"`
 }
 
 // accepted is a configuration on trial.
 type accepted struct {
 	digest string
 	config *trench.Config
+	held   bool
 }
 
 // OpenTrial returns the trial in a state directory, or nil if dir is "". State that cannot be read
@@ -106,13 +109,12 @@ func (trial *Trial) Read(path string, defaults trench.Defaults) (*trench.Config,
 	}
 	digest := sha256.Sum256(data)
 	if refused := trial.refuses(path, hex.EncodeToString(digest[:])); refused != nil {
-		good, err := Read(trial.path("last-good.yaml"), defaults)
-		if err == nil {
+		if good := trial.lastGood(defaults); good != nil {
 			good.Digest, trial.refused = digest, refused
 			return good, refused
 		}
 		// Without VIPs nothing is served: the file may work now.
-		trial.log.Warn("no last good configuration, accepting the trench file again", "refused", refused, "error", err)
+		trial.log.Warn("accepting the trench file again", "refused", refused)
 	}
 	trial.Begin(digest)
 	config, err := Parse(path, data, defaults)
@@ -121,8 +123,30 @@ func (trial *Trial) Read(path string, defaults trench.Defaults) (*trench.Config,
 		return nil, err
 	}
 	config.Digest = digest
-	trial.Accept(digest, config)
+	// A file that is in force completely removes nothing.
+	if good := trial.record.Good; good != "" && (good != hex.EncodeToString(digest[:]) || trial.record.Held) {
+		trial.base = trial.lastGood(defaults)
+	}
+	trial.Accept(digest, config, false)
 	return config, nil
+}
+
+// lastGood returns the last good configuration, or nil.
+func (trial *Trial) lastGood(defaults trench.Defaults) *trench.Config {
+	good, err := Read(trial.path("last-good.yaml"), defaults)
+	if err != nil {
+		trial.log.Warn("no last good configuration", "error", err)
+	}
+	return good
+}
+
+// Base returns the configuration that an earlier process had in force if the file at the start
+// differs from it, or nil.
+func (trial *Trial) Base() *trench.Config {
+	if trial == nil {
+		return nil
+	}
+	return trial.base
 }
 
 // refuses returns why a file is refused, or nil. Like for an invalid file, the targets of the
@@ -161,11 +185,11 @@ func (trial *Trial) Begin(digest [sha256.Size]byte) {
 	trial.before = trial.record
 	switch text := hex.EncodeToString(digest[:]); text {
 	case trial.record.Good:
-		trial.record = record{Good: text}
+		trial.record = record{Good: text, Held: trial.record.Held}
 	case trial.record.Digest:
 		trial.record.Starts, trial.record.Cause = trial.record.Starts+1, ""
 	default:
-		trial.record = record{Digest: text, Starts: 1, Good: trial.record.Good}
+		trial.record = record{Digest: text, Starts: 1, Good: trial.record.Good, Held: trial.record.Held}
 	}
 	trial.save()
 }
@@ -181,21 +205,23 @@ func (trial *Trial) Cancel() {
 	trial.save()
 }
 
-// Accept records the configuration that is in force with the file.
-func (trial *Trial) Accept(digest [sha256.Size]byte, config *trench.Config) {
+// Accept records the configuration that is in force with the file; held reports whether removals of
+// the file are held.
+func (trial *Trial) Accept(digest [sha256.Size]byte, config *trench.Config, held bool) {
 	if trial == nil {
 		return
 	}
 	trial.mu.Lock()
 	defer trial.mu.Unlock()
-	trial.newest = &accepted{hex.EncodeToString(digest[:]), config}
+	trial.newest = &accepted{hex.EncodeToString(digest[:]), config, held}
 	switch {
-	case trial.newest.digest == trial.record.Good:
-		trial.candidate = nil
-	// While files change all the time, the older one becomes good after its time.
 	case trial.candidate == nil:
 		trial.candidate = trial.newest
 		latest.Wake(trial.started)
+	// Removals of the file were held or confirmed. While files change all the time, the older one
+	// becomes good after its time.
+	case trial.candidate.digest == trial.newest.digest:
+		trial.candidate = trial.newest
 	}
 }
 
@@ -234,7 +260,7 @@ func (trial *Trial) check(since time.Time) time.Time {
 	if overdue >= hung {
 		cause = "a task of the process hung"
 	}
-	if cause != trial.record.Cause {
+	if cause != trial.record.Cause && trial.record.Digest != "" {
 		trial.record.Cause = cause
 		trial.save()
 	}
@@ -253,12 +279,12 @@ func (trial *Trial) succeed(now time.Time) time.Time {
 	trial.write("last-good.yaml", func(path string) error {
 		return durable.Replace(path, Marshal(good.config), 0o600)
 	})
-	trial.candidate, trial.record.Good = nil, good.digest
+	trial.candidate, trial.record.Good, trial.record.Held = nil, good.digest, good.held
 	if trial.record.Digest == good.digest {
-		trial.record = record{Good: good.digest}
+		trial.record = record{Good: good.digest, Held: good.held}
 	}
 	trial.save()
-	if trial.newest.digest == good.digest {
+	if trial.newest == good {
 		return time.Time{}
 	}
 	trial.candidate = trial.newest
@@ -288,7 +314,7 @@ func (trial *Trial) End() {
 	trial.mu.Lock()
 	defer trial.mu.Unlock()
 	if trial.candidate != nil && trial.record.Cause == "" {
-		trial.record = record{Good: trial.record.Good}
+		trial.record = record{Good: trial.record.Good, Held: trial.record.Held}
 		trial.save()
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/trench/change"
 )
 
 // trialFixture is a state directory and a trench file.
@@ -164,7 +165,7 @@ func TestNoTrial(t *testing.T) {
 	}
 	trial.Begin(config.Digest)
 	trial.Cancel()
-	trial.Accept(config.Digest, config)
+	trial.Accept(config.Digest, config, false)
 	trial.Fail(errors.New("failed"))
 	trial.End()
 }
@@ -191,7 +192,7 @@ func TestTrialOfManyEdits(t *testing.T) {
 				t.Fatal(err)
 			}
 			trial.Begin(config.Digest)
-			trial.Accept(config.Digest, config)
+			trial.Accept(config.Digest, config, false)
 			last = vip
 		}
 		good := func() string {
@@ -211,5 +212,37 @@ func TestTrialOfManyEdits(t *testing.T) {
 		}
 		cancel()
 		<-ended
+	})
+}
+
+// Removals that an earlier process would have held are held after a restart, too.
+func TestRemovalsHeldAfterRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		f := &trialFixture{T: t, dir: filepath.Join(dir, "state"), path: filepath.Join(dir, "trench.yaml")}
+		f.write("20.0.0.1/32, 20.0.0.2/32, 20.0.0.3/32, 20.0.0.4/32")
+		f.wants(long, goodVIP, "")
+		f.write(goodVIP)
+		// The second restart compares with what the first one had in force.
+		for range 2 {
+			trial := OpenTrial(f.dir, slog.New(slog.DiscardHandler))
+			config, err := trial.Read(f.path, trench.DefaultDefaults())
+			if err != nil {
+				t.Fatal(err)
+			}
+			watcher := NewWatcher(f.path, trench.DefaultDefaults(), config, slog.New(slog.DiscardHandler))
+			watcher.Trial = trial
+			watcher.Hold = func(inForce, next *trench.Config, before trench.Held, confirmed string) (*trench.Config, trench.Held) {
+				return change.Hold(inForce, next, before, confirmed, nil)
+			}
+			watcher.Resume()
+			loaded := watcher.Value().Load()
+			if len(loaded.Held.VIPs) != 3 || len(loaded.Config.Attractor.VIPs) != 4 || loaded.Generation != 1 {
+				t.Fatalf("%+v is held, %v in force", loaded.Held, loaded.Config.Attractor.VIPs)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), long)
+			_ = trial.Run(ctx)
+			cancel()
+		}
 	})
 }

@@ -37,11 +37,11 @@ const (
 // Watcher reads the trench file again when it changes. While the file is rejected or missing, the
 // last valid configuration stays in force. It implements task.Task.
 type Watcher struct {
+	// Trial, unless nil, is the trial of the files. It is set before Run.
+	Trial *Trial
 	// Hold, unless nil, returns the configuration to put in force for a valid file, and the removals
 	// that wait; see [change.Hold]. It is set before Run, which calls it.
 	Hold func(inForce, next *trench.Config, before trench.Held, confirmed string) (*trench.Config, trench.Held)
-	// Trial, unless nil, is the trial of the files. It is set before Run.
-	Trial *Trial
 
 	path     string
 	defaults trench.Defaults
@@ -86,6 +86,29 @@ func NewWatcher(path string, defaults trench.Defaults, initial *trench.Config, l
 		watcher.content, watcher.begun = initial.Digest, initial.Digest != [sha256.Size]byte{}
 	}
 	return watcher
+}
+
+// Resume holds the removals of the file at the start, compared with the configuration that an
+// earlier process had in force. It is called after Hold and Trial are set and before Run.
+func (watcher *Watcher) Resume() {
+	now, base := watcher.loaded.Load(), watcher.Trial.Base()
+	if base == nil || watcher.Hold == nil {
+		return
+	}
+	config := now.Config
+	if now.Config, now.Held = watcher.Hold(base, config, trench.Held{}, ""); now.Held.ID == "" {
+		return
+	}
+	watcher.next = config
+	watcher.Trial.Accept(watcher.content, now.Config, true)
+	watcher.loaded.Set(now)
+	watcher.logHeld(now.Held)
+}
+
+// logHeld logs removals that wait.
+func (watcher *Watcher) logHeld(held trench.Held) {
+	watcher.log.Error("removals held until they are confirmed", "id", held.ID, "removals", held.String(),
+		"remedy", "correct the file, or confirm")
 }
 
 // Value returns the configuration in force.
@@ -136,18 +159,14 @@ func (watcher *Watcher) Run(ctx context.Context) error {
 	quiet.Stop()
 	defer quiet.Stop()
 	var wait settling
-	_, confirmed := watcher.confirmed.Get()
+	confirmed := watcher.takeConfirmation()
 	for {
 		watcher.pulse.Next(watcher.poll + watcher.poll/8) // at most, see tick.Until
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-confirmed:
-			_, confirmed = watcher.confirmed.Get()
-			// A file that was rejected or confirmed since then leaves nothing to confirm.
-			if watcher.next != nil && watcher.loaded.Load().Held.ID != "" {
-				watcher.accept(watcher.next)
-			}
+			confirmed = watcher.takeConfirmation()
 			continue
 		case event, ok := <-events:
 			if !ok {
@@ -336,13 +355,23 @@ func (watcher *Watcher) publish(data []byte) {
 		watcher.refuse(content, err)
 		return
 	}
-	watcher.Trial.Accept(content, config)
 	edited := watcher.begun
 	watcher.content, watcher.failure, watcher.begun, watcher.next = content, "", true, config
 	// A change of comments or formatting must not create a new generation.
 	if !watcher.accept(config) && edited {
 		watcher.log.Info("trench file changed, no effect", "generation", watcher.loaded.Load().Generation)
 	}
+}
+
+// takeConfirmation puts confirmed removals in force. It returns a channel that is closed at the next
+// confirmation.
+func (watcher *Watcher) takeConfirmation() <-chan struct{} {
+	confirmed, changed := watcher.confirmed.Get()
+	// A file that was rejected or accepted since then leaves nothing to confirm.
+	if confirmed != "" && watcher.next != nil && watcher.loaded.Load().Held.ID != "" {
+		watcher.accept(watcher.next)
+	}
+	return changed
 }
 
 // accept puts a valid configuration in force, without the removals that wait for a confirmation. It
@@ -358,13 +387,13 @@ func (watcher *Watcher) accept(config *trench.Config) bool {
 		// A confirmation is for these removals: the same ones may be a mistake the next time.
 		watcher.confirmed.Set("")
 	}
+	watcher.Trial.Accept(watcher.content, config, held.ID != "")
 	unchanged, refused := equal(config, now.Config), now.Err != nil
 	if unchanged && !refused && held.ID == now.Held.ID {
 		return false
 	}
 	if held.ID != "" && held.ID != now.Held.ID {
-		watcher.log.Error("removals held until they are confirmed", "id", held.ID, "removals", held.String(),
-			"remedy", "correct the file, or confirm")
+		watcher.logHeld(held)
 	}
 	now.Err, now.At, now.Held = nil, time.Now(), held
 	if unchanged {

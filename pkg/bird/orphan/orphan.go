@@ -1,4 +1,5 @@
-package bird
+// Package orphan ends a BIRD that outlived its frontend.
+package orphan
 
 import (
 	"cmp"
@@ -20,9 +21,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
-// lockSocket locks the control socket, so that a second frontend does not terminate this one's
+// Lock locks the control socket, so that a second frontend does not terminate this one's
 // BIRD as an orphan.
-func lockSocket(socket string) (unlock func(), err error) {
+func Lock(socket string) (unlock func(), err error) {
 	lock, err := files.TryLock(socket + ".lock")
 	switch {
 	case errors.Is(err, files.ErrLocked):
@@ -34,10 +35,16 @@ func lockSocket(socket string) (unlock func(), err error) {
 	return lock.Release, nil
 }
 
-func pidFile(socket string) string { return socket + ".pid" }
+// PIDFile returns the path of the PID file of the BIRD with a control socket.
+func PIDFile(socket string) string { return socket + ".pid" }
 
-// terminateOrphans ends each BIRD of an earlier frontend that runs with this control socket.
-func terminateOrphans(ctx context.Context, executable, socket string, log *slog.Logger) error {
+const (
+	socketTimeout = 2 * time.Second // of a connection to the control socket
+	stopTimeout   = 2 * time.Second // after each signal
+)
+
+// Terminate ends each BIRD of an earlier frontend that runs with this control socket.
+func Terminate(ctx context.Context, executable, socket string, log *slog.Logger) error {
 	var errs []error
 	seen := map[int]bool{}
 	// A frontend may have ended before it wrote the PID file, or BIRD before it opened the socket.
@@ -47,7 +54,7 @@ func terminateOrphans(ctx context.Context, executable, socket string, log *slog.
 		if pid > 1 && !seen[pid] && matchesBIRD(pid, executable, socket) {
 			seen[pid] = true
 			log.Warn("terminating BIRD of an earlier run", "pid", pid)
-			if err := terminateOrphan(ctx, pid); err != nil {
+			if err := terminate(ctx, pid); err != nil {
 				errs = append(errs, fmt.Errorf("failed to terminate orphan BIRD %d: %w", pid, err))
 			}
 		}
@@ -57,7 +64,7 @@ func terminateOrphans(ctx context.Context, executable, socket string, log *slog.
 
 // recordedPID returns the process in the PID file, or 0 without a file.
 func recordedPID(_ context.Context, socket string) (int, error) {
-	b, err := os.ReadFile(pidFile(socket))
+	b, err := os.ReadFile(PIDFile(socket))
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
@@ -66,14 +73,14 @@ func recordedPID(_ context.Context, socket string) (int, error) {
 		pid, err = strconv.Atoi(strings.TrimSpace(string(b)))
 	}
 	if err != nil {
-		return 0, fmt.Errorf("failed to read BIRD's PID file %s: %w", pidFile(socket), err)
+		return 0, fmt.Errorf("failed to read BIRD's PID file %s: %w", PIDFile(socket), err)
 	}
 	return pid, nil
 }
 
 // servingPID returns the process that listens on the control socket, or 0 without a listener.
 func servingPID(ctx context.Context, socket string) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	ctx, cancel := context.WithTimeout(ctx, socketTimeout)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
@@ -87,8 +94,8 @@ func servingPID(ctx context.Context, socket string) (int, error) {
 	return int(peer.Pid), nil
 }
 
-// terminateOrphan ends a process that is not a child. It waits for the exit by polling the pidfd.
-func terminateOrphan(ctx context.Context, pid int) error {
+// terminate ends a process that is not a child. It waits for the exit by polling the pidfd.
+func terminate(ctx context.Context, pid int) error {
 	// A pidfd still refers to this process after its PID is reused.
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {

@@ -1,0 +1,75 @@
+package file
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// holdNames holds every change of the trench's name until a confirmation.
+func holdNames(inForce, next *trench.Config, _ trench.Held, confirmed string) (*trench.Config, trench.Held) {
+	if inForce.Trench == next.Trench || confirmed == "v00000001" {
+		return next, trench.Held{}
+	}
+	return inForce, trench.Held{ID: "v00000001", Gateways: []string{inForce.Trench}}
+}
+
+func TestConfirmation(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "trench.yaml")
+	write(t, path, named("one"))
+	initial, err := Read(path, trench.DefaultDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := NewWatcher(path, trench.DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
+	w.Hold = holdNames
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- task.Guard(ctx, w.String(), w.Run) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	<-w.Ready()
+	confirm := func(identifier, problem string) {
+		t.Helper()
+		_, err := w.Confirm(identifier)
+		if (err == nil) != (problem == "") || err != nil && !strings.Contains(err.Error(), problem) {
+			t.Errorf("%q was confirmed with %v, want %q", identifier, err, problem)
+		}
+	}
+	held := func(l trench.Loaded) bool { return l.Err == nil && l.Held.ID != "" }
+
+	confirm("", "no removal waits")
+	replace(t, path, named("two"))
+	if l := awaitLoaded(t, w, "the hold", held); l.Config.Trench != "one" || l.Generation != 1 {
+		t.Errorf("got %+v", l)
+	}
+	confirm("v00000002", "v00000001 does: the removal of the last gateways")
+	// What a refused file replaced is not confirmed.
+	replace(t, path, strings.Replace(named("two"), "name: gw4", "name: g 4", 1))
+	awaitLoaded(t, w, "the refusal", func(l trench.Loaded) bool { return l.Err != nil })
+	confirm("", "the newest configuration is refused")
+	replace(t, path, named("two"))
+	awaitLoaded(t, w, "the hold", held)
+	confirm("v00000001", "")
+	if l := awaitLoaded(t, w, "the confirmed file", inForce("two")); l.Held.ID != "" || l.Generation != 2 {
+		t.Errorf("got %+v", l)
+	}
+	// The confirmation was for one hold.
+	replace(t, path, named("one"))
+	awaitLoaded(t, w, "the hold", held)
+	replace(t, path, named("two"))
+	l := awaitLoaded(t, w, "the end of the hold", func(l trench.Loaded) bool { return l.Held.ID == "" })
+	if l.Generation != 2 {
+		t.Errorf("got %+v", l)
+	}
+}
