@@ -30,8 +30,9 @@ func TestExportOfOneGateway(t *testing.T) {
 
 			p.Export(map[string]bird.Export{"gateway-ipv4": bird.ExportDepreferred})
 			await.True(t, "de-preference", func() bool { return gw.Attribute(vip4, "community") == "(65535,0)" })
-			if path, lp := gw.Attribute(vip4, "as_path"), gw.Attribute(vip4, "local_pref"); path != tt.path || lp != tt.localPref {
-				t.Errorf("path %q and local preference %q, want %q and %q", path, lp, tt.path, tt.localPref)
+			path, preference := gw.Attribute(vip4, "as_path"), gw.Attribute(vip4, "local_pref")
+			if path != tt.path || preference != tt.localPref {
+				t.Errorf("path %q and local preference %q, want %q and %q", path, preference, tt.path, tt.localPref)
 			}
 			// A VIP that drains anyway gets the community once.
 			p.Announce(announce.Depreferred, vip4)

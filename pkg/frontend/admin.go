@@ -55,7 +55,8 @@ func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*fronten
 	}
 	now := time.Now()
 	orders, _ := p.drains.All(now)
-	refusal := refuseGateways(p.bird.State().Load(), p.Source.Value().Load().Config.Attractor.Gateways, r.GetGateways(), orders)
+	configured := p.Source.Value().Load().Config.Attractor.Gateways
+	refusal := refuseGateways(p.bird.State().Load(), configured, r.GetGateways(), orders)
 	if refusal != "" && !r.GetForce() {
 		return nil, status.Errorf(codes.FailedPrecondition, "%s; --force drains all the same", refusal)
 	}
@@ -90,6 +91,8 @@ func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*fro
 	now := time.Now()
 	orders, _ := p.drains.All(now)
 	switch {
+	case r.GetAll():
+		objects = []drained{{}}
 	case len(objects) == 0:
 		for object := range orders {
 			if object.gateway == "" {

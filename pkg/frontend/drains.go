@@ -77,8 +77,8 @@ func (p *process) applyDrains(g *gate.Gate, now time.Time) {
 	p.bird.Export(gatewayExports(orders, now))
 }
 
-// drainOf returns the drain of a VIP; the zero Drain if it is not drained. Of two drains the earlier
-// end of the drain time and the later end of the drain count.
+// drainOf returns the drain of a VIP; the zero Drain if it is not drained. Of two drains the
+// earlier end of the drain time and the later end of the drain count.
 func drainOf(orders map[drained]drains.Drain, v vip.VIP) drains.Drain {
 	all, isAll := orders[drained{}]
 	own, isOwn := orders[drained{vip: v}]
@@ -112,8 +112,8 @@ func gatewayExports(orders map[drained]drains.Drain, now time.Time) map[string]b
 	return exports
 }
 
-// followDrains puts the end of drain times of gateways and of drains in force, and sets the timer to
-// the next one. Drains of VIPs have their timers in the gate.
+// followDrains applies the ends of drains, and of the drain times of gateways, and sets the timer
+// to the next one. The gate has the timers for drain times of VIPs.
 func (f *follower) followDrains(ctx context.Context) error {
 	now := time.Now()
 	orders, next := f.drains.All(now)

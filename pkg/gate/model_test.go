@@ -65,7 +65,8 @@ func newModel(o Options) *model {
 	w := &model{
 		now: time.Unix(1000, 0), options: o, g: New(o), solo: map[vip.VIP]*Gate{},
 		states: map[vip.VIP]VIPState{}, drainEnds: map[vip.VIP]time.Time{}, flaps: map[vip.VIP][]time.Time{},
-		wasReady: vip.Set{}, before: map[vip.VIP]Advertisement{}, connectedBefore: map[vip.VIP]Advertisement{}, connected: New(o),
+		wasReady: vip.Set{}, before: map[vip.VIP]Advertisement{}, connectedBefore: map[vip.VIP]Advertisement{},
+		connected: New(o),
 	}
 	for _, v := range modelVIPs {
 		w.solo[v] = New(o)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -32,8 +33,7 @@ func (f *fixture) waitReason(vip, reason string) {
 func TestLastResort(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	first := "check: {tcp: {port: 5000}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}\n    targets:\n      - {name: target-1"
-	f.must(f.pod.WriteTrench(edited(t, first, "lastResort: depreferred\n    "+first)))
+	f.must(f.pod.WriteTrench(edited(t, "  - name: stream-a", "  - lastResort: depreferred\n    name: stream-a")))
 	f.up(f.target2)
 	f.startPod()
 	f.wantRoutes(vipB4, vipB6)
@@ -71,6 +71,10 @@ func TestLastResort(t *testing.T) {
 	f.must(f.pod.StartLB())
 	f.waitReason(vipA4, "LAST_RESORT")
 	f.waitUpdate(mark, vipA4, depreferred)
+	// A stop withdraws it as any other VIP.
+	f.must(f.pod.LB.Signal(syscall.SIGTERM))
+	f.wantExit(f.pod.LB, 0)
+	f.wantRoutes()
 }
 
 // The checks of all targets fail, and the applications work: a last resort is forwarded to all of
@@ -78,7 +82,8 @@ func TestLastResort(t *testing.T) {
 func TestLastResortForwards(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
-	f.must(f.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), "drainTime:", "lastResort: depreferred\n    drainTime:", 1)))
+	const before = "drainTime:"
+	f.must(f.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), before, "lastResort: depreferred\n    "+before, 1)))
 	f.start()
 	g, err := f.Load(f.ctx, 200, 8, load.Config{})
 	f.must(err)

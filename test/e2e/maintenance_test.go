@@ -176,3 +176,29 @@ func TestDrainsSurviveRestart(t *testing.T) {
 	f.operate(0, "no VIP is drained", "undrain")
 	f.wantRoutes(every()...)
 }
+
+// A drain of a target with an end ends by itself, also after a restart of lb.
+func TestTargetDrainEndsByItself(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.up(f.target1)
+	f.startPod()
+	f.wantRoutes(vipA4, vipA6)
+	admin, begin := "--admin-socket=unix://"+f.pod.LBAdmin(), time.Now()
+	if out, status := f.run("lb", "target", "drain", "target-1", "--drain-for=0s", "--for=-1s", admin); status != 2 {
+		t.Errorf("a negative end: %d, %s", status, out)
+	}
+	if out, status := f.run("lb", "target", "drain", "target-1", "--drain-for=0s", "--for=6s", admin); status != 0 {
+		t.Fatalf("lb target drain ended with %d: %s", status, out)
+	}
+	f.wantRoutes()
+	if out, _ := f.run("lb", "status", admin); !strings.Contains(out, "by an operator, until ") {
+		t.Errorf("status of lb:\n%s", out)
+	}
+	f.must(f.pod.LB.Kill())
+	f.must(f.pod.StartLB())
+	f.wantRoutes(vipA4, vipA6)
+	if took := time.Since(begin); took < 6*time.Second {
+		t.Errorf("the drain ended after %v", took)
+	}
+}

@@ -292,12 +292,17 @@ func (trial *Trial) check(since time.Time) time.Time {
 // succeed makes the candidate the last good configuration, and begins the time of a newer one.
 func (trial *Trial) succeed(now time.Time) time.Time {
 	good := trial.candidate
-	trial.write("last-good.yaml", func(path string) error {
-		return durable.Replace(path, Marshal(good.config), 0o600)
-	})
-	trial.candidate, trial.record.Good, trial.record.Held = nil, good.digest, good.held
+	trial.candidate = nil
 	if trial.record.Digest == good.digest {
-		trial.record = record{Good: good.digest, Held: good.held}
+		trial.record = record{Good: trial.record.Good, Held: trial.record.Held}
+	}
+	// During a hold the configuration from before it stays: VIPs that the same file adds would make the
+	// removal a small one after a restart.
+	if !good.held || trial.record.Good == "" {
+		trial.write("last-good.yaml", func(path string) error {
+			return durable.Replace(path, Marshal(good.config), 0o600)
+		})
+		trial.record.Good, trial.record.Held = good.digest, good.held
 	}
 	trial.save()
 	if trial.newest == good {

@@ -225,8 +225,8 @@ func TestRemovalsHeldAfterRestart(t *testing.T) {
 		f := &trialFixture{T: t, dir: filepath.Join(dir, "state"), path: filepath.Join(dir, "trench.yaml")}
 		f.write("20.0.0.1/32, 20.0.0.2/32, 20.0.0.3/32, 20.0.0.4/32")
 		f.wants(long, goodVIP, "")
-		f.write(goodVIP)
-		// The second restart compares with what the first one had in force.
+		// The VIPs that the file adds must not make the removal a small one after the second restart.
+		f.write(goodVIP + ", 30.0.0.1/32, 30.0.0.2/32, 30.0.0.3/32, 30.0.0.4/32")
 		for range 2 {
 			trial := OpenTrial(f.dir, slog.New(slog.DiscardHandler))
 			config, err := trial.Read(f.path, trench.DefaultDefaults())
@@ -242,7 +242,7 @@ func TestRemovalsHeldAfterRestart(t *testing.T) {
 			}
 			watcher.Resume()
 			loaded := watcher.Value().Load()
-			if len(loaded.Held.VIPs) != 3 || len(loaded.Config.Attractor.VIPs) != 4 || loaded.Generation != 1 {
+			if len(loaded.Held.VIPs) != 3 || len(loaded.Config.Attractor.VIPs) != 8 || loaded.Generation != 1 {
 				t.Fatalf("%+v is held, %v in force", loaded.Held, loaded.Config.Attractor.VIPs)
 			}
 			trial.Start()
