@@ -98,12 +98,11 @@ func (resolver *resolver) run(ctx context.Context) {
 		state, observed := resolver.state.Get() // before the state is used
 		if w.generation > 0 {
 			before := resolver.result.Load()
-			now, changed := before, false
+			sessions := before
 			if read || w.generation != before.generation {
-				now, changed = resolver.resolve(ctx, w, state, before)
-			} else {
-				now, changed = resolver.proceed(w, state, before, before)
+				sessions.desired, sessions.problems = resolver.resolveSessions(ctx, w.attractor, before.desired)
 			}
+			now, changed := resolver.proceed(w, state, sessions, before)
 			if changed && ctx.Err() == nil {
 				resolver.result.Set(now)
 			}

@@ -143,7 +143,8 @@ func (registry *Registry) snapshot() stateDocument {
 	document := stateDocument{Version: stateVersion, Registrations: make([]savedRegistration, 0, len(all))}
 	for _, reg := range all {
 		saved := savedRegistration{
-			Stream: reg.stream, Name: reg.Name, Addresses: reg.IPs, Owner: reg.Owner, Grace: durable.Duration(reg.grace), Cause: reg.Cause,
+			Stream: reg.stream, Name: reg.Name, Addresses: reg.IPs, Owner: reg.Owner,
+			Grace: durable.Duration(reg.grace), Cause: reg.Cause,
 			Held: reg.call == nil && reg.Lifecycle == targetset.Active && reg.DrainEnd.IsZero(),
 		}
 		if reg.Lifecycle != targetset.Active {
@@ -171,7 +172,8 @@ func (registry *Registry) restore(now time.Time) {
 		if saved.Owner != operatorName {
 			owner.id, errOwner = spiffeid.FromString(saved.Owner)
 		}
-		errParse := errors.Join(targetset.ID{Stream: saved.Stream, Name: saved.Name}.Check(), checkAddresses(saved.Addresses), errOwner)
+		errParse := errors.Join(
+			targetset.ID{Stream: saved.Stream, Name: saved.Name}.Check(), checkAddresses(saved.Addresses), errOwner)
 		if err == nil && errParse != nil {
 			err = fmt.Errorf("%s %w: registration %d: %w", registry.state.path, durable.ErrCorrupt, index, errParse)
 		}

@@ -17,8 +17,7 @@ import (
 // confirms it, the Trench names the removals, and there is one Event.
 func TestHeldRemovals(t *testing.T) {
 	f := newFixture(t)
-	f.cluster.Apply(t, strings.Replace(trenchManifest(), "vips: [20.0.0.1/32, ", "vips: [20.0.0.2/32, 20.0.0.3/32, 20.0.0.1/32, ",
-		1))
+	f.cluster.Apply(t, strings.Replace(trenchManifest(), "vips: [", "vips: [20.0.0.2/32, 20.0.0.3/32, ", 1))
 	f.startTrenchPods()
 	f.cluster.Apply(t, service)
 	for _, app := range f.Targets[:replicas] {

@@ -85,7 +85,8 @@ func (f *fixture) bindNodes() {
 func (f *fixture) wantKubeStatus(pod int, text string) {
 	f.t.Helper()
 	f.wait(func(ctx context.Context) error {
-		out, err := f.Pods[pod-1].Run(ctx, "kube", "status", "--admin-socket=unix://"+filepath.Join(f.Pods[pod-1].Dir, "kube.sock"))
+		p := f.Pods[pod-1]
+		out, err := p.Run(ctx, "kube", "status", "--admin-socket=unix://"+filepath.Join(p.Dir, "kube.sock"))
 		if !strings.Contains(out, text) {
 			return fmt.Errorf("no %q in the status: %w: %s", text, err, out)
 		}

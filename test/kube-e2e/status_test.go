@@ -113,7 +113,7 @@ func (f *fixture) refusedServiceKeepsStream() {
 	f.wantWarning("InvalidAnnotation")
 	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue, "2 of 2 VIPs by 2 of 2 pods")
 
-	// A misspelt name, and a check of a newer version, which also has an annotation that is unknown here.
+	// A misspelt name; a check of a newer version, together with an unknown annotation.
 	for patch, reason := range map[string]string{
 		`{"metadata":{"annotations":{"vipgate.io/vips":null,"vipgate.io/vip":"20.0.0.1,2000::1"}}}`: "NoVIPs",
 		`{"metadata":{"annotations":{"vipgate.io/vips":"20.0.0.1,2000::1","vipgate.io/vip":null,` +

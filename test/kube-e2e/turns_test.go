@@ -66,8 +66,46 @@ func TestTurns(t *testing.T) {
 		}
 	}
 	f.wantNoHolder()
+	f.wrongChangeReachesOnePod()
+	f.wantNoHolder()
+	for _, snapshot := range routes.Since(began) {
+		if len(snapshot.Routes) < 2 {
+			t.Errorf("%v after the change the gateway had the routes %v", snapshot.At.Sub(began), snapshot.Prefixes())
+		}
+	}
 	f.wantAnswers(g)
 	f.lost(g.Stop(t.Context()))
+}
+
+// wrongChangeReachesOnePod gives a gateway a wrong AS number and, once the session of a pod did not
+// come back, corrects it: the session of the other pod is never reset.
+func (f *fixture) wrongChangeReachesOnePod() {
+	f.t.Helper()
+	const path = `"path": "/spec/attractor/gateways/0/remoteASN"`
+	before := f.sessions()
+	f.patchTrench(`[{"op": "add", ` + path + `, "value": 64999}]`)
+	failed := 0
+	f.wait(func(ctx context.Context) error {
+		for n, p := range f.Pods {
+			status, err := frontendStatus(ctx, p)
+			if err != nil {
+				return err
+			}
+			for _, condition := range status.GetConditions() {
+				if condition.GetName() == "GatewayChange" && !condition.GetServing() {
+					failed = n + 1
+					return nil
+				}
+			}
+		}
+		return errors.New("no session failed to come back")
+	})
+	f.patchTrench(`[{"op": "remove", ` + path + `}]`)
+	other := "gateway-a4 of " + podName(trenchPods+1-failed)
+	if after := f.sessions(); !after[other].Equal(before[other]) {
+		f.t.Errorf("the wrong change reset %s, too", other)
+	}
+	f.wantAnnounced()
 }
 
 // sessions returns since when each session of each pod is up.

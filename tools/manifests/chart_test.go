@@ -122,6 +122,7 @@ func TestRoleOfTheChart(t *testing.T) {
 trench:
   name: t
   spec:
+    nodeDrain: true
     publish: {addresses: [192.0.2.1], ingressClass: nginx, gatewayClass: external}
     attractor:
       name: a
@@ -150,8 +151,15 @@ rbac: {namespaces: [application-a]}
 			t.Errorf("Role %s allows %d resources of Ingresses and Gateways, want them and their status", role, published)
 		}
 	}
-	if !slices.Equal(resources["secrets"], []string{"keys"}) || !slices.Equal(resources["leases"], []string{"vipgate-t"}) {
+	if !slices.Equal(resources["secrets"], []string{"keys"}) ||
+		!slices.Equal(resources["leases"], []string{"vipgate-t", "turn-vipgate-t"}) {
 		t.Errorf("resources %v", resources)
+	}
+	// Without spec.nodeDrain there is no ClusterRole.
+	nodes := decode[rbacv1.ClusterRole](t, o, "ClusterRole <nil>/vipgate-nodes-t")
+	binding := decode[rbacv1.ClusterRoleBinding](t, o, "ClusterRoleBinding <nil>/vipgate-nodes-t")
+	if len(nodes.Rules) != 1 || binding.RoleRef.Name != nodes.Name || binding.Subjects[0].Namespace != namespace {
+		t.Errorf("ClusterRole %+v, binding %+v", nodes, binding)
 	}
 	further := decode[rbacv1.RoleBinding](t, o, "RoleBinding application-a/vipgate-t")
 	if further.Subjects[0].Namespace != namespace {

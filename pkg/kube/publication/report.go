@@ -119,6 +119,6 @@ func camelCase(name, prefix string) string {
 
 // equal reports whether the reports are equal except for their times.
 func (report Report) equal(o Report) bool {
-	return report.Problem == o.Problem && report.Held == o.Held && report.Advertised == o.Advertised && report.Total == o.Total &&
-		slices.Equal(report.VIPs, o.VIPs)
+	return report.Problem == o.Problem && report.Held == o.Held && report.Advertised == o.Advertised &&
+		report.Total == o.Total && slices.Equal(report.VIPs, o.VIPs)
 }

@@ -44,11 +44,15 @@ func (l *leases) Get(context.Context, string, metav1.GetOptions) (*coordinationv
 	return l.lease.DeepCopy(), nil
 }
 
-func (l *leases) Create(_ context.Context, lease *coordinationv1.Lease, _ metav1.CreateOptions) (*coordinationv1.Lease, error) {
-	return l.Update(context.Background(), lease, metav1.UpdateOptions{})
+func (l *leases) Create(ctx context.Context, lease *coordinationv1.Lease, _ metav1.CreateOptions) (
+	*coordinationv1.Lease, error,
+) {
+	return l.Update(ctx, lease, metav1.UpdateOptions{})
 }
 
-func (l *leases) Update(_ context.Context, lease *coordinationv1.Lease, _ metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+func (l *leases) Update(_ context.Context, lease *coordinationv1.Lease, _ metav1.UpdateOptions) (
+	*coordinationv1.Lease, error,
+) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.away {
