@@ -296,8 +296,8 @@ func (trial *Trial) succeed(now time.Time) time.Time {
 	if trial.record.Digest == good.digest {
 		trial.record = record{Good: trial.record.Good, Held: trial.record.Held}
 	}
-	// During a hold the configuration from before it stays: VIPs that the same file adds would make the
-	// removal a small one after a restart.
+	// During a hold the configuration from before it stays: VIPs that the same file adds would make
+	// the removal a small one after a restart.
 	if !good.held || trial.record.Good == "" {
 		trial.write("last-good.yaml", func(path string) error {
 			return durable.Replace(path, Marshal(good.config), 0o600)

@@ -364,8 +364,8 @@ func (watcher *Watcher) publish(data []byte) {
 	}
 }
 
-// takeConfirmation puts confirmed removals in force. It returns a channel that is closed at the next
-// confirmation.
+// takeConfirmation puts confirmed removals in force. It returns a channel that is closed at the
+// next confirmation.
 func (watcher *Watcher) takeConfirmation() <-chan struct{} {
 	_, changed := watcher.confirmed.Get()
 	watcher.reviewHold()
