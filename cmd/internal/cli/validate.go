@@ -59,7 +59,8 @@ func (edit *Change) Compare(old, next *trench.Config) {
 	edit.Held = held.Problem()
 }
 
-// Print prints an edit, and returns ExitFailed if a removal would be held; drain is the drain time of the frontend.
+// Print prints an edit, and returns ExitFailed if a removal would be held. drain is the drain time
+// of the frontend.
 func (edit *Change) Print(out *Output, asJSON bool, drain time.Duration) error {
 	if edit.Change != nil {
 		if total := edit.Change.RestartTime(drain); total > 0 {
