@@ -28,7 +28,9 @@ import (
 func TestDrainOfNothing(t *testing.T) {
 	a := &admin{process: &process{}}
 	for _, r := range []*frontendv1.DrainRequest{
-		{}, {All: true, Vips: []string{vipA.String()}}, {All: true, Gateways: []string{"a"}},
+		{},
+		{All: true, Vips: []string{vipA.String()}},
+		{All: true, Gateways: []string{"a"}},
 		{All: true, EndsAfter: durationpb.New(-1)},
 	} {
 		if _, err := a.Drain(t.Context(), r); status.Code(err) != codes.InvalidArgument {
