@@ -100,7 +100,8 @@ func (c *runCommand) check() error {
 	refused.If(!nsp.ValidName(c.TrenchName), "--trench-name=%s: %s", c.TrenchName, remedy)
 	refused.If(!nsp.ValidName(c.AttractorName), "--attractor-name=%s: %s", c.AttractorName, remedy)
 	refused.Add(secret.CheckNamespace(c.Namespace))
-	refused.If(c.MaxRemoval < 1 || c.MaxRemoval > 100, "--max-removal=%d: write a percentage between 1 and 100", c.MaxRemoval)
+	refused.If(c.MaxRemoval < 1 || c.MaxRemoval > 100,
+		"--max-removal=%d: write a percentage between 1 and 100", c.MaxRemoval)
 	refused.Within("--nsp-entry-timeout", c.NSPEntryTimeout, time.Second, time.Minute)
 	refused.Within("--nsp-keepalive-time", c.NSPKeepaliveTime, 0, 24*time.Hour)
 	refused.Within("--max-backoff", c.MaxBackoff, 0, 5*time.Minute)

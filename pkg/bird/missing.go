@@ -30,7 +30,7 @@ func (input renderInput) protocols() []string {
 		}
 	}
 	for _, session := range input.Sessions {
-		if !session.IsStatic() || session.Attracts() {
+		if session.Attracts() {
 			names = append(names, gatewayPrefix+session.Name)
 		}
 		if session.Protocol == trench.Static && session.BFD != nil && len(input.VRRP) == 0 {
@@ -40,8 +40,8 @@ func (input renderInput) protocols() []string {
 	return names
 }
 
-// observe reports whether BIRD must be configured again, since it has lacked a protocol for lackTime.
-// A missing loopback session needs no wait: no configuration of this process lacks it.
+// observe reports whether BIRD must be configured again, since it has lacked a protocol for
+// lackTime. A missing loopback session needs no wait: no configuration of this process lacks it.
 func (m *missing) observe(now time.Time, lacking, loopback bool) bool {
 	if !lacking {
 		// Keep the back-off for a while: the other process may reconfigure BIRD periodically.

@@ -61,9 +61,11 @@ type Session struct {
 // IsStatic reports whether the gateway has static routes instead of a BGP session.
 func (session Session) IsStatic() bool { return session.Protocol == trench.Static }
 
-// Attracts reports whether BIRD has a BFD session with a static gateway. Without BFD the gateway
-// sends traffic until its routes are removed.
-func (session Session) Attracts() bool { return session.BFD == nil || session.Export == ExportFull }
+// Attracts reports whether BIRD has the session. A static gateway has no BFD session while it
+// drains.
+func (session Session) Attracts() bool {
+	return !session.IsStatic() || session.BFD == nil || session.Export == ExportFull
+}
 
 // Channel is BIRD's name of the session's family.
 func (session Session) Channel() string { return session.Family().String() }

@@ -41,8 +41,8 @@ type resolution struct {
 	sequence   uint64          // counts the contents
 	desired    []turns.Session // with the addresses and passwords of now
 	gateways   []trench.Gateway
-	changes    map[string]Change // by gateway; gateways without a change are missing
-	problems   map[string]string // why a gateway has no session, by gateway
+	changes    map[string]turns.Change // by gateway
+	problems   map[string]string       // why a gateway has no session, by gateway
 	input      renderInput
 	content    []byte
 	protocols  []string // names of the protocols in content
@@ -98,12 +98,11 @@ func (resolver *resolver) run(ctx context.Context) {
 		state, observed := resolver.state.Get() // before the state is used
 		if w.generation > 0 {
 			before := resolver.result.Load()
-			now, changed := before, false
+			sessions := before
 			if read || w.generation != before.generation {
-				now, changed = resolver.resolve(ctx, w, state, before)
-			} else {
-				now, changed = resolver.proceed(w, state, before, before)
+				sessions.desired, sessions.problems = resolver.resolveSessions(ctx, w.attractor, before.desired)
 			}
+			now, changed := resolver.proceed(w, state, sessions, before)
 			if changed && ctx.Err() == nil {
 				resolver.result.Set(now)
 			}
@@ -178,7 +177,8 @@ func (resolver *resolver) proceed(w desired, state State, read, before resolutio
 	if before.generation == w.generation && slices.Equal(before.input.Sessions, now.input.Sessions) {
 		now.sequence = before.sequence
 		now.content, now.protocols, now.err = before.content, before.protocols, before.err
-		return now, !maps.Equal(before.problems, now.problems) || !maps.EqualFunc(before.changes, now.changes, Change.equal)
+		return now, !maps.Equal(before.problems, now.problems) ||
+			!maps.EqualFunc(before.changes, now.changes, turns.Change.Equal)
 	}
 	now.sequence = before.sequence + 1
 	now.content, now.err = render(now.input)

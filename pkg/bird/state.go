@@ -11,6 +11,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/turns"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -75,7 +76,7 @@ type GatewayState struct {
 	Imported int
 	Exported int
 	Export   Export // in BIRD's configuration
-	Change   Change // in progress, or failed
+	Change   turns.Change
 	// LastError is the reason why the session was lost or does not come up under the current
 	// configuration. The next attempt does not clear it.
 	LastError   string

@@ -1,7 +1,6 @@
 package bird
 
 import (
-	"slices"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -15,20 +14,6 @@ const (
 	// sessionLimit bounds each wait for a session. A gateway usually connects within 2 s.
 	sessionLimit = 30 * time.Second
 )
-
-// Change is the progress of a change of a gateway's session.
-type Change struct {
-	Phase      turns.Phase
-	Parameters []string // that restart the session, in words
-	Until      time.Time
-	// Failed holds the parameters of a change after which the session did not come back in time.
-	Failed []string
-}
-
-func (change Change) equal(other Change) bool {
-	return change.Phase == other.Phase && change.Until.Equal(other.Until) &&
-		slices.Equal(change.Parameters, other.Parameters) && slices.Equal(change.Failed, other.Failed)
-}
 
 // changing reports whether a change of the session is in progress.
 func (g GatewayState) changing() bool {
@@ -54,7 +39,7 @@ func (resolver *resolver) takeTurns(w desired, state State, now *resolution, seq
 		}
 	}
 	entries, wake := resolver.plan.Step(input)
-	resolver.wake, now.changes = wake, map[string]Change{}
+	resolver.wake, now.changes = wake, map[string]turns.Change{}
 	present := map[string]trench.Gateway{}
 	var leaving []trench.Gateway
 	for _, entry := range entries {
@@ -65,9 +50,7 @@ func (resolver *resolver) takeTurns(w desired, state State, now *resolution, seq
 			session.Export = max(session.Export, ExportDepreferred)
 		}
 		now.input.Sessions = append(now.input.Sessions, session)
-		if entry.Phase != turns.Steady || entry.Failed != nil {
-			now.changes[entry.Name] = Change{entry.Phase, entry.Parameters, entry.Until, entry.Failed}
-		}
+		now.changes[entry.Name] = entry.Change
 		if present[entry.Next] = entry.Gateway; entry.Next == "" {
 			leaving = append(leaving, entry.Gateway)
 		}

@@ -227,7 +227,8 @@ func (k *modelKernel) transact(c plan.Change) error {
 		}
 	}
 	maps.DeleteFunc(k.Guests, func(guest plan.Guest, _ bool) bool {
-		return k.Streams[guest.Stream] == nil || k.Targets[guest.FWMark] != nil && k.Targets[guest.FWMark].Stream == guest.Stream
+		target := k.Targets[guest.FWMark]
+		return k.Streams[guest.Stream] == nil || target != nil && target.Stream == guest.Stream
 	})
 	for guest := range k.Guests {
 		if s := k.Targets[guest.FWMark]; s == nil || !s.ChainIntact {

@@ -79,11 +79,7 @@ func TestFailedWriteLeavesTheOldFile(t *testing.T) {
 			if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
 				lab.Skip(t, "the mount of a tmpfs: "+err.Error())
 			}
-			t.Cleanup(func() {
-				if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-					t.Error(err)
-				}
-			})
+			t.Cleanup(func() { harness.Must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 		},
 		"directory in place of the temporary file": func(t *testing.T, dir string) {
 			harness.Must(t, os.Mkdir(filepath.Join(dir, "file"+temporarySuffix), 0o700))

@@ -91,6 +91,8 @@ func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*fro
 	now := time.Now()
 	orders, _ := p.drains.All(now)
 	switch {
+	case r.GetAll():
+		objects = []drained{{}}
 	case len(objects) == 0:
 		for object := range orders {
 			if object.gateway == "" {

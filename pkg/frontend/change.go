@@ -16,7 +16,7 @@ import (
 const slotTime = 2 * time.Second
 
 // changeText describes the change of a gateway for the status, or returns "".
-func changeText(change bird.Change, now time.Time) string {
+func changeText(change turns.Change, now time.Time) string {
 	left := ""
 	if change.Until.After(now) {
 		left = fmt.Sprintf(", %d s left", (change.Until.Sub(now)+time.Second-1)/time.Second)

@@ -69,7 +69,8 @@ const (
 	// Configuration holds while the complete configuration of its source is in force; not part of
 	// Readiness.
 	Configuration = "Configuration"
-	// Held holds while no removal of the configuration waits for a confirmation; not part of Readiness.
+	// Held holds while no removal of the configuration waits for a confirmation; not part of
+	// Readiness.
 	Held = "Held"
 	// TrenchFile holds while the writer of the trench file refreshes it; not part of Readiness. Other
 	// sources of the configuration have other names.

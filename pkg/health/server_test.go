@@ -85,11 +85,7 @@ func dial(t *testing.T, addr string) healthv1.HealthClient {
 	t.Helper()
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	harness.Must(t, err)
-	t.Cleanup(func() {
-		if err := conn.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { harness.Must(t, conn.Close()) })
 	return healthv1.NewHealthClient(conn)
 }
 

@@ -106,7 +106,8 @@ func New(options Options) *Checker {
 		Options: options, epoch: time.Now(), ready: make(chan struct{}),
 		changed: make(chan struct{}, 1), rescheduled: make(chan struct{}, 1), entered: make(chan struct{}, 1),
 		waiting: map[Key]*entry{}, diagnoses: make(chan probe, maxDiagnoses),
-		streams: map[string]map[Key]*entry{}, addresses: map[netip.Addr][]*entry{}, dirty: map[Key]struct{}{}, reported: map[Key]reportedAs{},
+		streams: map[string]map[Key]*entry{}, addresses: map[netip.Addr][]*entry{},
+		dirty: map[Key]struct{}{}, reported: map[Key]reportedAs{},
 	}
 }
 

@@ -62,11 +62,7 @@ func client(t *testing.T, path string, creds credentials.TransportCredentials) h
 	t.Helper()
 	cc, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(creds))
 	must(t, err)
-	t.Cleanup(func() {
-		if err := cc.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must(t, cc.Close()) })
 	return healthpb.NewHealthClient(cc)
 }
 

@@ -32,11 +32,7 @@ func serve(t *testing.T) (*Journal, adminv1.EventServiceClient) {
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
 	harness.Must(t, err)
-	t.Cleanup(func() {
-		if err := conn.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { harness.Must(t, conn.Close()) })
 	return f.Journal, adminv1.NewEventServiceClient(conn)
 }
 

@@ -41,10 +41,10 @@ type mover interface {
 // removed or moved immediately.
 func (d *departures) configure(now time.Time, file *trench.Config, mover mover) *trench.Config {
 	before, old := d.inForce, *d
-	// find sets the ends and moves again, without the VIPs that returned to the file, or to their stream.
+	// find sets both again, without the VIPs that returned to the file, or to their stream.
 	d.file, d.ends, d.moves = file, map[vip.VIP]time.Time{}, map[vip.VIP]move{}
 	// Most files change only targets, and the search visits each VIP.
-	if before != nil && (len(old.ends) > 0 || !sameVIPs(before, file)) {
+	if before != nil && (len(old.ends)+len(old.moves) > 0 || !sameVIPs(before, file)) {
 		d.find(now, old, mover.Owners())
 	}
 	d.merge(before)

@@ -55,6 +55,8 @@ func TestDepartures(t *testing.T) {
 	}
 	const drain = time.Minute
 	all := trenchOf(nil, stream("web", drain, a, b))
+	contested := trenchOf(nil, stream("web", drain, a, b))
+	contested.Streams = append(contested.Streams, stream("api", drain, b))
 	t0 := time.Unix(1000, 0)
 	for _, test := range []struct {
 		name    string
@@ -77,6 +79,7 @@ func TestDepartures(t *testing.T) {
 			map[string]int{"web": 2, "other": 2},
 		},
 		{"stream renamed while down", trenchOf(nil, stream("other", drain, a, b)), true, 0, 0, map[string]int{"other": 2}},
+		{"VIP also of an earlier name", contested, false, 0, 1, map[string]int{"web": 2, "api": 1}},
 		{"VIP leaves, VIP moves", trenchOf(nil, stream("new", drain, b)), false, 1, 1, map[string]int{"web": 2, "new": 1}},
 		{"stream that is down", trenchOf(nil), true, 0, 0, map[string]int{}},
 		{"VIP within another one", trenchOf(nil, stream("other", drain, wide)), false, 0, 0, map[string]int{"other": 1}},

@@ -78,22 +78,36 @@ func (p *process) hold(inForce, next *trench.Config, before trench.Held,
 	if !p.Targets.File {
 		return change.Hold(inForce, next, before, confirmed, nil)
 	}
-	return change.Hold(inForce, next, before, confirmed, alive(p.index.List(nil), p.table.Synced()))
+	// Before the first verdicts, at a restart, every target may be alive.
+	var since time.Time
+	if p.table.Synced() {
+		since = time.Now()
+		if len(before.Streams) > 0 {
+			since = since.Add(-releaseTime)
+		}
+	}
+	return change.Hold(inForce, next, before, confirmed, alive(p.index.List(nil), since))
 }
 
-// alive reports which targets of the trench file pass their checks and do not drain. Before the first
-// verdicts, at a restart, each may.
-func alive(views []targetset.View, synced bool) change.Alive {
+// releaseTime is how long a held target may fail its checks before its removal takes effect. A
+// shorter failure of the network must not end a hold, and later another pod may have the address.
+const releaseTime = time.Minute
+
+// alive reports which targets of the trench file pass their checks and do not drain, or did so at a
+// time; each if that is zero.
+func alive(views []targetset.View, since time.Time) change.Alive {
 	ready, others := map[targetset.ID]bool{}, map[string]bool{}
 	for _, view := range views {
-		if view.State == healthcheck.Ready {
+		if view.State == healthcheck.Ready || view.Since.After(since) {
 			ready[targetset.ID{Stream: view.Stream, Name: view.Name}] = true
-			others[view.Stream] = others[view.Stream] || view.Origins != targetset.OriginSet(0).With(targetset.OriginFile)
+		}
+		if view.State == healthcheck.Ready && view.Origins != targetset.OriginSet(0).With(targetset.OriginFile) {
+			others[view.Stream] = true
 		}
 	}
 	return func(stream, target string) bool {
 		// A stream with a ready target of another source does not lose all targets.
-		return (!synced || ready[targetset.ID{Stream: stream, Name: target}]) && !others[stream]
+		return (since.IsZero() || ready[targetset.ID{Stream: stream, Name: target}]) && !others[stream]
 	}
 }
 

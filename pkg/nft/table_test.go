@@ -17,11 +17,7 @@ import (
 func connect(t *testing.T) (conn *Conn, run func(string) string) {
 	ns := lab.NewNetNS(t)
 	harness.Must(t, ns.Do(func() (err error) { conn, err = Dial(); return err }))
-	t.Cleanup(func() {
-		if err := conn.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { harness.Must(t, conn.Close()) })
 	return conn, func(command string) string {
 		t.Helper()
 		out, err := ns.Run(t.Context(), "sh", "-ec", command)

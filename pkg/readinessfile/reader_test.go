@@ -56,16 +56,7 @@ func runReader(t *testing.T, path string, o Options, change func(*Reader)) *test
 		change(d)
 	}
 	f := &testReader{Reader: d, t: t, path: path}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- task.Guard(ctx, d.String(), d.Run) }()
-	f.stop = func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(func() { f.stop() })
+	f.stop = harness.Run(t, func(ctx context.Context) error { return task.Guard(ctx, d.String(), d.Run) })
 	f.wait("scanned", func(l Listing) bool { return l.Scanned })
 	return f
 }

@@ -51,7 +51,9 @@ type stateDocument struct {
 
 // savedRegistration is one registration in the state file.
 type savedRegistration struct {
-	targetset.ID
+	// Not an embedded targetset.ID, whose MarshalText would be the text of the whole struct.
+	Stream    string           `json:"stream"`
+	Name      string           `json:"name"`
 	Addresses []netip.Addr     `json:"addresses"`
 	Owner     string           `json:"owner"` // a SPIFFE ID or "operator"
 	Grace     durable.Duration `json:"grace"`
@@ -141,7 +143,7 @@ func (registry *Registry) snapshot() stateDocument {
 	document := stateDocument{Version: stateVersion, Registrations: make([]savedRegistration, 0, len(all))}
 	for _, reg := range all {
 		saved := savedRegistration{
-			ID: reg.id(), Addresses: reg.IPs, Owner: reg.Owner, Grace: durable.Duration(reg.grace), Cause: reg.Cause,
+			Stream: reg.stream, Name: reg.Name, Addresses: reg.IPs, Owner: reg.Owner, Grace: durable.Duration(reg.grace), Cause: reg.Cause,
 			Held: reg.call == nil && reg.Lifecycle == targetset.Active && reg.DrainEnd.IsZero(),
 		}
 		if reg.Lifecycle != targetset.Active {
@@ -169,7 +171,7 @@ func (registry *Registry) restore(now time.Time) {
 		if saved.Owner != operatorName {
 			owner.id, errOwner = spiffeid.FromString(saved.Owner)
 		}
-		errParse := errors.Join(saved.ID.Check(), checkAddresses(saved.Addresses), errOwner)
+		errParse := errors.Join(targetset.ID{Stream: saved.Stream, Name: saved.Name}.Check(), checkAddresses(saved.Addresses), errOwner)
 		if err == nil && errParse != nil {
 			err = fmt.Errorf("%s %w: registration %d: %w", registry.state.path, durable.ErrCorrupt, index, errParse)
 		}

@@ -238,11 +238,7 @@ func TestFailedWritesRefuseNothing(t *testing.T) {
 			if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=8k"); err != nil {
 				lab.Skip(t, "a tmpfs that can be mounted: "+err.Error())
 			}
-			t.Cleanup(func() {
-				if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-					t.Error(err)
-				}
-			})
+			t.Cleanup(func() { harness.Must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 			hog := filepath.Join(dir, "hog")
 			for file, content := range map[string]string{
 				filepath.Join(dir, "registry.json"): `{"version":1,"registrations":[]}`, hog: strings.Repeat("x", 4096),

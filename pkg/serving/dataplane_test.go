@@ -750,8 +750,8 @@ func TestUnchangedStreamKeepsPointer(t *testing.T) {
 	}
 }
 
-// A target that has another address drains at the old one, under a name of its own, and serves there
-// until a check passes at the new one.
+// A target that has another address drains at the old one, under a name of its own, and serves
+// there until a check passes at the new one.
 func TestOneTargetOfAName(t *testing.T) {
 	p := startPlaneRig(t, trenchOf(streamOf("s", vipA)), targets("s",
 		member("a", "172.16.0.1"), member("b", "172.16.0.9")))

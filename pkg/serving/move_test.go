@@ -27,8 +27,10 @@ func TestVIPMoveKeepsReadiness(t *testing.T) {
 		name, from, to string
 		stays          bool // the old stream, with another VIP
 	}{
-		{"to a later name", "s", "t", true}, {"to an earlier name", "t", "s", true},
-		{"old stream removed", "s", "t", false}, {"old stream with a later name removed", "t", "s", false},
+		{"to a later name", "s", "t", true},
+		{"to an earlier name", "t", "s", true},
+		{"old stream removed", "s", "t", false},
+		{"old stream with a later name removed", "t", "s", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			old := trenchOf(streamOf(test.from, vipA, vipB))

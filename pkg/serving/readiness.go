@@ -36,8 +36,10 @@ func (evaluator *Evaluator) judge(entry *judged) *readiness.VIPReadiness {
 			return &own
 		}
 	}
-	if is := memo.verdict; evaluator.reconfigured && is.State == vip.NotReady &&
-		entry.verdict != nil && entry.verdict.State == vip.Ready {
+	wasReady := entry.verdict != nil && entry.verdict.State == vip.Ready
+	// The last resort keeps its reason, which keeps the VIP advertised.
+	if is := memo.verdict; evaluator.reconfigured && wasReady && is.State == vip.NotReady &&
+		is.Reason != readinessv1.VipReason_VIP_REASON_LAST_RESORT {
 		own := *is
 		own.Reason = readinessv1.VipReason_VIP_REASON_RECONFIGURED
 		return &own

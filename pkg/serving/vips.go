@@ -209,8 +209,8 @@ func (r *roster) assign(added *stream, known map[extension]*group) {
 	}
 }
 
-// keep makes the old streams the owners of the VIPs that move. Other streams do not have these VIPs,
-// and the new ones prepare.
+// keep makes the old streams the owners of the VIPs that move. Other streams do not have these
+// VIPs, and the new ones prepare.
 func (r *roster) keep(streams map[string]*stream) {
 	known := map[extension]*group{}
 	kept := map[*stream]vip.Set{} // by the streams that list the VIPs and do not serve them

@@ -29,12 +29,9 @@ const (
 	Leaving          // de-preferred, before the removal
 )
 
-// Entry is one session of BIRD's configuration.
-type Entry struct {
-	Session
+// Change is the progress of a change of one session.
+type Change struct {
 	Phase Phase
-	// Next names the gateway of the desired configuration; empty for a session that leaves.
-	Next string
 	// Parameters are the changed parameters that restart the session, in words.
 	Parameters []string
 	// Until is the end of the phase; of Pending and Restarting, it is the time limit.
@@ -42,6 +39,19 @@ type Entry struct {
 	// Failed holds the parameters of a change after which the session did not come back in time. It is
 	// empty again once the session is up.
 	Failed []string
+}
+
+// Equal reports whether two changes are the same.
+func (change Change) Equal(other Change) bool {
+	return change.Phase == other.Phase && change.Until.Equal(other.Until) &&
+		slices.Equal(change.Parameters, other.Parameters) && slices.Equal(change.Failed, other.Failed)
+}
+
+// Entry is one session of BIRD's configuration.
+type Entry struct {
+	Session
+	Change
+	Next string // the gateway of the desired configuration; empty for a session that leaves
 
 	loaded   bool // BIRD has loaded the phase
 	carried  bool // another session carried the traffic when Draining began

@@ -140,30 +140,39 @@ func TestPlan(t *testing.T) {
 		want      []string
 	}{
 		"one after another": {
-			[]trench.Gateway{a, b}, []trench.Gateway{slow(a), slow(b)}, nil,
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{slow(a), slow(b)},
+			nil,
 			[]string{"a~ b?", "A'! b?", "a'! b?", "a' b~", "a' B'!", "a' b'!", "a' b'"},
 		},
 		"families in parallel": {
 			[]trench.Gateway{a, b, d, gateway("e", "2001:db8::2")},
-			[]trench.Gateway{slow(a), b, slow(d), gateway("e", "2001:db8::2")}, nil,
+			[]trench.Gateway{slow(a), b, slow(d), gateway("e", "2001:db8::2")},
+			nil,
 			[]string{"a~ b d~ e", "A'! b D'! e", "a'! b d'! e", "a' b d' e"},
 		},
 		"only gateway": {
 			[]trench.Gateway{a}, []trench.Gateway{slow(a)}, nil, []string{"a~", "A'!", "a'!", "a'"},
 		},
 		"gateway down": {
-			[]trench.Gateway{a, b}, []trench.Gateway{slow(a), slow(b)}, func(s *simulation) { s.dead[addressA] = true },
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{slow(a), slow(b)},
+			func(s *simulation) { s.dead[addressA] = true },
 			[]string{"A' b?", "A' b~", "A' B'!", "A' b'!", "A' b'"},
 		},
 		"does not come back": {
-			[]trench.Gateway{a, b}, []trench.Gateway{slow(a), slow(b)}, func(s *simulation) {
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{slow(a), slow(b)},
+			func(s *simulation) {
 				s.run(15)
 				s.dead[addressA] = true
 			},
 			[]string{"A'! b?", "A'(failed) b?"},
 		},
 		"comes back late": {
-			[]trench.Gateway{a, b}, []trench.Gateway{slow(a), slow(b)}, func(s *simulation) {
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{slow(a), slow(b)},
+			func(s *simulation) {
 				s.run(15)
 				s.dead[addressA] = true
 				s.run(500)
@@ -172,7 +181,9 @@ func TestPlan(t *testing.T) {
 			[]string{"a' b~", "a' B'!", "a' b'!", "a' b'"},
 		},
 		"third gateway": {
-			[]trench.Gateway{a, b, c}, []trench.Gateway{slow(a), slow(b), slow(c)}, func(s *simulation) {
+			[]trench.Gateway{a, b, c},
+			[]trench.Gateway{slow(a), slow(b), slow(c)},
+			func(s *simulation) {
 				s.run(15)
 				s.dead[addressA] = true
 			},
@@ -182,7 +193,9 @@ func TestPlan(t *testing.T) {
 			},
 		},
 		"corrected": {
-			[]trench.Gateway{a, b}, []trench.Gateway{slow(a), slow(b)}, func(s *simulation) {
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{slow(a), slow(b)},
+			func(s *simulation) {
 				s.run(15)
 				s.dead[addressA] = true
 				s.run(500)
@@ -201,27 +214,39 @@ func TestPlan(t *testing.T) {
 			[]trench.Gateway{a}, []trench.Gateway{b}, func(s *simulation) { s.dead[addressB] = true }, []string{"B a-", "B"},
 		},
 		"renamed": {
-			[]trench.Gateway{a, b}, []trench.Gateway{gateway("c", addressA), b}, nil,
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{gateway("c", addressA), b},
+			nil,
 			[]string{"a~ b", "C! b", "c! b", "c b"},
 		},
 		"other address": {
-			[]trench.Gateway{a, b}, []trench.Gateway{gateway("a", addressC), b}, nil,
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{gateway("a", addressC), b},
+			nil,
 			[]string{"a~ b", "A! b", "a! b", "a b"},
 		},
 		"names swapped": {
-			[]trench.Gateway{a, b, c}, []trench.Gateway{gateway("b", addressA), gateway("a", addressB), c}, nil,
+			[]trench.Gateway{a, b, c},
+			[]trench.Gateway{gateway("b", addressA), gateway("a", addressB), c},
+			nil,
 			[]string{"b? a~ c", "B A! c", "b a! c", "b a c"},
 		},
 		"one leaves, one changes": {
-			[]trench.Gateway{a, b}, []trench.Gateway{slow(a), c}, nil,
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{slow(a), c},
+			nil,
 			[]string{"a? C b-", "a~ c b-", "a~ c", "A'! c", "a'! c", "a' c"},
 		},
 		"drained by an operator": {
-			[]trench.Gateway{a, b}, []trench.Gateway{slow(a), b}, func(s *simulation) { s.drained["a"] = true },
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{slow(a), b},
+			func(s *simulation) { s.drained["a"] = true },
 			[]string{"A' b", "a' b"},
 		},
 		"immediate": {
-			[]trench.Gateway{a, b}, []trench.Gateway{slow(a), c}, func(s *simulation) { s.now0 = true },
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{slow(a), c},
+			func(s *simulation) { s.now0 = true },
 			[]string{"A' C", "a' c"},
 		},
 		"BIRD does not run": {
@@ -231,21 +256,27 @@ func TestPlan(t *testing.T) {
 			[]trench.Gateway{a, b}, []trench.Gateway{slow(a), c}, func(s *simulation) { s.hung = true }, []string{"a b"},
 		},
 		"other gateway dies during the drain": {
-			[]trench.Gateway{a, b}, []trench.Gateway{slow(a), b}, func(s *simulation) {
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{slow(a), b},
+			func(s *simulation) {
 				s.run(3)
 				s.dead[addressB] = true
 			},
 			[]string{"a? B", "a~ B", "A'! B", "a'! B", "a' B"},
 		},
 		"newer configuration": {
-			[]trench.Gateway{a, b}, []trench.Gateway{slow(a), slow(b)}, func(s *simulation) {
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{slow(a), slow(b)},
+			func(s *simulation) {
 				s.run(3)
 				s.gateways = []trench.Gateway{a, slow(b)}
 			},
 			[]string{"a b~", "a B'!", "a b'!", "a b'"},
 		},
 		"gateway returns": {
-			[]trench.Gateway{a, b}, []trench.Gateway{b}, func(s *simulation) {
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{b},
+			func(s *simulation) {
 				s.run(3)
 				s.gateways = []trench.Gateway{a, b}
 			},

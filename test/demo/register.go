@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"path/filepath"
 	"time"
 
@@ -47,16 +46,11 @@ func (t *scenario) register(ctx context.Context) error {
 // leaseEnds kills the call and checks the effects: nothing for the grace, then 65535:0, then the
 // withdrawal, and no update for the other VIPs.
 func (t *scenario) leaseEnds(ctx context.Context) error {
-	c := &change{before: t.watcher.Last(), want: t.vips()}
-	c.updates = map[netip.Prefix]int{}
-	for _, p := range c.untouched() {
-		c.updates[p] = t.gateway.Updates(p.String())
-	}
 	t.expectExit(t.grpcurl)
 	t.printf(
 		"   kill -9 %d (grpcurl); its target is kept for the grace of %v, in case it calls again", t.grpcurl.PID(), grace,
 	)
-	c.from = time.Now()
+	c := t.newChange(t.vips())
 	if err := t.grpcurl.Kill(); err != nil {
 		return err
 	}
@@ -81,20 +75,7 @@ func (t *scenario) leaseEnds(ctx context.Context) error {
 	if err := errors.Join(inOrder(t.watcher.Since(c.from), t.app.vips, time.Now()), t.app.down()); err != nil {
 		return err
 	}
-	history := t.watcher.Since(c.from)
-	for _, p := range c.untouched() {
-		for i, s := range history[1:] {
-			if is, has := s.Routes[p]; !has || !is.Equal(history[i].Routes[p]) {
-				return fmt.Errorf(
-					"%s after the cause the gateway lost or changed %s, expected to keep it as it was", short(s.At.Sub(c.from)), p,
-				)
-			}
-		}
-		if n := t.gateway.Updates(p.String()) - c.updates[p]; n > 0 {
-			return fmt.Errorf("the gateway received %d updates of %s, expected none", n, p)
-		}
-	}
-	if err := t.waitPause(ctx); err != nil {
+	if err := errors.Join(c.keptUntouched(t.watcher.Since(c.from)), t.wantNoUpdates(c), t.waitPause(ctx)); err != nil {
 		return err
 	}
 	t.printf("   ok: the gateway received no update of %s", list(c.untouched()))

@@ -194,6 +194,16 @@ type change struct {
 	after   lab.Snapshot         // the table as wanted
 }
 
+// newChange returns a change that begins now.
+func (t *scenario) newChange(want []netip.Prefix) *change {
+	c := &change{before: t.watcher.Last(), want: want, updates: map[netip.Prefix]int{}}
+	for _, p := range c.untouched() {
+		c.updates[p] = t.gateway.Updates(p.String())
+	}
+	c.from = time.Now()
+	return c
+}
+
 // untouched returns the VIPs that the change must not affect.
 func (c *change) untouched() []netip.Prefix {
 	var stay []netip.Prefix
@@ -222,11 +232,7 @@ func (c *change) took() string { return short(c.after.At.Sub(c.from)) }
 // apply runs a cause, waits until the gateway's table is as wanted, and prints it.
 func (t *scenario) apply(ctx context.Context, say string, cause func() error, want []netip.Prefix) (*change, error) {
 	t.printf("   %s", say)
-	c := &change{before: t.watcher.Last(), want: want, updates: map[netip.Prefix]int{}}
-	for _, p := range c.untouched() {
-		c.updates[p] = t.gateway.Updates(p.String())
-	}
-	c.from = time.Now()
+	c := t.newChange(want)
 	if err := cause(); err != nil {
 		return c, err
 	}
@@ -299,17 +305,26 @@ func (t *scenario) verify(ctx context.Context, c *change) error {
 	if err := verifySnapshots(c, t.watcher.Since(c.from)); err != nil {
 		return err
 	}
-	stay := c.untouched()
-	for _, p := range stay {
-		if n := t.gateway.Updates(p.String()) - c.updates[p]; n > 0 {
-			return fmt.Errorf("the gateway received %d updates of %s, expected none", n, p)
-		}
+	if err := t.wantNoUpdates(c); err != nil {
+		return err
 	}
+	stay := c.untouched()
 	if len(stay) == 0 {
 		t.printf("   ok")
 		return nil
 	}
 	t.printf("   ok: the gateway received no update of %s", list(stay))
+	return nil
+}
+
+// wantNoUpdates checks that the gateway received no update of the VIPs that the change must not
+// affect.
+func (t *scenario) wantNoUpdates(c *change) error {
+	for _, p := range c.untouched() {
+		if n := t.gateway.Updates(p.String()) - c.updates[p]; n > 0 {
+			return fmt.Errorf("the gateway received %d updates of %s, expected none", n, p)
+		}
+	}
 	return nil
 }
 
@@ -333,19 +348,16 @@ func exactly(want []netip.Prefix) func(lab.Snapshot) error {
 // keep were always present and unchanged, prefixes to add or remove changed once, and no other
 // prefix ever appeared.
 func verifySnapshots(c *change, history []lab.Snapshot) error {
-	for i, s := range history[1:] {
-		after := short(s.At.Sub(c.from))
+	for _, s := range history[1:] {
 		for _, p := range s.Prefixes() {
 			if !c.before.Has(p) && !slices.Contains(c.want, p) {
-				return fmt.Errorf("%s after the cause the gateway held %s, expected at no moment", after, p)
+				return fmt.Errorf("%s after the cause the gateway held %s, expected at no moment",
+					short(s.At.Sub(c.from)), p)
 			}
 		}
-		for _, p := range c.untouched() {
-			if is, has := s.Routes[p]; !has || !is.Equal(history[i].Routes[p]) {
-				return fmt.Errorf("%s after the cause the gateway lost or changed %s, expected to keep it as it was",
-					after, p)
-			}
-		}
+	}
+	if err := c.keptUntouched(history); err != nil {
+		return err
 	}
 	for _, p := range c.touched() {
 		turns := 0
@@ -355,6 +367,19 @@ func verifySnapshots(c *change, history []lab.Snapshot) error {
 			}
 			if turns++; turns > 1 {
 				return fmt.Errorf("%s after the cause %s changed again, expected to come or go once",
+					short(s.At.Sub(c.from)), p)
+			}
+		}
+	}
+	return nil
+}
+
+// keptUntouched checks that the VIPs that the change must not affect were present and unchanged.
+func (c *change) keptUntouched(history []lab.Snapshot) error {
+	for i, s := range history[1:] {
+		for _, p := range c.untouched() {
+			if is, has := s.Routes[p]; !has || !is.Equal(history[i].Routes[p]) {
+				return fmt.Errorf("%s after the cause the gateway lost or changed %s, expected to keep it as it was",
 					short(s.At.Sub(c.from)), p)
 			}
 		}

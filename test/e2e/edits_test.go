@@ -34,8 +34,9 @@ func editedTrench(streams []editedStream) string {
 		if len(stream.vips) == 0 {
 			continue
 		}
-		text += fmt.Sprintf("  - name: %s\n    vips: [%s]\n    check: {tcp: {port: %d}, %s}\n    drainTime: 2m\n    targets:\n",
-			stream.name, quoted(stream.vips), lab.HealthPort, dataPlaneCheck)
+		text += fmt.Sprintf("  - name: %s\n    vips: [%s]\n    check: {tcp: {port: %d}, %s}\n", stream.name,
+			quoted(stream.vips), lab.HealthPort, dataPlaneCheck)
+		text += "    drainTime: 2m\n    targets:\n"
 		for _, target := range stream.targets {
 			name, a := targetOf(target)
 			text += fmt.Sprintf("      - {name: %s, ips: [%s, \"%s\"]}\n", name, a[0], a[1])
@@ -61,6 +62,7 @@ func quoted(list []string) string { return `"` + strings.Join(list, `", "`) + `"
 type edit struct {
 	name    string
 	streams []editedStream
+	starts  int // the number of a target that becomes healthy only after the edit; 0 for none
 }
 
 // editFixture is a pod under load whose trench file is edited.
@@ -130,12 +132,27 @@ func (f *editFixture) apply(change edit) {
 	}
 }
 
+// delay writes an edit while a target fails its checks, and lets it pass once lb shows that the VIPs
+// stay with their old stream.
+func (f *editFixture) delay(change edit) {
+	f.t.Helper()
+	target := f.Targets[change.starts-1]
+	f.must(target.Unhealthy())
+	f.must(f.WriteTrench(editedTrench(change.streams)))
+	f.waitOutput("until its new stream is ready; stream "+change.streams[0].name+": 0 of", "status")
+	f.settle()
+	f.must(target.Start())
+}
+
 // edits applies edits under load. None may lose a request, or break a flow: flows of targets that
 // leave the stream of their VIP drain for longer than the test lasts.
 func (f *editFixture) edits(changes ...edit) {
 	f.t.Helper()
 	for _, change := range changes {
 		f.settle()
+		if change.starts > 0 {
+			f.delay(change)
+		}
 		f.apply(change)
 		f.settle()
 		result, err := f.load.Take(f.ctx)
@@ -184,6 +201,9 @@ func TestVIPMoveLosesNothing(t *testing.T) {
 		}},
 		edit{name: "to a stream of a new and an old target", streams: []editedStream{
 			{"mixed", editVIPs, []string{"a=1", "d=4"}},
+		}},
+		edit{name: "to a stream that is not ready yet", starts: 5, streams: []editedStream{
+			{"late", editVIPs, []string{"e=5"}},
 		}},
 	)
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -253,4 +254,33 @@ func TestHoldSurvivesRestart(t *testing.T) {
 	f.wantDrained(mark, vipA6, vipB4, vipB6)
 	f.waitFrontend(frontend.Held, true)
 	f.waitLB(frontend.Held, true)
+}
+
+// With --max-removal, a list of the NSP without the attractor waits for a confirmation; without the
+// option it is in force, as TestNSPAttractorChanges shows.
+func TestRemovalByNSPIsHeld(t *testing.T) {
+	t.Parallel()
+	m := newMeridio(t)
+	m.startMeridio("VIPGATE_MAX_REMOVAL=50")
+	mark, sessions := m.mark(), m.sessions()
+	m.nsp.SetAttractors()
+	detail := m.waitFrontend(frontend.Held, false, "4 of 4 VIPs", "gateway-a4", "gateway-a6")
+	m.wantNoUpdates(mark, every()...)
+	if now := m.sessions(); fmt.Sprint(now) != fmt.Sprint(sessions) {
+		t.Errorf("sessions were %v and are %v", sessions, now)
+	}
+	m.nsp.SetAttractors(nspAttractor())
+	m.waitFrontend(frontend.Held, true)
+	m.nsp.SetAttractors()
+	m.waitFrontend(frontend.Held, false, heldID(detail))
+	m.wantNoUpdates(mark, every()...)
+	m.wantConfirmed("frontend", m.pod.FrontendAdmin(), heldID(detail))
+	for _, vip := range every() {
+		m.waitUpdate(mark, vip, withdrawn)
+		// VIP and gateway leave: both may be de-preferred.
+		if got := slices.Compact(changes(m.updates(mark, vip))); !slices.Equal(got, []string{depreferred, withdrawn}) {
+			t.Errorf("the gateway received for %s %v", vip, got)
+		}
+	}
+	m.waitFrontend(frontend.Held, true)
 }

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/test/crash"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -192,27 +191,4 @@ func TestKillAfterEditKeepsEdit(t *testing.T) {
 	p.wait("Configuration", true)
 	p.waitState(p.state, "last-good.yaml", "20.0.0.99/32")
 	p.wantRoutes(every()...)
-}
-
-// A restart compares the file with what was in force before, and holds its removals, too.
-func TestRemovalStaysHeldAfterRestart(t *testing.T) {
-	t.Parallel()
-	f := startHeld(t)
-	for _, dir := range []string{f.pod.StateDir(), f.pod.FrontendState()} {
-		f.waitState(dir, "trial.json", `"good"`)
-	}
-	f.must(f.pod.WriteTrench(onlyA4()))
-	detail := f.waitFrontend(frontend.Held, false, "3 of 4 VIPs")
-	f.waitLB(frontend.Held, false, detail)
-	f.must(f.pod.Frontend.Kill())
-	f.must(f.pod.LB.Kill())
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend(fmt.Sprintf("--drain-time=%v", heldDrain), shortSettle))
-	f.waitFrontend(frontend.Held, false, detail)
-	f.waitLB(frontend.Held, false, detail)
-	f.wantRoutes(every()...)
-
-	f.wantConfirmed("frontend", f.pod.FrontendAdmin(), heldID(detail))
-	f.wantConfirmed("lb", f.pod.LBAdmin(), heldID(detail))
-	f.wantRoutes(vipA4)
 }

@@ -1,7 +1,7 @@
 package e2e
 
 import (
-	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -12,6 +12,7 @@ import (
 	"time"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/turns"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -282,11 +283,15 @@ func TestNewerConfigurationReplacesTurns(t *testing.T) {
 	f.waitGateway("gateway-b4", draining)
 	f.wantUpdates(since[0], vipA4, depreferred, announced)
 
-	// A gateway leaves as well, and its drain takes an hour.
-	f.write(append([]string{lineA6}, with("holdTime: 9s", lineB4, lineB6)...)...)
-	f.waitGateway("gateway-a4", func(g *frontendv1.GatewayStatus) bool { return strings.HasPrefix(g.GetChange(), "leaving, ") })
+	// A gateway and a VIP leave as well, and their drains take an hour.
+	gateways := append([]string{lineA6}, with("holdTime: 9s", lineB4, lineB6)...)
+	text := edited(t, lineA4+"\n    "+lineA6, strings.Join(gateways, "\n    "))
+	f.must(f.pod.WriteTrench(strings.ReplaceAll(text, fmt.Sprintf(", %q]", vipB6), "]")))
+	leaving := func(g *frontendv1.GatewayStatus) bool { return strings.HasPrefix(g.GetChange(), "leaving, ") }
+	f.waitGateway("gateway-a4", leaving)
+	f.waitUpdate(since[0], vipB6, depreferred)
 	out, code := f.run("frontend", "apply-now", "--admin-socket=unix://"+f.pod.FrontendAdmin())
-	if code != 0 || !strings.Contains(out, "applied now:") || !strings.Contains(out, "gateway-a4") {
+	if code != 0 || !strings.Contains(out, "applied now: "+vipB6) || !strings.Contains(out, "gateway-a4") {
 		t.Errorf("exit status %d: %s", code, out)
 	}
 	f.settled("hold time 9;", 2, names[1:]...)
@@ -294,10 +299,73 @@ func TestNewerConfigurationReplacesTurns(t *testing.T) {
 	if code != 0 || !strings.Contains(out, "no change was in progress") {
 		t.Errorf("exit status %d: %s", code, out)
 	}
-	events := f.frontendStatus().GetVips() // the VIPs are advertised by the remaining gateway
-	for _, v := range events {
-		if len(v.GetGateways()) == 0 {
-			t.Errorf("%s is at no gateway", cmp.Or(v.GetVip()))
+	f.wantRoutesAt(f.b, vipA4, vipA6, vipB4)
+}
+
+// A session that does not come back after a change is reported, and the last session of its family
+// keeps its parameters. After a correction all of them take turns.
+func TestSessionMissingAfterChange(t *testing.T) {
+	t.Parallel()
+	f := newTurnsFixture(t)
+	since := f.marks()
+	f.write(with("localASN: 8104", lineA4, lineA6, lineB4, lineB6)...)
+	const problem = "gateway-a4 did not come back after a change: local AS"
+	f.waitLong(func() error {
+		for _, c := range f.frontendStatus().GetConditions() {
+			if c.GetName() == "GatewayChange" && !c.GetServing() && strings.Contains(c.GetDetail(), problem) {
+				return nil
+			}
+		}
+		return errors.New("the condition does not report the session")
+	})
+	waits := func(g *frontendv1.GatewayStatus) bool {
+		return g.GetUp() && g.GetChange() == "change pending: local AS"
+	}
+	f.waitGateway("gateway-b4", waits)
+	f.waitGateway("gateway-b6", waits)
+	f.write(lineA4, lineA6, lineB4, lineB6)
+	f.settled("as 8103;", 4, "gateway-a4", "gateway-a6", "gateway-b4", "gateway-b6")
+	f.wantHealth(lab.FrontendHealth, "GatewayChange", healthServing)
+	f.wantLit(since, 0, 1)
+	mark := since[1]
+	for _, prefix := range every() {
+		if got := f.routerUpdates(f.b, mark, prefix); len(got) > 0 {
+			t.Errorf("the other gateway received for %s %v", prefix, got)
 		}
 	}
+}
+
+// The only session of each family restarts in the slot of the pod, de-preferred before.
+func TestOnlySessionRestartsInSlot(t *testing.T) {
+	t.Parallel()
+	const slot = 2 * time.Second // pkg/frontend
+	f := newFixture(t)
+	f.up(f.target1)
+	f.must(f.pod.StartLB())
+	// Choose an identity whose slot begins some seconds after the edit.
+	router := netip.MustParseAddr("10.0.0.1")
+	start := func() time.Duration { return time.Duration(turns.Slot(router.String())) * slot }
+	phase := func(at time.Time) time.Duration { return at.Sub(at.Truncate(turns.Slots * slot)) }
+	for begin := phase(time.Now().Add(15 * time.Second)).Truncate(slot); start() != begin; {
+		router = router.Next()
+	}
+	f.must(f.pod.StartFrontend(shortDrain, "--router-id="+router.String()))
+	f.wantRoutes(vipA4, vipA6)
+	mark, edit := f.mark(), time.Now()
+	slower := with("holdTime: 6s", lineA4, lineA6)
+	f.must(f.pod.WriteTrench(edited(t, lineA4, slower[0], lineA6, slower[1])))
+	f.waitFor(func() error {
+		if n := len(f.updates(mark, vipA4)) + len(f.updates(mark, vipA6)); n < 6 {
+			return fmt.Errorf("%d updates", n)
+		}
+		return nil
+	})
+	for _, prefix := range []string{vipA4, vipA6} {
+		f.wantUpdates(mark, prefix, depreferred, withdrawn, announced)
+		// A machine that is too slow for the slot takes the next one.
+		if late := phase(f.updates(mark, prefix)[0].At.Add(-start())); late > slot {
+			t.Errorf("%s was de-preferred %v after the start of the slot", prefix, late)
+		}
+	}
+	t.Logf("restarted %v after the edit", time.Since(edit).Round(time.Second))
 }

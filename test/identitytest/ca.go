@@ -107,10 +107,6 @@ func ShortDir(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.MkdirTemp("/tmp", "vg")
 	harness.Must(tb, err)
-	tb.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			tb.Error(err)
-		}
-	})
+	tb.Cleanup(func() { harness.Must(tb, os.RemoveAll(dir)) })
 	return dir
 }

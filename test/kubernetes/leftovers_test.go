@@ -25,11 +25,7 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	harness.Must(t, err)
 	left, err := startProcess(killed, "left", "sleep", "600")
 	harness.Must(t, err)
-	t.Cleanup(func() {
-		if err := left.kill(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { harness.Must(t, left.kill()) })
 	own.etcd, err = startProcess(own.dir, "own", "sleep", "600")
 	harness.Must(t, err)
 	harness.Must(t, removeLeftovers())

@@ -100,16 +100,6 @@ func (a *App) Fail() {
 	a.server.Fail()
 }
 
-// Connections counts the open connections: of requests, and long-lived flows.
-func (a *App) Connections() (requests, flows int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.server == nil {
-		return 0, 0
-	}
-	return a.server.Connections()
-}
-
 // move moves the application, which does not serve, to another namespace.
 func (a *App) move(ns *NetNS) {
 	a.mu.Lock()

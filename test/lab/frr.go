@@ -312,14 +312,7 @@ func (g *FRR) WantRoutes(ctx context.Context, prefixes ...string) error {
 // Trace returns every update that the gateway received so far, in order and without
 // gaps.
 func (g *FRR) Trace() ([]RouteUpdate, error) {
-	b, err := os.ReadFile(filepath.Join(g.dir, "bgpd.log"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // it has just been started
-	}
-	if err != nil {
-		return nil, fmt.Errorf("trace of gateway %s: %w", g.Name, err)
-	}
-	return parseFRRTrace(string(b))
+	return readTrace(g.Name, filepath.Join(g.dir, "bgpd.log"), parseFRRTrace)
 }
 
 // frrTime is FRR's time stamp; a fraction may follow.

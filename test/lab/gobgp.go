@@ -238,14 +238,7 @@ func (g *GoBGP) WantRoutes(ctx context.Context, prefixes ...string) error {
 // Trace returns every update that the gateway received so far, in order and without
 // gaps. Its times are in whole seconds, up to 1 s too early.
 func (g *GoBGP) Trace() ([]RouteUpdate, error) {
-	b, err := os.ReadFile(g.tracePath())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // it has just been started
-	}
-	if err != nil {
-		return nil, fmt.Errorf("trace of gateway %s: %w", g.Name, err)
-	}
-	return parseGoBGPTrace(string(b))
+	return readTrace(g.Name, g.tracePath(), parseGoBGPTrace)
 }
 
 // goBGPLine is a line of gobgpd's log.

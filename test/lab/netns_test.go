@@ -60,11 +60,7 @@ func TestRemoveLeftovers(t *testing.T) {
 	go func() { ended <- orphan.Wait() }()
 	foreign := &NetNS{name: fmt.Sprintf("vg-%d-demo", dead.Process.Pid)}
 	harness.Must(t, ip("netns", "add", foreign.name))
-	t.Cleanup(func() {
-		if err := foreign.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { harness.Must(t, foreign.Close()) })
 	harness.Must(t, RemoveLeftovers())
 	select {
 	case <-ended:

@@ -28,18 +28,10 @@ func startReceived(t *testing.T, routes ...string) (context.Context, *Lab, *Rece
 	t.Cleanup(cancel)
 	l, err := New()
 	harness.Must(t, err)
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { harness.Must(t, l.Close()) })
 	r, err := StartReceiver(l.Gateway, ReceiverA())
 	harness.Must(t, err)
-	t.Cleanup(func() {
-		if err := r.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { harness.Must(t, r.Close()) })
 	c := GatewayConfig{
 		Name: "peer", RouterID: PodExternal4, LocalAS: PodAS, RemoteAS: GatewayAS, Port: BGPPort,
 		Local: []netip.Addr{PodExternal4, PodExternal6}, Peers: []netip.Addr{GatewayA4, GatewayA6}, Interface: External,
@@ -49,11 +41,7 @@ func startReceived(t *testing.T, routes ...string) (context.Context, *Lab, *Rece
 	}
 	peer, err := StartGateway(l.Pod, l.Dir, c)
 	harness.Must(t, err)
-	t.Cleanup(func() {
-		if err := peer.Process.Kill(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { harness.Must(t, peer.Process.Kill()) })
 	var control *Control
 	if err := Eventually(ctx, 10*time.Millisecond, func() (err error) {
 		control, err = peer.Control(ctx)

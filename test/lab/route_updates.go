@@ -45,14 +45,19 @@ func (g *Gateway) tracePath() string { return filepath.Join(g.dir, "trace.log") 
 // Trace returns every update that the gateway received so far, in order and without gaps: unlike a
 // RouteWatcher it misses no change that was reverted.
 func (g *Gateway) Trace() ([]RouteUpdate, error) {
-	b, err := os.ReadFile(g.tracePath())
+	return readTrace(g.Name, g.tracePath(), parseTrace)
+}
+
+// readTrace reads the log of a gateway's daemon.
+func readTrace(gateway, path string, parse func(string) ([]RouteUpdate, error)) ([]RouteUpdate, error) {
+	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // it has just been started
 	}
 	if err != nil {
-		return nil, fmt.Errorf("trace of gateway %s: %w", g.Name, err)
+		return nil, fmt.Errorf("trace of gateway %s: %w", gateway, err)
 	}
-	return parseTrace(string(b))
+	return parse(string(b))
 }
 
 // traceTime is BIRD's `iso long us`.

@@ -18,11 +18,7 @@ func TestRouteWatcher(t *testing.T) {
 	}
 	l, err := New()
 	harness.Must(t, err)
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { harness.Must(t, l.Close()) })
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 
@@ -50,11 +46,7 @@ func TestRouteWatcher(t *testing.T) {
 		Interface: External, Default: true,
 	})
 	harness.Must(t, err)
-	t.Cleanup(func() {
-		if err := peer.Process.Kill(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { harness.Must(t, peer.Process.Kill()) })
 	defaults := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 	holds := func(want ...netip.Prefix) func(Snapshot) error {
 		return func(s Snapshot) error {

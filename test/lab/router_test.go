@@ -17,11 +17,7 @@ func TestRouterRestartsProcesses(t *testing.T) {
 			}
 			l, err := New()
 			harness.Must(t, err)
-			t.Cleanup(func() {
-				if err := l.Close(); err != nil {
-					t.Error(err)
-				}
-			})
+			t.Cleanup(func() { harness.Must(t, l.Close()) })
 			ns, err := l.SecondGateway()
 			harness.Must(t, err)
 			c := GatewayB()

@@ -41,11 +41,7 @@ func newPlainTopology(t *testing.T, pods, targets int) *plainTopology {
 		Pods: pods, Targets: targets, VIPs: topologyVIPs, Binaries: binaries, Options: []Option{QuickDAD},
 	})
 	harness.Must(t, err)
-	t.Cleanup(func() {
-		if err := topology.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { harness.Must(t, topology.Close()) })
 	ctx, cancel := context.WithTimeout(t.Context(), 2*waitTimeout)
 	t.Cleanup(cancel)
 	p := &plainTopology{Topology: topology, t: t, ctx: ctx}

@@ -29,11 +29,7 @@ type testServers struct {
 func newTestServers(t *testing.T, name string) *testServers {
 	t.Helper()
 	s := &testServers{Server: NewServer(name)}
-	t.Cleanup(func() {
-		if err := s.Abort(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must(t, s.Abort()) })
 	for _, host := range []string{"127.0.0.1:0", "[::1]:0"} {
 		l, addr := listen(t, host)
 		s.ServeRequests(l)

@@ -44,11 +44,7 @@ func start(t *testing.T) fixture {
 		Socket: f.socket, Host: host, Credentials: nsptest.ServerCredentials(svid, ca.Bundle()),
 	})
 	harness.Must(t, f.Start())
-	t.Cleanup(func() {
-		if err := f.Kill(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { harness.Must(t, f.Kill()) })
 	return f
 }
 

@@ -27,11 +27,7 @@ func start(t *testing.T, o nsptest.Options) (*nsptest.NSP, func() *grpc.ClientCo
 	o.Credentials = nsptest.ServerCredentials(svid, ca.Bundle())
 	n := nsptest.New(o)
 	harness.Must(t, n.Start())
-	t.Cleanup(func() {
-		if err := n.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { harness.Must(t, n.Stop()) })
 	return n, func() *grpc.ClientConn {
 		client := ca.SVID(ca.ID("/ns/default/sa/frontend"), time.Hour)
 		c, err := grpc.NewClient(n.Addr(), grpc.WithTransportCredentials(nsptest.ClientCredentials(client, ca.Bundle())))

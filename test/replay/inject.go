@@ -188,7 +188,8 @@ func flood(_ context.Context, fx *fixture) error {
 // crashAfterEdit kills both lbs whenever they accept a valid edit, as a defect that it triggers.
 // They must go back to the configuration before it.
 func crashAfterEdit(ctx context.Context, fx *fixture) error {
-	if err := errors.Join(fx.await(ctx, "state/last-good.yaml", ""), fx.edit("interval: 200ms", "interval: 210ms")); err != nil {
+	if err := errors.Join(fx.await(ctx, "state/last-good.yaml", ""),
+		fx.edit("interval: 200ms", "interval: 210ms")); err != nil {
 		return err
 	}
 	for starts := 1; starts <= 2; starts++ {

@@ -143,7 +143,8 @@ func TestTable(t *testing.T) {
 	all := scenarios()
 	old := row{scenario: all[0], Met: true}.line() + row{scenario: all[1], Met: true}.line()
 	got := table([]row{{scenario: all[1], Vipgate: result{Worst: numbers{Dark: 20 * time.Millisecond}}}}, old)
-	if !strings.Contains(got, "0 / 0 | yes") || !strings.Contains(got, "0 / 0.02 | **no**") || strings.Count(got, "\n") != 4 {
+	if !strings.Contains(got, "| 0/0 | 1 met |") || !strings.Contains(got, "| 0/0.02 | 0 **missed** |") ||
+		strings.Count(got, "\n") != 4 {
 		t.Errorf("the second row is not replaced alone:\n%s", got)
 	}
 }

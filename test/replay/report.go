@@ -34,12 +34,12 @@ func (r *result) cell() string {
 	} else if r.Err != "" {
 		return "failed"
 	}
-	return seconds(r.Worst.BlackHole) + " / " + seconds(r.Worst.Dark)
+	return seconds(r.Worst.BlackHole) + "/" + seconds(r.Worst.Dark)
 }
 
 // String returns the row for terminals.
 func (r row) String() string {
-	line := fmt.Sprintf("%-4s %-34s black hole / dark s %-12s reference %-12s budget %s (%s) met %t; timers %v late\n",
+	line := fmt.Sprintf("%-4s %-16s black hole/dark s %-10s reference %-10s budget %s (%s) met %t; timers %v late\n",
 		r.ID, r.Title, r.Vipgate.cell(), r.Reference.cell(), seconds(r.Budget.Limit), r.Budget.Name, r.Met,
 		r.Vipgate.Late.Round(time.Millisecond))
 	for _, one := range []*result{&r.Vipgate, r.Reference} {
@@ -52,15 +52,15 @@ func (r row) String() string {
 
 // line returns the row of the Markdown table.
 func (r row) line() string {
-	cause, met := r.Cause, "**no**"
+	cause, verdict := r.Cause, "**missed**"
 	if r.Note != "" {
 		cause += " (" + r.Note + ")"
 	}
 	if r.Met {
-		met = "yes"
+		verdict = "met"
 	}
-	return fmt.Sprintf("| %s [%s](%s) | %s: %s | %s | %s | %s |\n", r.ID, r.Title, r.Link, r.Budget.Name, cause,
-		r.Vipgate.cell(), met, r.Reference.cell())
+	return fmt.Sprintf("| %s [%s](%s) | %s | %s | %s %s | %s |\n", r.ID, r.Title, r.Link, cause, r.Vipgate.cell(),
+		seconds(r.Budget.Limit), verdict, r.Reference.cell())
 }
 
 // table returns the Markdown table. The rows of other incidents stay as they are in the old one.
@@ -74,7 +74,7 @@ func table(rows []row, old string) string {
 	for _, r := range rows {
 		lines[r.ID] = r.line()
 	}
-	text := "| incident | cause, as injected | vipgate | met | reference |\n|---|---|---|---|---|\n"
+	text := "| incident | cause, as injected | vipgate | budget | reference |\n|---|---|---|---|---|\n"
 	for _, s := range scenarios() {
 		text += lines[s.ID]
 	}

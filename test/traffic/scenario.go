@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"syscall"
 
 	"github.com/vipgate/vipgate/test/load"
@@ -238,23 +237,4 @@ func (t *Trench) Revive() error {
 		errs = append(errs, a.Revive())
 	}
 	return errors.Join(errs...)
-}
-
-// Total sums the failed requests and broken flows of rows.
-func Total(rows []load.Row) (failed, broken int) {
-	for _, r := range rows {
-		b, _ := r.Result.Broken(r.Left...)
-		failed, broken = failed+r.Result.Failed, broken+b
-	}
-	return failed, broken
-}
-
-// Find returns a scenario by its title.
-func Find(title string) (Scenario, error) {
-	scenarios := Scenarios()
-	i := slices.IndexFunc(scenarios, func(s Scenario) bool { return s.Title == title })
-	if i < 0 {
-		return Scenario{}, fmt.Errorf("there is no scenario %q", title)
-	}
-	return scenarios[i], nil
 }

@@ -61,7 +61,7 @@ type Flags struct {
 	Settle            time.Duration `help:"Time for gateways to change their forwarding tables after a withdrawal." default:"200ms"`
 	ReadyTimeout      time.Duration `help:"How long Readiness waits after a start for VIPs that are ready and not advertised yet." default:"30s"`
 	StaticVIPs        string        `name:"static-vips" help:"any: static gateways get traffic of a family while at least one of its VIPs is ready; all: while all of them are." enum:"any,all" default:"any"`
-	StateDir          string        `help:"Directory for what survives a restart. None when empty." placeholder:"DIR"`
+	StateDir          string        `help:"Directory for what survives a restart: the last good configuration. None when empty." placeholder:"DIR"`
 	RequireRoute      bool          `help:"Withdraw the VIPs of a family while no gateway gives it a route back to clients." negatable:""`
 	RemoveRulesOnExit bool          `help:"Remove marks, rules and blackhole at the end." group:"Kernel"`
 

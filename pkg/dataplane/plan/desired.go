@@ -73,7 +73,8 @@ func (s *Stream) Equal(t *Stream) bool {
 		return s == t
 	}
 	return s.Name == t.Name && s.Size == t.Size && s.Seed == t.Seed && s.DrainTime == t.DrainTime &&
-		s.RouteAll == t.RouteAll && s.Prepare == t.Prepare && slices.Equal(s.VIPs, t.VIPs) && slices.Equal(s.Match, t.Match) &&
+		s.RouteAll == t.RouteAll && s.Prepare == t.Prepare &&
+		slices.Equal(s.VIPs, t.VIPs) && slices.Equal(s.Match, t.Match) &&
 		slices.EqualFunc(s.Targets, t.Targets, func(a, b Target) bool {
 			return a.Name == b.Name && a.Roles == b.Roles && slices.Equal(a.IPs, b.IPs)
 		})

@@ -173,7 +173,7 @@ func (drainer *Drainer) undrain(ctx context.Context) error {
 		return nil
 	}
 	err := drainer.call(ctx, func(ctx context.Context, frontend frontendv1.FrontendServiceClient) error {
-		_, err := frontend.Undrain(ctx, &frontendv1.UndrainRequest{})
+		_, err := frontend.Undrain(ctx, &frontendv1.UndrainRequest{All: true})
 		return err
 	})
 	if err != nil {

@@ -81,12 +81,12 @@ func (taker *Taker) Ask(gateways []trench.Gateway) (granted bool, changed <-chan
 
 // Run takes turns until ctx ends.
 func (taker *Taker) Run(ctx context.Context) error {
-	for {
-		if err := taker.waiting.Wait(ctx, someWait); err != nil {
-			return err
+	for ctx.Err() == nil {
+		if taker.waiting.Wait(ctx, someWait) == nil {
+			taker.turn(ctx)
 		}
-		taker.turn(ctx)
 	}
+	return ctx.Err()
 }
 
 func someWait(gateways []trench.Gateway) bool { return len(gateways) > 0 }

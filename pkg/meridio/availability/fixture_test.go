@@ -61,11 +61,7 @@ func (f *fixture) meridio() *meridiotest.LB {
 	f.t.Helper()
 	l := meridiotest.New(meridiotest.Options{Socket: f.socket, Credentials: f.creds(f.lb), Host: host})
 	harness.Must(f.t, l.Start())
-	f.t.Cleanup(func() {
-		if err := l.Kill(); err != nil {
-			f.t.Error(err)
-		}
-	})
+	f.t.Cleanup(func() { harness.Must(f.t, l.Kill()) })
 	return l
 }
 

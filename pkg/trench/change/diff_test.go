@@ -53,11 +53,13 @@ func TestBetween(t *testing.T) {
 			"+ VIP 20.0.0.3/32\n- VIP 20.0.0.2/32\n~ stream idle: table changes (vips)\n",
 		},
 		{
-			"a gateway renamed", []string{"name: two", "name: three"},
+			"a gateway renamed",
+			[]string{"name: two", "name: three"},
 			"~ gateway two: session restarts (name)\nsessions restart one after another, each in about 3s: 3s in all\n",
 		},
 		{
-			"another gateway", []string{"name: two, address: 172.16.0.253", "name: three, address: 172.16.0.3"},
+			"another gateway",
+			[]string{"name: two, address: 172.16.0.253", "name: three, address: 172.16.0.3"},
 			"+ gateway three\n- gateway two\n",
 		},
 		{
@@ -67,26 +69,31 @@ func TestBetween(t *testing.T) {
 				"sessions restart one after another, each in about 3s: 3s in all\n",
 		},
 		{
-			"the interface", []string{"name: a\n", "name: a\n  interface: eth1\n"},
+			"the interface",
+			[]string{"name: a\n", "name: a\n  interface: eth1\n"},
 			"~ gateway one: session restarts (attractor.interface)\n" +
 				"~ gateway two: session restarts (attractor.interface)\n~ attractor.interface\n" +
 				"sessions restart one after another, each in about 3s: 6s in all\n",
 		},
 		{"a stream renamed", []string{"name: web", "name: www"}, "+ stream www\n- stream web\n"},
 		{
-			"targets", []string{"10.0.0.1]}", "10.0.0.3]}\n      - {name: z, ips: [10.0.0.4]}"},
+			"targets",
+			[]string{"10.0.0.1]}", "10.0.0.3]}\n      - {name: z, ips: [10.0.0.4]}"},
 			"~ stream web: table changes (targets: 2 added, 1 removed)\n",
 		},
 		{
-			"a terminating target", []string{"[10.0.0.2]", "[10.0.0.2], terminating: true"},
+			"a terminating target",
+			[]string{"[10.0.0.2]", "[10.0.0.2], terminating: true"},
 			"~ stream web: table changes (targets: 0 added, 0 removed)\n",
 		},
 		{
-			"the table", []string{"{tcp: {port: 80}}", "{tcp: {port: 80}}\n    maglev: {size: 2003}"},
+			"the table",
+			[]string{"{tcp: {port: 80}}", "{tcp: {port: 80}}\n    maglev: {size: 2003}"},
 			"~ stream web: table changes (maglev)\n",
 		},
 		{
-			"a check", []string{"{tcp: {port: 80}}", "{tcp: {port: 81}}\n    minReady: 2"},
+			"a check",
+			[]string{"{tcp: {port: 80}}", "{tcp: {port: 81}}\n    minReady: 2"},
 			"~ stream web: changes (minReady, check)\n",
 		},
 		{"names", []string{"name: a\n", "name: b\n", "red", "blue"}, "~ trench\n~ attractor.name\n"},

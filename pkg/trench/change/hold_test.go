@@ -128,7 +128,8 @@ func TestHoldGateways(t *testing.T) {
 		{"name of the other family", []string{gatewaySix, "    - {name: six, address: 172.16.0.253}\n"}, "six"},
 		{
 			"with the VIPs of the family",
-			[]string{gatewaySix, "", firstVIP, "", "  - {name: s0, vips: [\"2000::1/128\"]}\n", ""}, "",
+			[]string{gatewaySix, "", firstVIP, "", "  - {name: s0, vips: [\"2000::1/128\"]}\n", ""},
+			"",
 		},
 		{"every gateway", []string{gatewaySix, "", gatewayFour, "", "  gateways:\n", ""}, "four six"},
 	} {

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/task"
@@ -19,26 +20,35 @@ func holdNames(inForce, next *trench.Config, _ trench.Held, confirmed string) (*
 	return inForce, trench.Held{ID: "v00000001", Gateways: []string{inForce.Trench}}
 }
 
-func TestConfirmation(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "trench.yaml")
+// holding runs a watcher of the trench one with a function that holds removals.
+func holding(t *testing.T, path string,
+	hold func(_, _ *trench.Config, _ trench.Held, _ string) (*trench.Config, trench.Held),
+) *Watcher {
+	t.Helper()
 	write(t, path, named("one"))
 	initial, err := Read(path, trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
 	w := NewWatcher(path, trench.DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
-	w.Hold = holdNames
+	w.Hold, w.poll = hold, soon
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- task.Guard(ctx, w.String(), w.Run) }()
-	defer func() {
+	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-	}()
+	})
 	<-w.Ready()
+	return w
+}
+
+func TestConfirmation(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "trench.yaml")
+	w := holding(t, path, holdNames)
 	confirm := func(identifier, problem string) {
 		t.Helper()
 		_, err := w.Confirm(identifier)
@@ -70,6 +80,25 @@ func TestConfirmation(t *testing.T) {
 	replace(t, path, named("two"))
 	l := awaitLoaded(t, w, "the end of the hold", func(l trench.Loaded) bool { return l.Held.ID == "" })
 	if l.Generation != 2 {
+		t.Errorf("got %+v", l)
+	}
+}
+
+// A hold whose reason is gone ends without another event.
+func TestHoldIsReviewed(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "trench.yaml")
+	var failed atomic.Bool
+	w := holding(t, path, func(inForce, next *trench.Config, before trench.Held, _ string) (*trench.Config, trench.Held) {
+		if failed.Load() {
+			return next, trench.Held{}
+		}
+		return holdNames(inForce, next, before, "")
+	})
+	replace(t, path, named("two"))
+	awaitLoaded(t, w, "the hold", func(l trench.Loaded) bool { return l.Held.ID != "" })
+	failed.Store(true)
+	if l := awaitLoaded(t, w, "the file", inForce("two")); l.Held.ID != "" {
 		t.Errorf("got %+v", l)
 	}
 }

@@ -45,6 +45,7 @@ type Trial struct {
 	mu        sync.Mutex
 	record    record
 	before    record // of Begin, for Cancel
+	running   bool   // Start was called
 	candidate *accepted
 	newest    *accepted
 	refused   error
@@ -97,8 +98,9 @@ func (trial *Trial) path(name string) string { return filepath.Join(trial.dir, n
 // String names the task.
 func (*Trial) String() string { return "trench-trial" }
 
-// Read is [Read], and begins the trial of the file. If an earlier process failed with the file, it
-// returns the last good configuration, with the digest of the refused file, and an error.
+// Read is [Read]. If an earlier process failed with the file, it returns the last good
+// configuration, with the digest of the refused file, and an error. It writes nothing: the start may
+// still be refused.
 func (trial *Trial) Read(path string, defaults trench.Defaults) (*trench.Config, error) {
 	if trial == nil {
 		return Read(path, defaults)
@@ -116,10 +118,8 @@ func (trial *Trial) Read(path string, defaults trench.Defaults) (*trench.Config,
 		// Without VIPs nothing is served: the file may work now.
 		trial.log.Warn("accepting the trench file again", "refused", refused)
 	}
-	trial.Begin(digest)
 	config, err := Parse(path, data, defaults)
 	if err != nil {
-		trial.Cancel()
 		return nil, err
 	}
 	config.Digest = digest
@@ -175,6 +175,18 @@ func (trial *Trial) Refused() error {
 	return trial.refused
 }
 
+// Start begins the trial of the file at the start, before the tasks use it.
+func (trial *Trial) Start() {
+	if trial == nil {
+		return
+	}
+	trial.mu.Lock()
+	defer trial.mu.Unlock()
+	if trial.running = true; trial.newest != nil {
+		trial.begin(trial.newest.digest)
+	}
+}
+
 // Begin records, before a file is parsed, that it is on trial.
 func (trial *Trial) Begin(digest [sha256.Size]byte) {
 	if trial == nil {
@@ -182,14 +194,18 @@ func (trial *Trial) Begin(digest [sha256.Size]byte) {
 	}
 	trial.mu.Lock()
 	defer trial.mu.Unlock()
+	trial.begin(hex.EncodeToString(digest[:]))
+}
+
+func (trial *Trial) begin(digest string) {
 	trial.before = trial.record
-	switch text := hex.EncodeToString(digest[:]); text {
+	switch digest {
 	case trial.record.Good:
-		trial.record = record{Good: text, Held: trial.record.Held}
+		trial.record = record{Good: digest, Held: trial.record.Held}
 	case trial.record.Digest:
 		trial.record.Starts, trial.record.Cause = trial.record.Starts+1, ""
 	default:
-		trial.record = record{Digest: text, Starts: 1, Good: trial.record.Good, Held: trial.record.Held}
+		trial.record = record{Digest: digest, Starts: 1, Good: trial.record.Good, Held: trial.record.Held}
 	}
 	trial.save()
 }
@@ -313,7 +329,7 @@ func (trial *Trial) End() {
 	}
 	trial.mu.Lock()
 	defer trial.mu.Unlock()
-	if trial.candidate != nil && trial.record.Cause == "" {
+	if trial.running && trial.candidate != nil && trial.record.Cause == "" {
 		trial.record = record{Good: trial.record.Good, Held: trial.record.Held}
 		trial.save()
 	}

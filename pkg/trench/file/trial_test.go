@@ -38,6 +38,7 @@ func (f *trialFixture) start(runs time.Duration) (*Trial, string, error) {
 	trial := OpenTrial(f.dir, slog.New(slog.DiscardHandler))
 	config, err := trial.Read(f.path, trench.DefaultDefaults())
 	trial.Overdue = func() time.Duration { return time.Duration(f.overdue.Load()) }
+	trial.Start()
 	ctx, cancel := context.WithTimeout(f.Context(), runs)
 	defer cancel()
 	if failure := trial.Run(ctx); !errors.Is(failure, context.DeadlineExceeded) {
@@ -163,6 +164,7 @@ func TestNoTrial(t *testing.T) {
 	if err != nil || config.Attractor.VIPs[0].String() != goodVIP || trial.Refused() != nil {
 		t.Errorf("%v, %v", config, err)
 	}
+	trial.Start()
 	trial.Begin(config.Digest)
 	trial.Cancel()
 	trial.Accept(config.Digest, config, false)
@@ -180,6 +182,7 @@ func TestTrialOfManyEdits(t *testing.T) {
 		if _, err := trial.Read(f.path, trench.DefaultDefaults()); err != nil {
 			t.Fatal(err)
 		}
+		trial.Start()
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- trial.Run(ctx) }()
@@ -232,7 +235,9 @@ func TestRemovalsHeldAfterRestart(t *testing.T) {
 			}
 			watcher := NewWatcher(f.path, trench.DefaultDefaults(), config, slog.New(slog.DiscardHandler))
 			watcher.Trial = trial
-			watcher.Hold = func(inForce, next *trench.Config, before trench.Held, confirmed string) (*trench.Config, trench.Held) {
+			watcher.Hold = func(inForce, next *trench.Config, before trench.Held, confirmed string) (*trench.Config,
+				trench.Held,
+			) {
 				return change.Hold(inForce, next, before, confirmed, nil)
 			}
 			watcher.Resume()
@@ -240,6 +245,7 @@ func TestRemovalsHeldAfterRestart(t *testing.T) {
 			if len(loaded.Held.VIPs) != 3 || len(loaded.Config.Attractor.VIPs) != 4 || loaded.Generation != 1 {
 				t.Fatalf("%+v is held, %v in force", loaded.Held, loaded.Config.Attractor.VIPs)
 			}
+			trial.Start()
 			ctx, cancel := context.WithTimeout(t.Context(), long)
 			_ = trial.Run(ctx)
 			cancel()

@@ -185,6 +185,7 @@ func (watcher *Watcher) Run(ctx context.Context) error {
 		case <-poll.C:
 			now := time.Now()
 			poll.Reset(tick.Until(now, watcher.poll))
+			watcher.reviewHold()
 			if wait.deadline.IsZero() {
 				// Wait before reading: the poll may fall between two steps of an editor. The wait
 				// ends at an instant at which periodic work wakes the process anyway.
@@ -366,12 +367,24 @@ func (watcher *Watcher) publish(data []byte) {
 // takeConfirmation puts confirmed removals in force. It returns a channel that is closed at the next
 // confirmation.
 func (watcher *Watcher) takeConfirmation() <-chan struct{} {
-	confirmed, changed := watcher.confirmed.Get()
-	// A file that was rejected or accepted since then leaves nothing to confirm.
-	if confirmed != "" && watcher.next != nil && watcher.loaded.Load().Held.ID != "" {
+	_, changed := watcher.confirmed.Get()
+	watcher.reviewHold()
+	return changed
+}
+
+// reviewHold decides about held removals again: they may be confirmed, or their targets may have
+// failed.
+func (watcher *Watcher) reviewHold() {
+	now := watcher.loaded.Load()
+	// A file that was rejected since then leaves nothing to review.
+	if now.Held.ID == "" || watcher.next == nil {
+		return
+	}
+	_, held := watcher.Hold(now.Config, watcher.next, now.Held, watcher.confirmed.Load())
+	if held.ID != now.Held.ID {
+		watcher.Trial.Begin(watcher.content)
 		watcher.accept(watcher.next)
 	}
-	return changed
 }
 
 // accept puts a valid configuration in force, without the removals that wait for a confirmation. It

@@ -347,7 +347,9 @@ type UndrainRequest struct {
 	// The VIPs, as prefixes.
 	Vips []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
 	// The names of gateways.
-	Gateways      []string `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	Gateways []string `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	// Ends the drain of all VIPs, and keeps those of named VIPs.
+	All           bool `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -394,6 +396,13 @@ func (x *UndrainRequest) GetGateways() []string {
 		return x.Gateways
 	}
 	return nil
+}
+
+func (x *UndrainRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
 }
 
 // Status is the state of the frontend.
@@ -1126,10 +1135,11 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\bdraining\x18\x02 \x03(\tR\bdraining\x120\n" +
 	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1a\n" +
 	"\bgateways\x18\x04 \x03(\tR\bgateways\x12\x18\n" +
-	"\awarning\x18\x05 \x01(\tR\awarning\"@\n" +
+	"\awarning\x18\x05 \x01(\tR\awarning\"R\n" +
 	"\x0eUndrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
-	"\bgateways\x18\x02 \x03(\tR\bgateways\"\xaf\x05\n" +
+	"\bgateways\x18\x02 \x03(\tR\bgateways\x12\x10\n" +
+	"\x03all\x18\x03 \x01(\bR\x03all\"\xaf\x05\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12\x1c\n" +
