@@ -118,7 +118,14 @@ func TestConfigurationKeepsDrains(t *testing.T) {
 		if list := drained(); len(list) != 0 {
 			t.Errorf("drained once %s is back: %v", vipA, list)
 		}
-		if err := f.controller.Do(t.Context(), func(g *gate.Gate, now time.Time) { g.Drain(now, vipA) }); err != nil {
+		if err := f.controller.Do(t.Context(), func(g *gate.Gate, now time.Time) {
+			g.OperatorDrains(func(v vip.VIP) (end time.Time) {
+				if v == vipA {
+					end = now
+				}
+				return end
+			})
+		}); err != nil {
 			t.Fatal(err)
 		}
 		f.configureVIPs(t, vipA)

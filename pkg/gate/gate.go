@@ -333,12 +333,12 @@ func (gate *Gate) Decision(v vip.VIP) Decision {
 	return Decision{}
 }
 
-// Drained returns the VIPs that leave the configuration, with the end of their drain time.
+// Drained returns the VIPs that leave or that an operator drained, with the end of their drain time.
 func (gate *Gate) Drained() map[vip.VIP]time.Time {
 	drained := map[vip.VIP]time.Time{}
 	for _, entry := range gate.entries {
-		if !entry.leaveEnd.IsZero() {
-			drained[entry.vip] = entry.leaveEnd
+		if end := earlier(entry.leaveEnd, entry.operatorDrainEnd); !end.IsZero() {
+			drained[entry.vip] = end
 		}
 	}
 	return drained

@@ -143,8 +143,7 @@ func (evaluator *Evaluator) count(stream *stream) {
 				}
 			case health.State == healthcheck.Overdue:
 				counts.overdue++
-			case stream.LastResort == trench.Depreferred &&
-				evaluator.kernel.serves(stream.Name, family, stream.names[i]):
+			case stream.LastResort == trench.Depreferred && evaluator.kernel.serves(stream.Name, family, stream.names[i]):
 				counts.failed++
 			}
 		}
