@@ -42,7 +42,7 @@ type renderCommand struct {
 
 func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	settings := c.Settings(stderr)
-	settings.Trial = trenchfile.OpenTrial(c.StateDir, settings.Log)
+	settings.Trial = trenchfile.OpenTrial(c.BirdDir, settings.Log)
 	err := c.run(ctx, settings)
 	settings.Trial.End()
 	return err

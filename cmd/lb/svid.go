@@ -12,8 +12,8 @@ import (
 // svidCommand signs an SVID for a person, like `spire-server x509 mint`.
 type svidCommand struct {
 	ID              spiffeid.ID   `name:"id" required:"" help:"SPIFFE ID of the SVID, such as one that --reader-id of the running lb names." placeholder:"ID" env:"-"`
-	Out             string        `required:"" help:"Directory for tls.crt, tls.key and ca.crt; created if it is missing." type:"path" placeholder:"DIR" env:"-"`
-	TTL             time.Duration `name:"ttl" help:"Lifetime of the SVID." default:"24h" env:"-"`
+	SvidDir         string        `required:"" help:"Directory for tls.crt, tls.key and ca.crt; created if it is missing." type:"path" placeholder:"DIR" env:"-"`
+	TTL             time.Duration `name:"dev-ttl" help:"Lifetime of the SVID." default:"24h" env:"-"`
 	Identity        string        `help:"Must be dev: only the development authority can sign here." placeholder:"dev"`
 	DevAuthorityDir string        `help:"Directory of the development authority, that of the running lb." type:"path" placeholder:"DIR"`
 }
@@ -34,7 +34,7 @@ func (c *svidCommand) Run(out *cli.Output) error {
 	case c.ID.Path() == "":
 		return cli.Usage("--id=%s names no workload: it needs a path, such as spiffe://vipgate.local/operator", c.ID)
 	case c.TTL < time.Second || c.TTL > maxSVIDTTL:
-		return cli.Usage("--ttl=%v: an SVID lives for 1s to %v", c.TTL, maxSVIDTTL)
+		return cli.Usage("--dev-ttl=%v: an SVID lives for 1s to %v", c.TTL, maxSVIDTTL)
 	}
 	authority, err := identity.LoadDevAuthority(c.DevAuthorityDir)
 	if err != nil {
@@ -42,12 +42,12 @@ func (c *svidCommand) Run(out *cli.Output) error {
 	}
 	svid, err := authority.MintFor(c.ID, c.TTL)
 	if err == nil {
-		err = authority.WriteFiles(c.Out, svid)
+		err = authority.WriteFiles(c.SvidDir, svid)
 	}
 	if err != nil {
 		return err
 	}
-	out.Printf("%s/tls.crt, tls.key, ca.crt: %s until %s\n", c.Out, svid.ID,
+	out.Printf("%s/tls.crt, tls.key, ca.crt: %s until %s\n", c.SvidDir, svid.ID,
 		svid.Certificates[0].NotAfter.UTC().Format(time.RFC3339))
 	return nil
 }

@@ -43,8 +43,8 @@ func TestSVIDIsSignedByTheAuthority(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // a second one replaces the first
-		if _, err := svid(t, "--identity=dev", "--dev-authority-dir="+dir, "--id="+operator, "--out="+out,
-			"--ttl=1h"); err != nil {
+		if _, err := svid(t, "--identity=dev", "--dev-authority-dir="+dir, "--id="+operator, "--svid-dir="+out,
+			"--dev-ttl=1h"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -122,18 +122,18 @@ func TestSVIDIsRefused(t *testing.T) {
 		{"no SPIFFE ID", []string{"--identity=dev", "--dev-authority-dir=" + dir, "--id=operator"}, "not a SPIFFE ID"},
 		{
 			"for ever",
-			[]string{"--identity=dev", "--dev-authority-dir=" + dir, "--id=" + operator, "--ttl=100000h"},
-			"--ttl=100000h",
+			[]string{"--identity=dev", "--dev-authority-dir=" + dir, "--id=" + operator, "--dev-ttl=100000h"},
+			"--dev-ttl=100000h",
 		},
 		{
 			"no life at all",
-			[]string{"--identity=dev", "--dev-authority-dir=" + dir, "--id=" + operator, "--ttl=0s"},
-			"--ttl=0s",
+			[]string{"--identity=dev", "--dev-authority-dir=" + dir, "--id=" + operator, "--dev-ttl=0s"},
+			"--dev-ttl=0s",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "out")
-			if _, err := svid(t, append(tt.args, "--out="+out)...); err == nil || !strings.Contains(err.Error(), tt.want) {
+			if _, err := svid(t, append(tt.args, "--svid-dir="+out)...); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 			if _, err := os.Stat(out); err == nil {

@@ -172,18 +172,18 @@ type namesFlag struct {
 
 // drainFlags set how long a drain lasts.
 type drainFlags struct {
-	DrainFor *time.Duration `help:"How long flows continue; absent: the stream's drainTime." placeholder:"DURATION" env:"-"`
+	DrainTime *time.Duration `help:"How long flows continue; absent: the stream's drainTime." placeholder:"DURATION" env:"-"`
 }
 
 // proto returns the drain time of a request; nil leaves it to the stream.
 func (f drainFlags) proto() (*durationpb.Duration, error) {
 	switch {
-	case f.DrainFor == nil:
+	case f.DrainTime == nil:
 		return nil, nil
-	case *f.DrainFor < 0:
-		return nil, cli.Usage("--drain-for=%v must not be negative", *f.DrainFor)
+	case *f.DrainTime < 0:
+		return nil, cli.Usage("--drain-time=%v must not be negative", *f.DrainTime)
 	}
-	return durationpb.New(*f.DrainFor), nil
+	return durationpb.New(*f.DrainTime), nil
 }
 
 type registryFlags struct {

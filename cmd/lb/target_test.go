@@ -226,7 +226,7 @@ func TestTargetAddEndsWhenRefused(t *testing.T) {
 	await.True(t, "the second registration", func() bool { return strings.Contains(second.String(), "ready") })
 	// An operator removes it: there is nothing to do any more.
 	mustPrint(t, "deregistered in stream s: a; flows continue for 0s", "target", "remove", "a", "--stream=s",
-		"--drain-for=0s", "--admin-socket="+d.admin)
+		"--drain-time=0s", "--admin-socket="+d.admin)
 	if err := wait(t, ended); err != nil {
 		t.Errorf("the second ended with %v", err)
 	}
@@ -323,7 +323,7 @@ func TestTargetListAndDrains(t *testing.T) {
 	go func() { watch <- command(t, &watched, "target", "list", "--watch", admin) }()
 	await.True(t, "the first list", func() bool { return strings.Contains(watched.String(), "1 of 1 addresses") })
 	mustPrint(t, "flows continue for 0s",
-		append([]string{"target", "remove", "a", "--stream=s", "--drain-for=0s"}, admin)...)
+		append([]string{"target", "remove", "a", "--stream=s", "--drain-time=0s"}, admin)...)
 	await.True(t, "the empty list", func() bool { return strings.Contains(watched.String(), "no targets") })
 	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -336,7 +336,7 @@ func TestTargetListAndDrains(t *testing.T) {
 	}
 	close(stops)
 
-	mustPrint(t, "drained: s/a\n", "target", "drain", "a", "b", "--stream=s", "--drain-for=30s", admin)
+	mustPrint(t, "drained: s/a\n", "target", "drain", "a", "b", "--stream=s", "--drain-time=30s", admin)
 	mustPrint(t, "no longer drained: s/a\n", "target", "undrain", "a", admin)
 	if got, want := strings.Join(d.drains.calls, ", "), `drain "s" [a b] 30s, undrain "" [a]`; got != want {
 		t.Errorf("%s\nwant %s", got, want)
@@ -344,7 +344,7 @@ func TestTargetListAndDrains(t *testing.T) {
 	for want, args := range map[string][]string{
 		"no registered target":          {"remove", "x", "--stream=s", admin},
 		"missing flags: --stream":       {"remove", "x", admin},
-		"must not be negative":          {"drain", "x", "--drain-for=-1s", admin},
+		"must not be negative":          {"drain", "x", "--drain-time=-1s", admin},
 		"is `lb run` running here":      {"list", "--admin-socket=/nowhere/lb.sock"},
 		`expected "<name> ..."`:         {"undrain", admin},
 		"the trench file has no stream": {"list", "--stream=nowhere", admin},

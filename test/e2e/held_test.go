@@ -227,7 +227,7 @@ func TestRemovalOfAllTargetsIsHeld(t *testing.T) {
 func TestHoldSurvivesRestart(t *testing.T) {
 	t.Parallel()
 	f := startHeld(t)
-	for _, dir := range []string{f.pod.StateDir(), f.pod.FrontendState()} {
+	for _, dir := range []string{f.pod.StateDir(), f.pod.BirdDir()} {
 		f.waitFor(func() error {
 			content, err := os.ReadFile(filepath.Join(dir, "trial.json"))
 			if err == nil && !strings.Contains(string(content), `"good"`) {

@@ -79,7 +79,7 @@ func newLastGood(t *testing.T, binaries, program string) *lastGood {
 	}
 	other := f.pod.StartFrontend
 	if program == "frontend" {
-		p.state, p.start, other, p.wait = f.pod.FrontendState(), other, p.start, f.waitFrontend
+		p.state, p.start, other, p.wait = f.pod.BirdDir(), other, p.start, f.waitFrontend
 		p.process = func() *lab.Process { return f.pod.Frontend }
 	}
 	f.must(other())

@@ -185,10 +185,10 @@ func TestTargetDrainEndsByItself(t *testing.T) {
 	f.startPod()
 	f.wantRoutes(vipA4, vipA6)
 	admin, begin := "--admin-socket=unix://"+f.pod.LBAdmin(), time.Now()
-	if out, status := f.run("lb", "target", "drain", "target-1", "--drain-for=0s", "--for=-1s", admin); status != 2 {
+	if out, status := f.run("lb", "target", "drain", "target-1", "--drain-time=0s", "--for=-1s", admin); status != 2 {
 		t.Errorf("a negative end: %d, %s", status, out)
 	}
-	if out, status := f.run("lb", "target", "drain", "target-1", "--drain-for=0s", "--for=6s", admin); status != 0 {
+	if out, status := f.run("lb", "target", "drain", "target-1", "--drain-time=0s", "--for=6s", admin); status != 0 {
 		t.Fatalf("lb target drain ended with %d: %s", status, out)
 	}
 	f.wantRoutes()

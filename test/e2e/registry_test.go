@@ -265,7 +265,7 @@ func TestOperatorDrainOfTargetPersists(t *testing.T) {
 			t.Errorf("%s of no target ended with %d: %s", command, status, out)
 		}
 	}
-	if out, status := f.run("lb", "target", "drain", admin, "target-1", "--drain-for=999h"); status != 2 ||
+	if out, status := f.run("lb", "target", "drain", admin, "target-1", "--drain-time=999h"); status != 2 ||
 		!strings.Contains(out, "between 0 and") {
 		t.Errorf("an absurd drain ended with %d: %s", status, out)
 	}

@@ -51,7 +51,6 @@ func (p *Pod) FrontendAdmin() string { return filepath.Join(p.dir(), "fe-admin.s
 func (p *Pod) Authority() string     { return filepath.Join(p.dir(), "authority") }
 func (p *Pod) BirdDir() string       { return filepath.Join(p.dir(), "bird") }
 func (p *Pod) StateDir() string      { return filepath.Join(p.dir(), "state") }
-func (p *Pod) FrontendState() string { return filepath.Join(p.dir(), "frontend-state") }
 func (p *Pod) BirdSocket() string    { return filepath.Join(p.dir(), "bird.ctl") }
 
 // WriteTrench replaces the trench file as an editor does, by a rename.
@@ -91,7 +90,7 @@ func (p *Pod) frontendArgs(program string, extra []string) []string {
 		"--admin-socket=unix://" + p.FrontendAdmin(),
 		"--identity=dev", "--dev-authority-dir=" + p.Authority(), "--spiffe-id=" + FrontendID, "--lb-id=" + LBID,
 		"--external-interface=" + External, "--bird-dir=" + p.BirdDir(), "--bird-socket=" +
-			p.BirdSocket(), "--state-dir=" + p.FrontendState(), "--log-format=text",
+			p.BirdSocket(), "--log-format=text",
 	}, extra...)
 }
 

@@ -38,7 +38,7 @@ type KernelFlags struct {
 // BirdFlags are the flags of BIRD.
 type BirdFlags struct {
 	RouterID       netip.Addr `name:"router-id" help:"BGP router id; derived from the pod or machine when absent." placeholder:"ADDR" group:"BGP"`
-	BirdDir        string     `help:"Directory of BIRD's configuration." default:"/etc/bird" type:"path" placeholder:"DIR" group:"BIRD"`
+	BirdDir        string     `help:"Directory of BIRD's configuration, and of what survives a restart: drains by an operator, the last good configuration." default:"/etc/bird" type:"path" placeholder:"DIR" group:"BIRD"`
 	BirdSocket     string     `help:"BIRD's control socket." default:"/var/run/bird/bird.ctl" type:"path" placeholder:"SOCKET" group:"BIRD"`
 	BirdExecutable string     `help:"BIRD; looked up when absent." placeholder:"PATH" group:"BIRD"`
 	LBBGPPort      uint16     `name:"lb-bgp-port" help:"Port of BIRD's session with the frontend on 127.0.0.1." default:"1790" placeholder:"PORT" group:"BIRD"`
@@ -61,7 +61,6 @@ type Flags struct {
 	Settle            time.Duration `help:"Time for gateways to change their forwarding tables after a withdrawal." default:"200ms"`
 	ReadyTimeout      time.Duration `help:"How long Readiness waits after a start for VIPs that are ready and not advertised yet." default:"30s"`
 	StaticVIPs        string        `name:"static-vips" help:"any: static gateways get traffic of a family while at least one of its VIPs is ready; all: while all of them are." enum:"any,all" default:"any"`
-	StateDir          string        `help:"Directory for what survives a restart: the last good configuration. None when empty." placeholder:"DIR"`
 	RequireRoute      bool          `help:"Withdraw the VIPs of a family while no gateway gives it a route back to clients." negatable:""`
 	RemoveRulesOnExit bool          `help:"Remove marks, rules and blackhole at the end." group:"Kernel"`
 
