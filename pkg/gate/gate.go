@@ -333,7 +333,8 @@ func (gate *Gate) Decision(v vip.VIP) Decision {
 	return Decision{}
 }
 
-// Drained returns the VIPs that leave or that an operator drained, with the end of their drain time.
+// Drained returns the VIPs that leave or that an operator drained, with the end of their drain
+// time.
 func (gate *Gate) Drained() map[vip.VIP]time.Time {
 	drained := map[vip.VIP]time.Time{}
 	for _, entry := range gate.entries {

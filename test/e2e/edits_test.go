@@ -132,8 +132,8 @@ func (f *editFixture) apply(change edit) {
 	}
 }
 
-// delay writes an edit while a target fails its checks, and lets it pass once lb shows that the VIPs
-// stay with their old stream.
+// delay writes an edit while a target fails its checks, and lets it pass once lb shows that the
+// VIPs stay with their old stream.
 func (f *editFixture) delay(change edit) {
 	f.t.Helper()
 	target := f.Targets[change.starts-1]
