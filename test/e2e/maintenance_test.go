@@ -158,7 +158,7 @@ func TestDrainsSurviveRestart(t *testing.T) {
 	})
 	f.operate(0, "still drained: "+vipA4+" "+vipB4+" "+vipA6, "undrain", vipB6)
 	f.wantRoutes(vipB6)
-	mark = restart()
+	restart()
 	f.wantRoutes(vipB6)
 
 	// A drain with an end leaves older drains, which have none.
