@@ -205,6 +205,7 @@ func TestUnappliedBIRDConfiguration(t *testing.T) {
 
 	away := f.pod.BirdDir() + "-away"
 	f.must(os.Rename(f.pod.BirdDir(), away))
+	f.must(os.WriteFile(f.pod.BirdDir(), nil, 0o600)) // or the next write would create the directory again
 	f.must(f.pod.WriteTrench(edited(t, lineA6, lineA6+"\n    "+lineB4)))
 	f.waitFrontend("BIRDConfiguration", false, "keeps an older configuration", f.pod.BirdDir())
 	f.waitFrontend("Configuration", true)
@@ -214,6 +215,7 @@ func TestUnappliedBIRDConfiguration(t *testing.T) {
 		t.Errorf("configured %v, failures %v", good, failures)
 	}
 
+	f.must(os.Remove(f.pod.BirdDir()))
 	f.must(os.Rename(away, f.pod.BirdDir()))
 	f.waitFrontend("BIRDConfiguration", true)
 	events.waitFor(&events.out, "BIRD loaded the desired configuration")

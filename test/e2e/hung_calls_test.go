@@ -425,8 +425,13 @@ func TestHungCallsStop(t *testing.T) {
 			force: killBIRD,
 		},
 		{
-			name: "configuration at start of BIRD", start: frontendStarts("--gating=off", "--bird-dir=DIR"), early: true,
-			task: "BIRD",
+			name: "state at start of frontend", start: frontendStarts("--gating=off", "--bird-dir=DIR"), early: true,
+			slow: true,
+		},
+		{
+			name: "configuration of BIRD", start: frontendRuns("--gating=off", "--bird-dir=DIR"),
+			force: func(f *hungFixture) { f.must(syscall.Kill(f.bird(f.pod.Frontend), syscall.SIGKILL)) },
+			task:  "BIRD",
 		},
 		{
 			name: "password of a gateway",

@@ -58,7 +58,7 @@ func TestVIPLimit(t *testing.T) {
 	t.Logf("%d VIPs at the gateway after %v", trench.MaxVIPs, time.Since(begin))
 
 	begin = time.Now()
-	f.must(f.pod.WriteTrench(usualTrench()))
+	f.must(f.pod.WriteTrench("maxRemoval: 100\n" + usualTrench()))
 	f.wantRoutes(few...)
 	t.Logf("four VIPs after %v", time.Since(begin))
 	for _, vip := range few {
