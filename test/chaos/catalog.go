@@ -64,7 +64,8 @@ func catalog() []*kind {
 	all = append(all, gatewayKinds()...)
 	all = append(all, identityKinds()...)
 	all = append(all, diskKinds()...)
-	return append(all, dataPlaneKinds()...)
+	all = append(all, dataPlaneKinds()...)
+	return append(all, editKinds()...)
 }
 
 // span is a range of durations.
