@@ -61,6 +61,9 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 		return "load balancer has not reported the VIPs yet"
 	}
 	var announced [len(vip.Families)]int
+	// What BIRD exports may be newer than the gate's decisions.
+	birdState := p.bird.State().Load()
+	listed := withExports(gate.Gateways{}, birdState).Exported
 	s := p.observer.state
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -82,24 +85,29 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 		case st.Decision.Reason == gate.Drained:
 		case !p.Gate.Ungated && st.Readiness.State != vip.Ready:
 		case !st.Decision.Advertised():
-			return strings.TrimSuffix(fmt.Sprintf("VIP %s is ready and not advertised, %s: %s",
-				v, st.Decision.Reason, p.reasonDetail(st.Decision.Reason, v.Family())), ": ")
+			return p.notAdvertised(v, st.Decision.Reason)
+		case listed[v.Family()] != nil && !listed[v.Family()].Has(v):
+			return p.notAdvertised(v, gate.NotExported)
 		}
 	}
 	// An advertised VIP attracts traffic only once BIRD has exported it.
 	for _, f := range vip.Families {
-		if announced[f] > 0 && !exported(p.bird.State().Load(), f, announced[f]) {
+		if announced[f] > 0 && listed[f] == nil && !exported(birdState, f, announced[f]) {
 			return fmt.Sprintf("BIRD has not exported every %s VIP to a gateway yet", f)
 		}
 	}
 	return ""
 }
 
-// exported reports whether a gateway of a family receives n VIPs or needs no routes. If BIRD
-// exports too few VIPs and has listed them, the gate has already decided on each VIP.
+func (p *process) notAdvertised(v vip.VIP, r gate.Reason) string {
+	return strings.TrimSuffix(
+		fmt.Sprintf("VIP %s is ready and not advertised, %s: %s", v, r, p.reasonDetail(r, v.Family())), ": ")
+}
+
+// exported reports whether a gateway of a family receives n VIPs or needs no routes.
 func exported(s bird.State, f vip.Family, n int) bool {
 	return slices.ContainsFunc(s.Gateways, func(g bird.GatewayState) bool {
-		return g.Family == f && g.Up && (isStatic(g) || g.Exported >= n || g.Exports != nil)
+		return g.Family == f && g.Up && (isStatic(g) || g.Exported >= n)
 	})
 }
 

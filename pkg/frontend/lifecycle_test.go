@@ -151,12 +151,16 @@ func TestStartWaitsForExports(t *testing.T) {
 		"session lost":        {bird.GatewayState{Exported: 1}, true},
 		"too few, not listed": {bird.GatewayState{Up: true, Short: true}, true},
 		"too few, listed":     {bird.GatewayState{Up: true, Short: true, Exports: vip.NewSet(vipA)}, false},
+		"not listed":          {bird.GatewayState{Up: true, Short: true, Exports: vip.NewSet(vipB)}, true},
 		"static":              {bird.GatewayState{Up: true, Protocol: trench.Static}, false},
 		"of the other family": {bird.GatewayState{Family: vip.IPv6, Up: true, Exported: 1}, true},
 	} {
-		p.bird.State().Set(bird.State{Gateways: []bird.GatewayState{tt.gateway}})
-		if got := p.startProblem(c, lbState{}); (got != "") != tt.waits ||
-			tt.waits && got != "BIRD has not exported every ipv4 VIP to a gateway yet" {
+		p.bird.State().Set(bird.State{Alive: true, Gateways: []bird.GatewayState{tt.gateway}})
+		want := "BIRD has not exported every ipv4 VIP to a gateway yet"
+		if name == "not listed" { // also before the gate has decided on the list
+			want = "VIP " + vipA.String() + " is ready and not advertised, not_exported"
+		}
+		if got := p.startProblem(c, lbState{}); (got != "") != tt.waits || tt.waits && !strings.HasPrefix(got, want) {
 			t.Errorf("%s: %q", name, got)
 		}
 	}
