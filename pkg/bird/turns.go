@@ -35,7 +35,7 @@ func (resolver *resolver) takeTurns(w desired, state State, now *resolution, seq
 	for _, gateway := range state.Gateways {
 		if state.Alive {
 			complete := gateway.Protocol == trench.Static || gateway.Exported >= gateway.Announced
-			input.State[gateway.Name] = turns.State{Up: gateway.Up, Complete: complete}
+			input.State[gateway.Name] = turns.State{Up: gateway.Up, Complete: complete, BFD: gateway.BFD == bfdUp}
 		}
 	}
 	entries, wake := resolver.plan.Step(input)

@@ -56,6 +56,7 @@ type Entry struct {
 	loaded   bool // BIRD has loaded the phase
 	carried  bool // another session carried the traffic when Draining began
 	extended bool // Leaving has waited for the drain time already
+	guarded  bool // the BFD session was up before the restart, and is awaited
 	stable   int  // consecutive observations of the completed restart
 }
 
@@ -66,6 +67,7 @@ func (entry *Entry) Depreferred() bool { return entry.Phase == Draining || entry
 type State struct {
 	Up       bool
 	Complete bool // BIRD exports every VIP
+	BFD      bool // the BFD session is up
 }
 
 // Input is the desired configuration and the observed state.
@@ -108,6 +110,9 @@ type Plan struct {
 // stableStates is the number of consecutive observations that confirm a restart: BIRD counts a
 // route as exported before it writes the UPDATE.
 const stableStates = 3
+
+// password is the parameter that a new content of a password file changes.
+const password = "password"
 
 // Step returns the sessions to configure in the order of the desired gateways, and the time of
 // the next Step without a new input, or zero. The result must not be modified.
@@ -175,15 +180,19 @@ func (plan *Plan) observe() {
 			continue // the next state shows the effect
 		}
 		if entry.Phase != Restarting {
+			// The restart was interrupted by another change.
+			entry.guarded = entry.guarded && !(state.Up && state.BFD)
 			continue
 		}
-		if entry.stable++; !entry.loaded || !state.Up || !state.Complete {
+		if entry.stable++; !entry.loaded || !plan.settled(entry) {
 			entry.stable = 0
 		}
 		switch {
 		case entry.stable >= stableStates:
+			entry.guarded = false
 			entry.Phase, entry.Parameters = Steady, nil
 		case !plan.in.Now.Before(entry.Until):
+			entry.guarded = false
 			entry.Phase, entry.Parameters, entry.Failed = Steady, nil, entry.Parameters
 		}
 	}
@@ -262,7 +271,7 @@ func (plan *Plan) stays(entry *Entry) bool {
 func (plan *Plan) update(entry *Entry, desired Session) (replaced bool) {
 	parameters := change.Reset(entry.Gateway, desired.Gateway)
 	if entry.Password != desired.Password && entry.PasswordFile == desired.PasswordFile {
-		parameters = append(parameters, "password")
+		parameters = append(parameters, password)
 	}
 	conflict := slices.ContainsFunc(plan.entries, func(other Entry) bool {
 		return other.Name != entry.Name && conflicts(other.Session, desired) && !plan.idle(&other)
@@ -345,7 +354,8 @@ func (plan *Plan) alone(entry *Entry) bool {
 		return false
 	case plan.awaited(entry) && plan.in.Now.Before(entry.Until):
 		return false
-	case plan.SlotTime == 0 || plan.in.Ordered:
+	// The order of pods does not cover the content of a password file.
+	case plan.SlotTime == 0 || plan.in.Ordered && !slices.Contains(entry.Parameters, password):
 		return true
 	}
 	start := nextSlot(plan.in.Now, plan.Slot, plan.SlotTime)
@@ -361,17 +371,25 @@ func (plan *Plan) restart(i int) {
 	if !ok {
 		return
 	}
+	entry.guarded = desired.BFD != nil && (entry.guarded || plan.in.State[entry.Name].BFD)
 	entry.Session = desired
 	plan.enter(&entry, Restarting)
 	plan.entries[i] = entry
 	plan.displace(&entry)
 }
 
+// settled reports whether a session carries traffic and stays up. A gateway that had the BFD session
+// resets BGP once more when the new BFD session takes the place of the old one, a second after BGP
+// is up (FRR 8.4.4, Cease 6.10).
+func (plan *Plan) settled(entry *Entry) bool {
+	state := plan.in.State[entry.Name]
+	return state.Up && state.Complete && (state.BFD || !entry.guarded)
+}
+
 // carried reports whether another session of the family carries the traffic.
 func (plan *Plan) carried(entry *Entry) bool {
 	return slices.ContainsFunc(plan.entries, func(other Entry) bool {
-		state := plan.in.State[other.Name]
-		return plan.carrier(entry, &other) && state.Up && state.Complete
+		return plan.carrier(entry, &other) && plan.settled(&other)
 	})
 }
 

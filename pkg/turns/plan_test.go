@@ -26,11 +26,16 @@ type simulation struct {
 	loaded   map[string]Session // by name
 	since    map[string]time.Time
 	now0     bool // Immediate
+	// withoutBFD is true if no gateway answers BFD.
+	withoutBFD bool
+	ordered    bool
+	password   string
 }
 
 const (
 	step      = 100 * time.Millisecond
 	reconnect = time.Second
+	lateBFD   = 2 * time.Second // after BGP
 )
 
 func newSimulation(t *testing.T, gateways ...trench.Gateway) *simulation {
@@ -67,12 +72,14 @@ func (s *simulation) step() {
 	in := Input{
 		Now: s.now, Gateways: s.gateways, Loaded: s.entries != nil && !s.down, Hung: s.hung, State: map[string]State{},
 		Drained: func(name string) bool { return s.drained[name] }, Immediate: s.now0,
+		Ordered: s.ordered,
 	}
 	for _, g := range s.gateways {
-		in.Sessions = append(in.Sessions, Session{Gateway: g, Local: netip.MustParseAddr("192.0.2.100")})
+		in.Sessions = append(in.Sessions, Session{Gateway: g, Local: netip.MustParseAddr("192.0.2.100"), Password: s.password})
 	}
 	for name := range s.loaded {
-		in.State[name] = State{Up: s.up(name), Complete: s.up(name)}
+		guarded := s.loaded[name].BFD != nil && !s.withoutBFD && !s.now.Before(s.since[name].Add(reconnect+lateBFD))
+		in.State[name] = State{Up: s.up(name), Complete: s.up(name), BFD: s.up(name) && guarded}
 	}
 	s.entries, _ = s.plan.Step(in)
 	next, since := map[string]Session{}, map[string]time.Time{}
@@ -309,6 +316,54 @@ func TestDrainCountsFromLoad(t *testing.T) {
 	}
 	if took := s.now.Sub(began); took < 1500*time.Millisecond || took > 2*time.Second {
 		t.Errorf("the gateway left after %v", took)
+	}
+}
+
+// The next gateway waits for the BFD session too, because FRR resets a BGP session when the old BFD
+// session ends; it does not wait for one that was not up before.
+func TestTurnWaitsForBFD(t *testing.T) {
+	t.Parallel()
+	guarded := func(g *trench.Gateway) { g.BFD = &trench.BFD{} }
+	for _, withoutBFD := range []bool{false, true} {
+		s := newSimulation(t, gateway("a", addressA, guarded), gateway("b", addressB, guarded))
+		s.withoutBFD = withoutBFD
+		s.run(30)
+		s.gateways = []trench.Gateway{gateway("a", addressA, guarded, slower), gateway("b", addressB, guarded, slower)}
+		for !s.up("a") || s.entries[0].Phase != Restarting {
+			s.run(1)
+		}
+		began := s.now
+		for s.entries[1].Phase != Draining {
+			s.run(1)
+		}
+		if waited := s.now.Sub(began) >= lateBFD; waited == withoutBFD {
+			t.Errorf("without BFD %v: b waited %v", withoutBFD, s.now.Sub(began))
+		}
+		// The same after a restart that another change interrupts.
+		for !s.up("b") || s.entries[1].Phase != Restarting {
+			s.run(1)
+		}
+		began = s.now
+		s.gateways = []trench.Gateway{gateway("a", addressA, guarded), gateway("b", addressB, guarded)}
+		for s.run(1); s.entries[0].Phase != Draining; {
+			s.run(1)
+		}
+		if waited := s.now.Sub(began) >= lateBFD-step; waited == withoutBFD {
+			t.Errorf("without BFD %v: a waited %v for an interrupted b", withoutBFD, s.now.Sub(began))
+		}
+	}
+}
+
+// The order of pods does not cover the content of a password file: the slot does.
+func TestPasswordTakesSlot(t *testing.T) {
+	t.Parallel()
+	for _, ordered := range []bool{false, true} {
+		s := newSimulation(t, gateway("a", addressA))
+		s.plan.SlotTime, s.plan.Slot, s.ordered = time.Minute, 1, ordered
+		s.password = "new"
+		if s.run(1); s.entries[0].Phase != Pending {
+			t.Errorf("ordered %v: the session is in phase %d", ordered, s.entries[0].Phase)
+		}
 	}
 }
 

@@ -13,6 +13,8 @@ type kind struct {
 	Weight      int // relative frequency in the draw
 	Least, Most time.Duration
 	Breadth     breadth
+	// TakesTurns is true if every VIP stays at one gateway at least, although it leaves others.
+	TakesTurns bool
 	// describe returns the name of a variant for reports.
 	describe func(arg int) string
 	// holds are the resources that no other fault may hold at the same time.

@@ -67,7 +67,8 @@ const forwardBound = time.Second
 
 // rules returns the bounds of docs/architecture.md#failure-table with the numbers of this
 // trench.
-func rules(gateway, family int) []rule {
+func rules(gateway, vip int) []rule {
+	family := vips[vip].family
 	detect := checkFall*(checkInterval+checkTimeout) + checkInterval
 	cut := holdTime + 500*time.Millisecond + stallTime
 	all := []rule{
@@ -82,6 +83,7 @@ func rules(gateway, family int) []rule {
 		{"the frontend is dead", "frontend", down, 40*time.Millisecond + stallTime, chain("bird")},
 		{"the frontend is stopped", "frontend", stopped, holdTime + 500*time.Millisecond + stallTime, chain("bird")},
 		{"the frontend was asked to end", "frontend", terminating, drainTime + 2*time.Second, chain("bird")},
+		{"it was removed", vipSubject(vip), down, drainTime + 200*time.Millisecond, chain("frontend")},
 		{"BIRD is dead", "bird", down, 10*time.Millisecond + stallTime, last},
 		{"BIRD is stopped", "bird", stopped, cut, last},
 	}
@@ -190,6 +192,9 @@ func evaluate(w *window) evaluation {
 			ev.reasons(w, g, v, received)
 		}
 	}
+	for v := range vips {
+		ev.dark(w, v)
+	}
 	return ev
 }
 
@@ -215,7 +220,7 @@ func held(w *window, received []event) (holds []interval) {
 // holds finds the VIPs that a gateway held for longer than a bound after its cause.
 func (ev *evaluation) holds(w *window, h *history, g, v int, received []event) {
 	holds := held(w, received)
-	for _, r := range rules(g, vips[v].family) {
+	for _, r := range rules(g, v) {
 		causes := h.unserved(vips[v])
 		if r.subject != "" {
 			causes = h.while(r.subject, func(s state) bool { return s == r.state })
@@ -285,6 +290,29 @@ func (ev *evaluation) reasons(w *window, g, v int, received []event) {
 			continue
 		}
 		ev.violations = append(ev.violations, violation{fmt.Sprintf("an UPDATE for an untouched VIP: %s", e), v, g})
+	}
+}
+
+// dark finds the intervals in which no gateway held a VIP, although nothing but edits that take
+// turns may have caused it.
+func (ev *evaluation) dark(w *window, v int) {
+	if slices.ContainsFunc(w.faults, func(f injection) bool {
+		k := f.fault.Kind
+		return !k.TakesTurns && k.touches(f.fault.Arg).vips&(1<<v) != 0
+	}) {
+		return
+	}
+	absent := []interval{{w.from, w.to}}
+	for g := range gateways {
+		absent = without(absent, held(w, slices.DeleteFunc(slices.Clone(w.events),
+			func(e event) bool { return e.vip != v || e.gateway != g })))
+	}
+	for _, i := range absent {
+		// The gateways write their own times.
+		if i.length() > clockError && w.late(i.from.Add(-3*time.Second), i.to) <= excuse {
+			ev.violations = append(ev.violations, violation{fmt.Sprintf("no gateway held %s from %s to %s",
+				vips[v].prefix, i.from.Format(timeFormat), i.to.Format(timeFormat)), v, -1})
+		}
 	}
 }
 

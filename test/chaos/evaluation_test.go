@@ -91,6 +91,8 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 			nil, "",
 		},
 		{"frontend stopped for longer", []change{is(1, "frontend", stopped)}, nil, "the frontend is stopped"},
+		{"VIP removed, withdrawn after its drain", []change{is(1, vipSubject(vipA), down)}, []event{received(1.5, vipA, true)}, ""},
+		{"VIP removed, still held", []change{is(1, vipSubject(vipA), down)}, nil, "it was removed"},
 		{"BIRD dead", []change{is(1, "bird", down)}, nil, "BIRD is dead"},
 		{
 			"packets dropped, the hold time ends it",
@@ -217,6 +219,34 @@ func TestEvaluateUnexplainedUpdate(t *testing.T) {
 				t.Errorf("%d excused", ev.excused)
 			}
 		})
+	}
+}
+
+func TestEvaluateDark(t *testing.T) {
+	turns := simple("edit", 1, once, ofEdits, everything)
+	turns.TakesTurns = true
+	other := simple("target down", 1, once, ofTargets, ofStream(0))
+	atB := func(seconds float64, withdrawn bool) event {
+		return event{at: at(seconds), vip: vipA, gateway: gatewayB, withdrawn: withdrawn}
+	}
+	oneAfterAnother := []event{
+		received(1, vipA, true), received(2, vipA, false), atB(2.5, true), atB(3, false),
+	}
+	atOnce := []event{received(1, vipA, true), atB(1.5, true), received(2, vipA, false), atB(3, false)}
+	for name, c := range map[string]struct {
+		events []event
+		kinds  []*kind
+		want   string
+	}{
+		"one gateway after another":           {oneAfterAnother, []*kind{turns}, ""},
+		"both at once":                        {atOnce, []*kind{turns}, "no gateway held 20.0.0.1/32"},
+		"another fault may have withdrawn it": {atOnce, []*kind{turns, other}, ""},
+	} {
+		w := &window{from: noon, to: at(20), events: c.events, late: inTime}
+		for _, k := range c.kinds {
+			w.faults = append(w.faults, injection{fault: fault{Kind: k}, from: noon})
+		}
+		t.Run(name, func(t *testing.T) { wantViolations(t, evaluate(w).violations, c.want) })
 	}
 }
 

@@ -2,37 +2,108 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"strings"
 )
 
-// edits are changes of the trench file that move no traffic: targets, their addresses and the VIPs
-// stay.
-var edits = []struct {
+// edit is a change of the trench file.
+type edit struct {
 	name   string
 	change func(text string) string
-}{
-	{"streams renamed", func(text string) string {
-		return strings.ReplaceAll(text, "- name: stream-", "- name: renamed-")
-	}},
-	{"targets renamed", func(text string) string {
-		return strings.ReplaceAll(text, "{name: target-", "{name: renamed-")
-	}},
-	{"streams and targets renamed", func(text string) string {
-		return strings.NewReplacer("- name: stream-", "- name: renamed-", "{name: target-", "{name: renamed-").Replace(text)
-	}},
 }
 
-// editKinds returns edits of the trench file.
-func editKinds() []*kind {
-	return []*kind{
-		simple("trench file edited", 6, ms(0, 3000), quiet, nothing, resTrench).by(edit).variants(
-			len(edits), func(arg int) string { return edits[arg].name },
-		),
+// renames move no traffic: targets, their addresses and the VIPs stay.
+var renames = []edit{
+	{"streams renamed", replace("- name: stream-", "- name: renamed-")},
+	{"targets renamed", replace("{name: target-", "{name: renamed-")},
+	{"streams and targets renamed", replace("- name: stream-", "- name: renamed-", "{name: target-", "{name: renamed-")},
+}
+
+// moves exchange the VIPs of two streams whose targets are ready.
+var moves = []edit{
+	{"VIPs of stream-a and stream-d exchanged", exchangeVIPs(0, 3)},
+	{"VIPs of stream-a and stream-c exchanged", exchangeVIPs(0, 2)},
+}
+
+// sessionEdits restart every session, one gateway after another.
+var sessionEdits = []edit{
+	{"another hold time", replace(fmt.Sprintf("holdTime: %s", holdTime), fmt.Sprintf("holdTime: %s", 2*holdTime))},
+	{"other names of the gateways", replace("{name: gateway-", "{name: peer-")},
+}
+
+func replace(oldNew ...string) func(string) string { return strings.NewReplacer(oldNew...).Replace }
+
+// exchangeVIPs returns an edit that gives each of two streams the VIPs that only the other one has.
+func exchangeVIPs(a, b int) func(string) string {
+	var pairs []string
+	for family := range families {
+		first, second := ownVIP(a, family), ownVIP(b, family)
+		pairs = append(pairs, first, second, second, first)
+	}
+	return func(text string) string {
+		attractor, streams, _ := strings.Cut(text, "\nstreams:\n")
+		return attractor + "\nstreams:\n" + strings.NewReplacer(pairs...).Replace(streams)
 	}
 }
 
-// edit changes the trench file, and the heal changes it back.
-func edit(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+// ownVIP returns the VIP that only one stream has, as the trench file has it.
+func ownVIP(stream, family int) string {
+	return fmt.Sprintf("- %q\n", vips[stream*families+family].prefix)
+}
+
+// editKinds returns edits of the trench file. The heal of each is the file from before it.
+func editKinds() []*kind {
+	of := func(all []edit) func(*kind) *kind {
+		return func(k *kind) *kind {
+			k = k.variants(len(all), func(arg int) string { return all[arg].name })
+			return k.by(func(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+				return fx.write(all[f.Arg].change(trenchText()))
+			})
+		}
+	}
+	// While VIPs are exchanged, the targets of another stream decide on them.
+	targets := []string{resTrench}
+	for t := range touchable {
+		targets = append(targets, resTarget(t))
+	}
+	removed := simple("VIPs removed", 4, ms(0, 2500), ofEdits, nothing, resTrench).by(removeVIPs).variants(
+		untouchedStream, func(arg int) string { return "of " + streams[arg].name },
+	)
+	removed.touches = ofStream
+	sessions := simple("gateways edited", 5, ms(0, 4000), ofEdits, everything, resTrench)
+	sessions.TakesTurns = true
+	var touched []int // so many that their removal waits for a confirmation
+	for v := range vips {
+		if vips[v].streams[0] != untouchedStream {
+			touched = append(touched, v)
+		}
+	}
+	return []*kind{
+		of(renames)(simple("trench file edited", 6, ms(0, 3000), quiet, nothing, resTrench)),
+		of(moves)(simple("VIPs moved", 5, ms(0, 3000), quiet, nothing, targets...)),
+		simple("most VIPs removed", 4, ms(0, 3000), quiet, nothing, resTrench).by(
+			func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
+				return fx.write(trenchWithout(touched...))
+			}),
+		removed,
+		of(sessionEdits)(sessions),
+	}
+}
+
+// write replaces the trench file, and the heal restores it.
+func (fx *fixture) write(text string) (func(context.Context) error, error) {
 	heal := func(context.Context) error { return fx.pod.WriteTrench(trenchText()) }
-	return heal, fx.pod.WriteTrench(edits[f.Arg].change(trenchText()))
+	return heal, fx.pod.WriteTrench(text)
+}
+
+// removeVIPs removes the VIPs of a stream, so few that it needs no confirmation.
+func removeVIPs(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+	own := []int{f.Arg * families, f.Arg*families + 1}
+	subjects := []string{vipSubject(own[ipv4]), vipSubject(own[ipv6])}
+	restore, err := fx.write(trenchWithout(own...))
+	fx.timeline.set2(down, subjects...)
+	return func(ctx context.Context) error {
+		fx.timeline.set2(healthy, subjects...)
+		return restore(ctx)
+	}, err
 }

@@ -16,13 +16,15 @@ const (
 	ofTargets
 	// ofGateway faults affect the updates of one gateway.
 	ofGateway
+	// ofEdits faults are changes of the trench file that cause UPDATEs.
+	ofEdits
 	// wide faults touch every VIP.
 	wide
 )
 
 // String describes the updates that a group may cause.
 func (b breadth) String() string {
-	return []string{"no updates", "targets", "one gateway", "anything"}[b]
+	return []string{"no updates", "targets", "one gateway", "edits", "anything"}[b]
 }
 
 // fault is a fault with its start and duration.
@@ -67,10 +69,12 @@ func plan(seed uint64, n int, kinds []*kind) []group {
 		switch dice := r.IntN(100); {
 		case dice < 15:
 			g.Breadth = quiet
-		case dice < 40:
+		case dice < 35:
 			g.Breadth = ofTargets
-		case dice < 60:
+		case dice < 55:
 			g.Breadth = ofGateway
+		case dice < 70:
+			g.Breadth = ofEdits
 		default:
 			g.Breadth = wide
 		}

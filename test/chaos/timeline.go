@@ -37,6 +37,7 @@ func (c change) String() string {
 // Subjects of the timeline, besides "lb", "stream", "frontend", "bird", "svid",
 // "net/internal", "trench", "disk", "kernel/FAMILY".
 func targetSubject(target, family int) string   { return fmt.Sprintf("target/%d/%d", target, family) }
+func vipSubject(v int) string                   { return fmt.Sprintf("vip/%d", v) }
 func gatewaySubject(g int) string               { return fmt.Sprintf("gateway/%d", g) }
 func pathSubject(g int, how string) string      { return fmt.Sprintf("path/%d/*/%s", g, how) }
 func familySubject(g, f int, how string) string { return fmt.Sprintf("path/%d/%d/%s", g, f, how) }

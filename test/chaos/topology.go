@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -157,11 +158,17 @@ func (s scope) String() string {
 }
 
 // trenchText returns the trench file.
-func trenchText() string {
+func trenchText() string { return trenchWithout() }
+
+// trenchWithout returns the trench file without some VIPs, and without the streams that have no
+// other VIP.
+func trenchWithout(removed ...int) string {
 	var b strings.Builder
 	b.WriteString("trench: trench-a\nattractor:\n  name: attractor-a-1\n  vips:\n")
-	for _, v := range vips {
-		fmt.Fprintf(&b, "    - %q\n", v.prefix)
+	for i, v := range vips {
+		if !slices.Contains(removed, i) {
+			fmt.Fprintf(&b, "    - %q\n", v.prefix)
+		}
 	}
 	bfd := fmt.Sprintf("bfd: {minTx: %s, minRx: %s, multiplier: %d}", bfdInterval, bfdInterval, bfdMultiplier)
 	fmt.Fprintf(&b, `  gateways:
@@ -172,13 +179,18 @@ func trenchText() string {
 streams:
 `, lab.GatewayA4, lab.GatewayA6, lab.GatewayB4, lab.GatewayB6, holdTime, lab.GatewayBAS, bfd)
 	for i, s := range streams {
-		fmt.Fprintf(&b, "  - name: %s\n    minReady: %d\n    vips:\n", s.name, s.minReady)
-		for _, v := range vips {
-			for _, n := range v.streams {
-				if n == i {
-					fmt.Fprintf(&b, "      - %q\n", v.prefix)
-				}
+		var served []netip.Prefix
+		for n, v := range vips {
+			if slices.Contains(v.streams, i) && !slices.Contains(removed, n) {
+				served = append(served, v.prefix)
 			}
+		}
+		if len(served) == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "  - name: %s\n    minReady: %d\n    vips:\n", s.name, s.minReady)
+		for _, v := range served {
+			fmt.Fprintf(&b, "      - %q\n", v)
 		}
 		fmt.Fprintf(&b, "    check: {tcp: {port: %d}, via: address, interval: %s, timeout: %s, rise: 1, fall: %d}\n"+
 			"    targets:\n", checkPort, checkInterval, checkTimeout, checkFall)
