@@ -110,6 +110,7 @@ func (f *follower) Run(ctx context.Context) error {
 		f.bird.Expect(announced.Announced4, announced.Announced6)
 		if f.source != nil {
 			f.health.Report(Stream, f.streamProblem(lb))
+			f.health.Report(HeldTargets, heldTargets(lb))
 		}
 		f.showStart(loaded, lb)
 		// Status watchers are notified last, because they read all of the state above.
@@ -285,6 +286,16 @@ func (f *follower) showAnnouncer() {
 		f.announcerLost = lost
 		f.observer.note(cmp.Or(problem, "BIRD accepts VIPs again"))
 	}
+}
+
+// heldTargets returns the removals of targets that a load balancer holds, with the remedy.
+func heldTargets(lb lbState) string {
+	if !lb.Open || lb.Held == "" {
+		return ""
+	}
+	id, _, _ := strings.Cut(lb.Held, ":")
+	return fmt.Sprintf("%s; correct the configuration of the load balancer to cancel, or confirm with `lb confirm %s`",
+		lb.Held, id)
 }
 
 // sessionEvents returns the events of BIRD and of the gateway sessions between two states.

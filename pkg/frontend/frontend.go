@@ -72,6 +72,9 @@ const (
 	// Held holds while no removal of the configuration waits for a confirmation; not part of
 	// Readiness.
 	Held = "Held"
+	// HeldTargets holds while no removal of targets waits for a confirmation at the load balancer; not
+	// part of Readiness.
+	HeldTargets = "HeldTargets"
 	// TrenchFile holds while the writer of the trench file refreshes it; not part of Readiness. Other
 	// sources of the configuration have other names.
 	TrenchFile = "TrenchFile"

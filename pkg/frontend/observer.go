@@ -74,6 +74,7 @@ type lbState struct {
 	Service                 string // of the gRPC service that supplied the state
 	Freshness               gate.Freshness
 	Open, Synced, GoingAway bool
+	Held                    string // removals of targets that the load balancer holds
 	Err                     error
 }
 
@@ -143,7 +144,8 @@ func (o *observer) updated(u readiness.Update) {
 	o.lease.Store(&lease{End: u.LeaseEnd, LastMessage: u.LastMessage})
 	is := lbState{
 		Position: u.Position, Service: u.Service, Freshness: o.lb.Load().Freshness,
-		Open: u.Open, Synced: u.Synced, GoingAway: u.GoingAway, Err: u.Err,
+		Open: u.Open, Synced: u.Synced, GoingAway: u.GoingAway, Held: u.Held,
+		Err: u.Err,
 	}
 	// A heartbeat does not change the state and must not wake a goroutine.
 	if !o.lb.Load().equal(is) {

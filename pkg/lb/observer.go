@@ -118,6 +118,7 @@ func (o *observer) showConfiguration(l trench.Loaded) {
 	held := l.Held.Problem()
 	p.health.Report(Held, held)
 	p.metrics.Held(l.Held.Count())
+	p.table.SetHeld(l.Held.Targets())
 	if l.Held.ID != o.held {
 		p.decisions.journal.Add(&adminv1.Event{Object: "held removals", To: cmp.Or(l.Held.ID, "none"), Detail: held})
 	}

@@ -40,6 +40,7 @@ type event struct {
 	// position is the position of the newest complete state.
 	position Position
 	synced   bool
+	held     string
 
 	// Set only in the first message of a watch.
 	first      bool
@@ -55,7 +56,7 @@ type event struct {
 
 // decode decodes a message that was received at the given time.
 func (decoder *decoder) decode(message *response, receivedAt time.Time) (event, error) {
-	decoded := event{}
+	decoded := event{held: cleanDetail(message.GetHeld())}
 	kind, content := contentOf(message)
 	var err error
 	if decoded.lease, err = durationFromProto(message.GetLease(), "lease", minLease, MaxLease); err == nil {

@@ -43,6 +43,9 @@ type Update struct {
 	// GoingAway reports whether that instance is stopping; it forwards until DrainEnd.
 	GoingAway bool
 	DrainEnd  time.Time
+	// Held describes the removals of targets that the load balancer holds until a confirmation, or is
+	// "".
+	Held string
 
 	// Err is the reason why no stream is open; nil while a stream is open, and before the first
 	// attempt has failed.
@@ -164,6 +167,7 @@ func (merger *updateMerger) isCurrent(stream *streamState) bool {
 func (merger *updateMerger) renew(stream *streamState, event event, receivedAt time.Time) {
 	pending := &merger.pending
 	pending.Synced, pending.EndedAt, pending.StaleGrace = true, time.Time{}, stream.staleGrace
+	pending.Held = event.held
 	if end := receivedAt.Add(event.lease); end.After(pending.LeaseEnd) {
 		pending.LeaseEnd = end
 	}

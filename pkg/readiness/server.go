@@ -255,6 +255,7 @@ func (server *Server) serve(ctx context.Context, watch *watch, send func(*respon
 				}
 			}
 			message.Position, message.Lease = batch.position.Proto(), durationpb.New(lease)
+			message.Held = server.table.currentHeld()
 			if err := send(message); err != nil {
 				return err
 			}

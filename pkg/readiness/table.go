@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -55,6 +56,8 @@ type Table struct {
 	goingAway  bool
 	drainEnd   time.Time
 	cursors    map[*cursor]struct{}
+
+	held atomic.Pointer[string]
 }
 
 // newest is the newest record of a VIP.
@@ -90,6 +93,21 @@ func NewTable(options TableOptions) *Table {
 		table.staleGrace = durationpb.New(options.StaleGrace)
 	}
 	return table
+}
+
+// SetHeld sets the description of the removals of targets that wait for a confirmation, or "". Every
+// later message has it, cut off at [MaxDetailBytes].
+func (table *Table) SetHeld(text string) {
+	text = cleanDetail(text)
+	table.held.Store(&text)
+}
+
+// currentHeld returns what SetHeld has set.
+func (table *Table) currentHeld() string {
+	if text := table.held.Load(); text != nil {
+		return *text
+	}
+	return ""
 }
 
 // Commit applies a decision, wakes every watch and renews the lease. It returns the revision, which

@@ -43,6 +43,17 @@ func (held Held) String() string {
 	return strings.Join(parts, ", ")
 }
 
+// Targets identifies the held removals of targets and lists their streams; "" without any.
+func (held Held) Targets() string {
+	if len(held.Streams) == 0 {
+		return ""
+	}
+	// Their identifier is the last one; see change.Hold.
+	ids := strings.Split(held.ID, ",")
+	return fmt.Sprintf("%s: the removal of all targets of streams (%s) waits for a confirmation", ids[len(ids)-1],
+		first(held.Streams))
+}
+
 // Problem describes the removals and the remedy for status; "" if nothing is held.
 func (held Held) Problem() string {
 	if held.ID == "" {

@@ -198,6 +198,7 @@ func TestRemovalOfAllTargetsIsHeld(t *testing.T) {
 	f.must(f.pod.WriteTrench(none("target-1", "target-2")))
 	detail := f.waitLB(frontend.Held, false, "all targets of streams (stream-a, stream-b)", "lb confirm t")
 	f.waitFrontend(frontend.Held, true)
+	f.waitFrontend(frontend.HeldTargets, false, "all targets of streams (stream-a, stream-b)", "lb confirm t")
 	f.wantNoUpdates(mark, every()...)
 
 	// Health checks decide about held targets, too.
@@ -208,6 +209,7 @@ func TestRemovalOfAllTargetsIsHeld(t *testing.T) {
 
 	f.must(f.pod.WriteTrench(heldTrench()))
 	f.waitLB(frontend.Held, true)
+	f.waitFrontend(frontend.HeldTargets, true)
 	f.wantNoUpdates(mark, vipA4, vipA6)
 	mark = f.mark()
 	f.must(f.pod.WriteTrench(none("target-2")))

@@ -26,6 +26,7 @@ func TestHeldRemovals(t *testing.T) {
 		f.kubelet.ready(app)
 	}
 	f.wantAnnounced()
+	f.wantTargetsHeld()
 	const few, all = `["20.0.0.2/32"]`, `["20.0.0.1/32", "2000::1/128", "20.0.0.2/32", "20.0.0.3/32"]`
 	vips := func(list string) {
 		f.t.Helper()
@@ -37,7 +38,7 @@ func TestHeldRemovals(t *testing.T) {
 		t.Errorf("condition Held: %s", held)
 	}
 	f.wantUpdates(1)
-	f.wait(func(ctx context.Context) error { return f.heldEvents(ctx, 1) })
+	f.wait(func(ctx context.Context) error { return f.heldEvents(ctx, 2) })
 	vips(all) // cancels
 	f.wantHeld(metav1.ConditionFalse)
 	vips(few)
@@ -49,7 +50,28 @@ func TestHeldRemovals(t *testing.T) {
 	f.wantRoutes()
 	f.wantUpdates(3) // announced, de-preferred, withdrawn
 	f.wantHeld(metav1.ConditionFalse)
-	f.must(f.heldEvents(t.Context(), 2)) // one for each time
+	f.must(f.heldEvents(t.Context(), 3)) // one for each time
+}
+
+// wantTargetsHeld changes the selectors of two Services so that they select no Pod: the load
+// balancers hold the targets, and the Trench names the Services' streams.
+func (f *fixture) wantTargetsHeld() {
+	f.t.Helper()
+	second := strings.NewReplacer("name: web", "name: second", "20.0.0.1,2000::1", "20.0.0.2").Replace(service)
+	f.cluster.Apply(f.t, second)
+	f.wantRoutes(route4, route6, "20.0.0.2/32")
+	selectNone := strings.NewReplacer("selector: {app: web}", "selector: {app: wbe}")
+	f.cluster.Apply(f.t, selectNone.Replace(service)+"---"+selectNone.Replace(second))
+	if held := f.wantHeld(metav1.ConditionTrue); !strings.Contains(held, "the removal of all targets of streams (") ||
+		!strings.Contains(held, "second") || !strings.Contains(held, v1alpha1.ConfirmAnnotation+"=t") {
+		f.t.Errorf("condition Held: %s", held)
+	}
+	f.wait(func(ctx context.Context) error { return f.heldEvents(ctx, 1) })
+	f.wantRoutes(route4, route6, "20.0.0.2/32")
+	f.cluster.Apply(f.t, service+"---"+second) // cancels
+	f.wantHeld(metav1.ConditionFalse)
+	f.must(f.core.Services(namespace).Delete(f.t.Context(), "second", metav1.DeleteOptions{}))
+	f.wantRoutes(route4, route6)
 }
 
 // wantHeld waits until the condition Held of the Trench has a status, and returns its message.

@@ -11,11 +11,14 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
-// heldRemovals returns the detail of the condition Held of a frontend without the remedy, which
-// differs for a Trench.
-func heldRemovals(s *frontendv1.Status) string {
+// heldTargets is the condition of a frontend whose load balancer holds removals of targets.
+const heldTargets = "HeldTargets"
+
+// heldRemovals returns the detail of a condition of a frontend that shows held removals without the
+// remedy, which differs for a Trench.
+func heldRemovals(s *frontendv1.Status, name string) string {
 	for _, condition := range s.GetConditions() {
-		if condition.GetName() == v1alpha1.Held && !condition.GetServing() {
+		if condition.GetName() == name && !condition.GetServing() {
 			removals, _, _ := strings.Cut(condition.GetDetail(), ";")
 			return removals
 		}
@@ -34,8 +37,10 @@ func identifier(removals string) string {
 func (all reports) held(trench *v1alpha1.Trench) *metav1.Condition {
 	var removals, identifiers []string
 	for _, report := range all {
-		if report.Held != "" && !slices.Contains(removals, report.Held) {
-			removals = append(removals, report.Held)
+		for _, held := range []string{report.Held, report.HeldTargets} {
+			if held != "" && !slices.Contains(removals, held) {
+				removals = append(removals, held)
+			}
 		}
 	}
 	slices.Sort(removals) // by identifier
@@ -62,7 +67,7 @@ const reasonRemovalsHeld = "RemovalsHeld"
 // heldEvents returns the Event for removals that are held now and were not before.
 func heldEvents(wanted, live *metav1.Condition) []event {
 	if wanted == nil || wanted.Status != metav1.ConditionTrue ||
-		live != nil && live.Status == wanted.Status && identifier(live.Message) == identifier(wanted.Message) {
+		live != nil && live.Status == wanted.Status && live.Message == wanted.Message {
 		return nil
 	}
 	return []event{{true, reasonRemovalsHeld, "Hold", wanted.Message}}

@@ -678,6 +678,9 @@ type WatchReadinessResponse struct {
 	// In the first message only: how long the data plane continues to forward after
 	// the load balancer's process is gone. Absent means not at all.
 	StaleGrace *durationpb.Duration `protobuf:"bytes,4,opt,name=stale_grace,json=staleGrace,proto3" json:"stale_grace,omitempty"`
+	// The removals of targets that the load balancer holds until somebody confirms them, for people:
+	// their identifier, a colon and the names. Empty if it holds none. At most 256 bytes.
+	Held string `protobuf:"bytes,9,opt,name=held,proto3" json:"held,omitempty"`
 	// What this message says.
 	//
 	// Types that are valid to be assigned to Event:
@@ -747,6 +750,13 @@ func (x *WatchReadinessResponse) GetStaleGrace() *durationpb.Duration {
 		return x.StaleGrace
 	}
 	return nil
+}
+
+func (x *WatchReadinessResponse) GetHeld() string {
+	if x != nil {
+		return x.Held
+	}
+	return ""
 }
 
 func (x *WatchReadinessResponse) GetEvent() isWatchReadinessResponse_Event {
@@ -1494,13 +1504,14 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\treadiness\x18\x01 \x01(\v2\".vipgate.readiness.v1.VipReadinessR\treadiness\x12\x12\n" +
 	"\x04vips\x18\x02 \x03(\tR\x04vips\"/\n" +
 	"\x15WatchReadinessRequest\x12\x16\n" +
-	"\x06reader\x18\x01 \x01(\tR\x06reader\"\xdb\x03\n" +
+	"\x06reader\x18\x01 \x01(\tR\x06reader\"\xef\x03\n" +
 	"\x16WatchReadinessResponse\x12:\n" +
 	"\bposition\x18\x01 \x01(\v2\x1e.vipgate.readiness.v1.PositionR\bposition\x12/\n" +
 	"\x05lease\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x12\x19\n" +
 	"\bwatch_id\x18\x03 \x01(\tR\awatchId\x12:\n" +
 	"\vstale_grace\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\n" +
-	"staleGrace\x12<\n" +
+	"staleGrace\x12\x12\n" +
+	"\x04held\x18\t \x01(\tR\x04held\x12<\n" +
 	"\bsnapshot\x18\x05 \x01(\v2\x1e.vipgate.readiness.v1.SnapshotH\x00R\bsnapshot\x123\n" +
 	"\x05delta\x18\x06 \x01(\v2\x1b.vipgate.readiness.v1.DeltaH\x00R\x05delta\x12?\n" +
 	"\theartbeat\x18\a \x01(\v2\x1f.vipgate.readiness.v1.HeartbeatH\x00R\theartbeat\x12@\n" +
