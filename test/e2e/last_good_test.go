@@ -184,8 +184,7 @@ func TestLastGoodConfiguration(t *testing.T) {
 func TestKillAfterEditKeepsEdit(t *testing.T) {
 	t.Parallel()
 	p := newLastGood(t, binaries, "frontend")
-	p.edit("20.0.0.99/32")
-	p.wait("Configuration", true)
+	p.waitState(p.state, "trial.json", p.edit("20.0.0.99/32"))
 	p.must(p.process().Kill())
 	p.must(p.start())
 	p.wait("Configuration", true)

@@ -231,6 +231,10 @@ func (trial *Trial) Accept(digest [sha256.Size]byte, config *trench.Config, held
 	defer trial.mu.Unlock()
 	trial.newest = &accepted{hex.EncodeToString(digest[:]), config, held}
 	switch {
+	// The edit was reverted: it never becomes good, and a kill of the process soon after the revert
+	// does not count against the good file.
+	case trial.newest.digest == trial.record.Good && held == trial.record.Held:
+		trial.candidate = nil
 	case trial.candidate == nil:
 		trial.candidate = trial.newest
 		latest.Wake(trial.started)

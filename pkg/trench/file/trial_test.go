@@ -218,6 +218,35 @@ func TestTrialOfManyEdits(t *testing.T) {
 	})
 }
 
+// An edit that is reverted before it is good never becomes good.
+func TestTrialOfRevertedEdit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		f := &trialFixture{T: t, dir: dir, path: filepath.Join(dir, "trench.yaml")}
+		f.write(goodVIP)
+		trial := f.wants(long, goodVIP, "")
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- trial.Run(ctx) }()
+		for _, vip := range []string{badVIP, goodVIP} {
+			f.write(vip)
+			config, err := Read(f.path, trench.DefaultDefaults())
+			if err != nil {
+				t.Fatal(err)
+			}
+			trial.Begin(config.Digest)
+			trial.Accept(config.Digest, config, false)
+			time.Sleep(3 * time.Second)
+		}
+		time.Sleep(long)
+		cancel()
+		<-ended
+		f.wants(0, goodVIP, "")
+		f.wants(0, goodVIP, "")
+		f.wants(0, goodVIP, "")
+	})
+}
+
 // Removals that an earlier process would have held are held after a restart, too.
 func TestRemovalsHeldAfterRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
