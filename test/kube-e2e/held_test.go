@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
@@ -53,22 +54,29 @@ func TestHeldRemovals(t *testing.T) {
 	f.must(f.heldEvents(t.Context(), 3)) // one for each time
 }
 
-// wantTargetsHeld changes the selectors of two Services so that they select no Pod: the load
-// balancers hold the targets, and the Trench names the Services' streams.
+// wantTargetsHeld removes the label that two Services select from every Pod: with the last Pod both
+// streams lose all targets. The load balancers hold them, and the Trench names the streams.
 func (f *fixture) wantTargetsHeld() {
 	f.t.Helper()
 	second := strings.NewReplacer("name: web", "name: second", "20.0.0.1,2000::1", "20.0.0.2").Replace(service)
 	f.cluster.Apply(f.t, second)
 	f.wantRoutes(route4, route6, "20.0.0.2/32")
-	selectNone := strings.NewReplacer("selector: {app: web}", "selector: {app: wbe}")
-	f.cluster.Apply(f.t, selectNone.Replace(service)+"---"+selectNone.Replace(second))
+	label := func(value string) {
+		f.t.Helper()
+		for _, app := range f.Targets[:replicas] {
+			_, err := f.core.Pods(namespace).Patch(f.t.Context(), app.Name, types.MergePatchType,
+				[]byte(`{"metadata": {"labels": {"app": "`+value+`"}}}`), metav1.PatchOptions{})
+			f.must(err)
+		}
+	}
+	label("wbe")
 	if held := f.wantHeld(metav1.ConditionTrue); !strings.Contains(held, "the removal of all targets of streams (") ||
 		!strings.Contains(held, "second") || !strings.Contains(held, v1alpha1.ConfirmAnnotation+"=t") {
 		f.t.Errorf("condition Held: %s", held)
 	}
 	f.wait(func(ctx context.Context) error { return f.heldEvents(ctx, 1) })
 	f.wantRoutes(route4, route6, "20.0.0.2/32")
-	f.cluster.Apply(f.t, service+"---"+second) // cancels
+	label("web") // cancels
 	f.wantHeld(metav1.ConditionFalse)
 	f.must(f.core.Services(namespace).Delete(f.t.Context(), "second", metav1.DeleteOptions{}))
 	f.wantRoutes(route4, route6)

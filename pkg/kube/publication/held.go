@@ -14,17 +14,21 @@ import (
 // heldTargets is the condition of a frontend whose load balancer holds removals of targets.
 const heldTargets = "HeldTargets"
 
-// heldRemovals returns the detail of a condition of a frontend that shows held removals without the
-// remedy, which differs for a Trench.
-func heldRemovals(s *frontendv1.Status, name string) string {
+// heldRemovals returns the details of the conditions of a frontend that show held removals without
+// the remedy, which differs for a Trench.
+func heldRemovals(s *frontendv1.Status) string {
+	var all []string
 	for _, condition := range s.GetConditions() {
-		if condition.GetName() == name && !condition.GetServing() {
-			removals, _, _ := strings.Cut(condition.GetDetail(), ";")
-			return removals
+		if name := condition.GetName(); (name == v1alpha1.Held || name == heldTargets) && !condition.GetServing() {
+			removals, _, _ := strings.Cut(condition.GetDetail(), separator)
+			all = append(all, removals)
 		}
 	}
-	return ""
+	return strings.Join(all, separator)
 }
+
+// separator separates held removals from each other, and from the remedy.
+const separator = "; "
 
 // identifier returns the identifier of held removals.
 func identifier(removals string) string {
@@ -37,7 +41,7 @@ func identifier(removals string) string {
 func (all reports) held(trench *v1alpha1.Trench) *metav1.Condition {
 	var removals, identifiers []string
 	for _, report := range all {
-		for _, held := range []string{report.Held, report.HeldTargets} {
+		for held := range strings.SplitSeq(report.Held, separator) {
 			if held != "" && !slices.Contains(removals, held) {
 				removals = append(removals, held)
 			}

@@ -7,7 +7,6 @@ import (
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
-	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -29,11 +28,9 @@ type Report struct {
 	Time time.Time `json:"time"`
 	// Problem is why the frontend's state is unknown. No VIP counts as advertised then.
 	Problem string `json:"problem,omitempty"`
-	// Held describes the removals that the frontend holds until they are confirmed: their identifier, a
-	// colon and the rest.
+	// Held describes the removals that the frontend and the load balancer hold until they are
+	// confirmed: their identifiers, a colon and the rest, separated by "; ".
 	Held string `json:"held,omitempty"`
-	// HeldTargets describes the removals of targets that the load balancer of the pod holds, likewise.
-	HeldTargets string `json:"heldTargets,omitempty"`
 	// Advertised and Total count VIPs that a stream serves.
 	Advertised int `json:"advertised"`
 	Total      int `json:"total"`
@@ -54,7 +51,7 @@ type vipReport struct {
 
 // reportOf returns the report for the status of a frontend, without times.
 func reportOf(s *frontendv1.Status) Report {
-	report := Report{Held: heldRemovals(s, v1alpha1.Held), HeldTargets: heldRemovals(s, heldTargets)}
+	report := Report{Held: heldRemovals(s)}
 	for _, v := range s.GetVips() {
 		parsed, err := vip.Parse(v.GetVip())
 		if err != nil {
@@ -122,6 +119,6 @@ func camelCase(name, prefix string) string {
 
 // equal reports whether the reports are equal except for their times.
 func (report Report) equal(o Report) bool {
-	return report.Problem == o.Problem && report.Held == o.Held && report.HeldTargets == o.HeldTargets &&
-		report.Advertised == o.Advertised && report.Total == o.Total && slices.Equal(report.VIPs, o.VIPs)
+	return report.Problem == o.Problem && report.Held == o.Held && report.Advertised == o.Advertised &&
+		report.Total == o.Total && slices.Equal(report.VIPs, o.VIPs)
 }
