@@ -56,7 +56,7 @@ type Entry struct {
 	loaded   bool // BIRD has loaded the phase
 	carried  bool // another session carried the traffic when Draining began
 	extended bool // Leaving has waited for the drain time already
-	guarded  bool // the BFD session was up before the restart, and is awaited
+	answered bool // the BFD session was up
 	stable   int  // consecutive observations of the completed restart
 }
 
@@ -166,6 +166,7 @@ func (plan *Plan) observe() {
 		state := plan.in.State[entry.Name]
 		if state.Up {
 			entry.Failed = nil
+			entry.answered = entry.answered || state.BFD
 		}
 		if plan.in.Loaded && !entry.loaded {
 			entry.loaded = true
@@ -180,8 +181,6 @@ func (plan *Plan) observe() {
 			continue // the next state shows the effect
 		}
 		if entry.Phase != Restarting {
-			// The restart was interrupted by another change.
-			entry.guarded = entry.guarded && !(state.Up && state.BFD)
 			continue
 		}
 		if entry.stable++; !entry.loaded || !plan.settled(entry) {
@@ -189,10 +188,9 @@ func (plan *Plan) observe() {
 		}
 		switch {
 		case entry.stable >= stableStates:
-			entry.guarded = false
 			entry.Phase, entry.Parameters = Steady, nil
 		case !plan.in.Now.Before(entry.Until):
-			entry.guarded = false
+			entry.answered = false
 			entry.Phase, entry.Parameters, entry.Failed = Steady, nil, entry.Parameters
 		}
 	}
@@ -371,19 +369,18 @@ func (plan *Plan) restart(i int) {
 	if !ok {
 		return
 	}
-	entry.guarded = desired.BFD != nil && (entry.guarded || plan.in.State[entry.Name].BFD)
 	entry.Session = desired
 	plan.enter(&entry, Restarting)
 	plan.entries[i] = entry
 	plan.displace(&entry)
 }
 
-// settled reports whether a session carries traffic and stays up. A gateway that had the BFD session
-// resets BGP once more when the new BFD session takes the place of the old one, a second after BGP
+// settled reports whether a session carries traffic and stays up. After a restart, a gateway resets
+// BGP once more when the new BFD session takes the place of the old one, one or two seconds after BGP
 // is up (FRR 8.4.4, Cease 6.10).
 func (plan *Plan) settled(entry *Entry) bool {
 	state := plan.in.State[entry.Name]
-	return state.Up && state.Complete && (state.BFD || !entry.guarded)
+	return state.Up && state.Complete && (state.BFD || entry.BFD == nil || !entry.answered)
 }
 
 // carried reports whether another session of the family carries the traffic.

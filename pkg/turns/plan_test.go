@@ -351,6 +351,20 @@ func TestTurnWaitsForBFD(t *testing.T) {
 		if waited := s.now.Sub(began) >= lateBFD-step; waited == withoutBFD {
 			t.Errorf("without BFD %v: a waited %v for an interrupted b", withoutBFD, s.now.Sub(began))
 		}
+		// And after a restart without a turn, because the session was down.
+		s.run(200)
+		s.dead[addressA] = true
+		s.run(1)
+		s.gateways = []trench.Gateway{gateway("a", addressA, guarded, slower), gateway("b", addressB, guarded, slower)}
+		s.run(1)
+		delete(s.dead, addressA)
+		began = s.now
+		for s.entries[1].Phase != Draining {
+			s.run(1)
+		}
+		if waited := s.now.Sub(began) >= reconnect+lateBFD-step; waited == withoutBFD {
+			t.Errorf("without BFD %v: b waited %v for an a that was down", withoutBFD, s.now.Sub(began))
+		}
 	}
 }
 
