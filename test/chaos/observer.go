@@ -126,6 +126,11 @@ func (o *observer) holdsAll(ctx context.Context) bool {
 	return true
 }
 
+// receivedSince reports whether a collected update is newer than a time.
+func (o *observer) receivedSince(t time.Time) bool {
+	return slices.ContainsFunc(o.events, func(e event) bool { return e.at.After(t) })
+}
+
 // missing returns the VIPs that a gateway does not hold as expected.
 func (o *observer) missing(ctx context.Context, g int) []string {
 	bound, cancel := context.WithTimeout(ctx, commandTime)

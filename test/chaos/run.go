@@ -173,7 +173,19 @@ func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed tim
 			}
 			break
 		}
-		violations = append(violations, obs.probe(ctx)...)
+		begin := time.Now()
+		probed := obs.probe(ctx)
+		if len(probed) > 0 {
+			if err := obs.collect(); err != nil {
+				return err
+			}
+			// A VIP that left a gateway again cannot be reached through it: the bound of settle counts.
+			if obs.receivedSince(begin) {
+				out.note("not calm yet: gateways received updates during the probes")
+				continue
+			}
+		}
+		violations = append(violations, probed...)
 		leaked, err := l.check(ctx)
 		if err != nil {
 			return err
