@@ -151,7 +151,11 @@ func (l *leaks) count(ctx context.Context) ([]violation, error) {
 
 // difference returns the lines of a that are not in b.
 func difference(a, b []string) []string {
-	return slices.DeleteFunc(slices.Clone(a), func(s string) bool { return slices.Contains(b, s) })
+	known := make(map[string]bool, len(b))
+	for _, s := range b {
+		known[s] = true
+	}
+	return slices.DeleteFunc(slices.Clone(a), func(s string) bool { return known[s] })
 }
 
 // usage reads the usage of a process.
@@ -219,6 +223,11 @@ const (
 // queueing disciplines; and the list of namespaces.
 func (l *leaks) kernelState(ctx context.Context) (map[string][]string, error) {
 	state := map[string][]string{}
+	routes, err := l.fixture.Pod.Run(ctx, "ip", "-4", "-o", "route", "show", "table", "all")
+	if err != nil {
+		return nil, err
+	}
+	renumber := renumbering(routes)
 	for _, ask := range []struct {
 		what    string
 		ns      *lab.NetNS
@@ -238,6 +247,10 @@ func (l *leaks) kernelState(ctx context.Context) (map[string][]string, error) {
 		out, err := ask.ns.Run(ctx, words[0], words[1:]...)
 		if err != nil {
 			return nil, err
+		}
+		if ask.ns == l.fixture.Pod {
+			// Each element of a set on its own line: their order depends on the fwmarks.
+			out = renumber(strings.ReplaceAll(out, ",", "\n"))
 		}
 		for line := range strings.Lines(out) {
 			// The kernel adds these only for some orders of configuring addresses and forwarding.
@@ -261,6 +274,39 @@ func (l *leaks) kernelState(ctx context.Context) (map[string][]string, error) {
 	}
 	return state, nil
 }
+
+// targetRoute is the route of a target's table, which has the number of its fwmark.
+var targetRoute = regexp.MustCompile(`default via (\S+) dev \S+ table (\d+)`)
+
+// renumbering returns a function that replaces the fwmarks of targets, as the routes have them, by
+// numbers in the order of the targets: a target gets another fwmark when its stream is renamed and
+// is not ready.
+func renumbering(routes string) func(text string) string {
+	const first = 5000 // the lowest fwmark of a target
+	numbers := map[uint64]uint64{}
+	for _, match := range targetRoute.FindAllStringSubmatch(routes, -1) {
+		for t := range targetCount {
+			if number, err := strconv.ParseUint(match[2], 10, 32); err == nil && match[1] == targetAddr(t, ipv4).String() {
+				numbers[number] = first + uint64(t)
+			}
+		}
+	}
+	return func(text string) string {
+		return numeral.ReplaceAllStringFunc(text, func(word string) string {
+			value, err := strconv.ParseUint(word, 0, 32)
+			number, known := numbers[value&0xffffff]
+			switch {
+			case err != nil || !known:
+				return word
+			case strings.HasPrefix(word, "0x"):
+				return fmt.Sprintf("0x%0*x", len(word)-2, value&^0xffffff|number)
+			}
+			return strconv.FormatUint(number, 10)
+		})
+	}
+}
+
+var numeral = regexp.MustCompile(`\b(0x[0-9a-f]+|[1-9][0-9]{3,})\b`)
 
 // commandLine returns the command line of a process.
 func commandLine(pid int) string {
