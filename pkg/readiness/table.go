@@ -95,8 +95,8 @@ func NewTable(options TableOptions) *Table {
 	return table
 }
 
-// SetHeld sets the description of the removals of targets that wait for a confirmation, or "". Every
-// later message has it, cut off at [MaxDetailBytes].
+// SetHeld sets the description of removals of targets that wait for a confirmation, or "". Later
+// messages have it, cut off at [MaxDetailBytes].
 func (table *Table) SetHeld(text string) {
 	text = cleanDetail(text)
 	table.held.Store(&text)

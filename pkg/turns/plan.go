@@ -376,8 +376,8 @@ func (plan *Plan) restart(i int) {
 }
 
 // settled reports whether a session carries traffic and stays up. After a restart, a gateway resets
-// BGP once more when the new BFD session takes the place of the old one, one or two seconds after BGP
-// is up (FRR 8.4.4, Cease 6.10).
+// BGP once more when the new BFD session replaces the old one, one or two seconds after BGP is up
+// (FRR 8.4.4, Cease 6.10).
 func (plan *Plan) settled(entry *Entry) bool {
 	state := plan.in.State[entry.Name]
 	return state.Up && state.Complete && (state.BFD || entry.BFD == nil || !entry.answered)

@@ -75,7 +75,8 @@ func (s *simulation) step() {
 		Ordered: s.ordered,
 	}
 	for _, g := range s.gateways {
-		in.Sessions = append(in.Sessions, Session{Gateway: g, Local: netip.MustParseAddr("192.0.2.100"), Password: s.password})
+		local := netip.MustParseAddr("192.0.2.100")
+		in.Sessions = append(in.Sessions, Session{Gateway: g, Local: local, Password: s.password})
 	}
 	for name := range s.loaded {
 		guarded := s.loaded[name].BFD != nil && !s.withoutBFD && !s.now.Before(s.since[name].Add(reconnect+lateBFD))

@@ -91,7 +91,12 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 			nil, "",
 		},
 		{"frontend stopped for longer", []change{is(1, "frontend", stopped)}, nil, "the frontend is stopped"},
-		{"VIP removed, withdrawn after its drain", []change{is(1, vipSubject(vipA), down)}, []event{received(1.5, vipA, true)}, ""},
+		{
+			"VIP removed, withdrawn after its drain",
+			[]change{is(1, vipSubject(vipA), down)},
+			[]event{received(1.5, vipA, true)},
+			"",
+		},
 		{"VIP removed, still held", []change{is(1, vipSubject(vipA), down)}, nil, "it was removed"},
 		{"BIRD dead", []change{is(1, "bird", down)}, nil, "BIRD is dead"},
 		{

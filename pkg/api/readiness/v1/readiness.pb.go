@@ -678,7 +678,7 @@ type WatchReadinessResponse struct {
 	// In the first message only: how long the data plane continues to forward after
 	// the load balancer's process is gone. Absent means not at all.
 	StaleGrace *durationpb.Duration `protobuf:"bytes,4,opt,name=stale_grace,json=staleGrace,proto3" json:"stale_grace,omitempty"`
-	// The removals of targets that the load balancer holds until somebody confirms them, for people:
+	// The removals of targets that the load balancer holds until an operator confirms them, for people:
 	// their identifier, a colon and the names. Empty if it holds none. At most 256 bytes.
 	Held string `protobuf:"bytes,9,opt,name=held,proto3" json:"held,omitempty"`
 	// What this message says.
