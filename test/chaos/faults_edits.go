@@ -2,8 +2,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 // edit is a change of the trench file.
@@ -70,8 +79,8 @@ func editKinds() []*kind {
 		untouchedStream, func(arg int) string { return "of " + streams[arg].name },
 	)
 	removed.touches = ofStream
-	sessions := simple("gateways edited", 5, ms(0, 4000), ofEdits, everything, resTrench)
-	sessions.TakesTurns = true
+	sessions := of(sessionEdits)(simple("gateways edited", 5, ms(0, 4000), ofEdits, everything, resTrench))
+	sessions.TakesTurns, sessions.inject = true, turns(sessions.inject)
 	var touched []int // so many that their removal waits for a confirmation
 	for v := range vips {
 		if vips[v].streams[0] != untouchedStream {
@@ -86,8 +95,61 @@ func editKinds() []*kind {
 				return fx.write(trenchWithout(touched...))
 			}),
 		removed,
-		of(sessionEdits)(sessions),
+		sessions,
 	}
+}
+
+// sessionsSubject is disturbed while sessions restart in turns.
+const sessionsSubject = "sessions"
+
+// turns returns a function that injects an edit of gateways. Its heal waits until the sessions have
+// taken their turns.
+func turns(inject func(context.Context, *fixture, fault) (func(context.Context) error, error)) func(context.Context,
+	*fixture, fault) (func(context.Context) error, error) {
+	return func(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+		fx.timeline.set(sessionsSubject, disturbed)
+		restore, err := inject(ctx, fx, f)
+		return func(ctx context.Context) error {
+			err := restore(ctx)
+			bound, cancel := context.WithTimeout(ctx, recoveryBound)
+			defer cancel()
+			quiet := 0 // the frontend reads the file soon after the write
+			// With an error, the frontend does not run: the calm point waits for it.
+			_ = lab.Eventually(bound, 100*time.Millisecond, func() error {
+				if quiet++; len(fx.changing(bound)) > 0 {
+					quiet = 0
+				}
+				if quiet < 5 {
+					return errors.New("sessions take turns")
+				}
+				return nil
+			})
+			fx.timeline.set(sessionsSubject, healthy)
+			return err
+		}, err
+	}
+}
+
+// changing returns the change of gateways that the frontend has not finished. Until then a gateway
+// that holds every VIP may lose them again.
+func (fx *fixture) changing(ctx context.Context) []string {
+	conn, err := grpc.NewClient("unix:"+fx.pod.FrontendAdmin(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return []string{fmt.Sprintf("the frontend's status: %v", err)}
+	}
+	defer conn.Close()
+	status, err := frontendv1.NewFrontendServiceClient(conn).GetStatus(ctx, &adminv1.GetStatusRequest{})
+	if err != nil {
+		return []string{fmt.Sprintf("the frontend's status: %v", err)}
+	}
+	var names []string
+	for _, gateway := range status.GetGateways() {
+		if change := gateway.GetChange(); change != "" {
+			names = append(names, fmt.Sprintf("the end of a change of %s: %s", gateway.GetName(), change))
+		}
+	}
+	return names
 }
 
 // write replaces the trench file, and the heal restores it.

@@ -11,11 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
-	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
-	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -154,29 +149,7 @@ func (o *observer) missing(ctx context.Context, g int) []string {
 		}
 	}
 	if frr, ok := o.fixture.routers[g].Router.(*lab.FRR); ok && len(names) == 0 {
-		return append(append(bfdDown(bound, frr), o.podBFDDown(bound)...), o.changing(bound)...)
-	}
-	return names
-}
-
-// changing returns the change of gateways that the frontend has not finished. Until then a gateway
-// that holds every VIP may lose them again.
-func (o *observer) changing(ctx context.Context) []string {
-	conn, err := grpc.NewClient("unix:"+o.fixture.pod.FrontendAdmin(),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return []string{fmt.Sprintf("the frontend's status: %v", err)}
-	}
-	defer conn.Close()
-	status, err := frontendv1.NewFrontendServiceClient(conn).GetStatus(ctx, &adminv1.GetStatusRequest{})
-	if err != nil {
-		return []string{fmt.Sprintf("the frontend's status: %v", err)}
-	}
-	var names []string
-	for _, gateway := range status.GetGateways() {
-		if change := gateway.GetChange(); change != "" {
-			names = append(names, fmt.Sprintf("the end of a change of %s: %s", gateway.GetName(), change))
-		}
+		return append(append(bfdDown(bound, frr), o.podBFDDown(bound)...), o.fixture.changing(bound)...)
 	}
 	return names
 }
