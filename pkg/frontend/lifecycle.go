@@ -99,6 +99,7 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 	return ""
 }
 
+// notAdvertised returns why a ready VIP is not advertised.
 func (p *process) notAdvertised(v vip.VIP, r gate.Reason) string {
 	return strings.TrimSuffix(
 		fmt.Sprintf("VIP %s is ready and not advertised, %s: %s", v, r, p.reasonDetail(r, v.Family())), ": ")

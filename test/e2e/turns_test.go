@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -124,15 +125,9 @@ func (f *turnsFixture) settled(text string, count int, names ...string) {
 // waitLong is waitFor with several turns.
 func (f *turnsFixture) waitLong(condition func() error) {
 	f.t.Helper()
-	deadline := time.Now().Add(3 * waitTimeout)
-	f.waitFor(func() error {
-		err := condition()
-		for err != nil && time.Now().Before(deadline) {
-			time.Sleep(20 * time.Millisecond)
-			err = condition()
-		}
-		return err
-	})
+	ctx, cancel := context.WithTimeout(f.t.Context(), 3*waitTimeout)
+	defer cancel()
+	f.must(lab.Eventually(ctx, 20*time.Millisecond, condition))
 }
 
 // wantLit fails if a VIP was at neither gateway since the marks.

@@ -27,6 +27,7 @@ type leases struct {
 	coordinationclient.LeaseInterface // nil: only the methods below are called
 	mu                                sync.Mutex
 	lease                             *coordinationv1.Lease
+	updates                           int
 	away                              bool
 }
 
@@ -59,6 +60,7 @@ func (l *leases) Update(_ context.Context, lease *coordinationv1.Lease, _ metav1
 		return nil, errors.New("connection refused")
 	}
 	l.lease = lease.DeepCopy()
+	l.updates++
 	return lease, nil
 }
 
@@ -71,6 +73,13 @@ func (l *leases) holder() string {
 	return *l.lease.Spec.HolderIdentity
 }
 
+// written returns how often the Lease was written.
+func (l *leases) written() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.updates
+}
+
 // start runs a taker with short times and without a frontend.
 func start(t *testing.T, l *leases, pod string) *Taker {
 	t.Helper()
@@ -79,7 +88,8 @@ func start(t *testing.T, l *leases, pod string) *Taker {
 		Log: slog.New(slog.DiscardHandler),
 	})
 	taker.timing = timing{
-		lease: 400 * time.Millisecond, renew: 300 * time.Millisecond, retry: 20 * time.Millisecond,
+		// A Lease has whole seconds: less is no time at all.
+		lease: time.Second, renew: 700 * time.Millisecond, retry: 20 * time.Millisecond,
 		silence: 200 * time.Millisecond, slot: time.Millisecond, status: time.Millisecond, write: time.Minute,
 		hold: time.Minute, idle: time.Minute, probe: time.Minute,
 	}
@@ -104,10 +114,11 @@ func TestOnePodHasTheTurn(t *testing.T) {
 		t.Errorf("the Lease has %q", api.holder())
 	}
 	b.Ask(change)
-	await.True(t, "b waits for a Lease that a renews", func() bool {
-		time.Sleep(time.Millisecond)
-		return api.holder() == "a"
-	})
+	before := api.written()
+	await.True(t, "a renews the Lease while b waits", func() bool { return api.written() >= before+5 })
+	if api.holder() != "a" {
+		t.Errorf("the Lease has %q", api.holder())
+	}
 	if granted, _ := b.Ask(change); granted {
 		t.Error("both pods have the turn")
 	}

@@ -32,6 +32,18 @@ func (f *trialFixture) write(vip string) {
 	}
 }
 
+// edit replaces the file of a running process, which accepts it.
+func (f *trialFixture) edit(trial *Trial, vip string) {
+	f.Helper()
+	f.write(vip)
+	config, err := Read(f.path, trench.DefaultDefaults())
+	if err != nil {
+		f.Fatal(err)
+	}
+	trial.Begin(config.Digest)
+	trial.Accept(config.Digest, config, false)
+}
+
 // start begins a process, runs it for a time, and returns its trial and the VIP in force.
 func (f *trialFixture) start(runs time.Duration) (*Trial, string, error) {
 	f.Helper()
@@ -189,13 +201,7 @@ func TestTrialOfManyEdits(t *testing.T) {
 		var last string
 		for _, vip := range []string{badVIP, newVIP, "20.0.0.4/32", "20.0.0.5/32"} {
 			time.Sleep(trialTime - 3*time.Second)
-			f.write(vip)
-			config, err := Read(f.path, trench.DefaultDefaults())
-			if err != nil {
-				t.Fatal(err)
-			}
-			trial.Begin(config.Digest)
-			trial.Accept(config.Digest, config, false)
+			f.edit(trial, vip)
 			last = vip
 		}
 		good := func() string {
@@ -229,13 +235,7 @@ func TestTrialOfRevertedEdit(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- trial.Run(ctx) }()
 		for _, vip := range []string{badVIP, goodVIP} {
-			f.write(vip)
-			config, err := Read(f.path, trench.DefaultDefaults())
-			if err != nil {
-				t.Fatal(err)
-			}
-			trial.Begin(config.Digest)
-			trial.Accept(config.Digest, config, false)
+			f.edit(trial, vip)
 			time.Sleep(3 * time.Second)
 		}
 		time.Sleep(long)
