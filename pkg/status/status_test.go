@@ -82,7 +82,7 @@ func goodFrontend() *frontendv1.Status {
 			Name: "gateway-a-1", Address: "169.254.100.150", Up: true, State: "Established",
 			Since: before(3 * time.Hour), Imported: 1, Exported: 1, Expected: 1, Bfd: "Up", NoDelay: true,
 		}, {
-			Name: "gateway-a-2", Address: "fe80::1", Up: true, State: "Established", Since: before(50 * time.Hour),
+			Name: "gateway-a-2", Address: "fd00:100::150", Up: true, State: "Established", Since: before(50 * time.Hour),
 			Imported: 1, Exported: 1, Expected: 1,
 		}},
 		Vips: []*frontendv1.VipStatus{{
@@ -123,7 +123,7 @@ func badFrontend() *frontendv1.Status {
 	s.Bird.Restarts, s.Bird.Error = 2, "no answer on the control socket for 2s"
 	s.Gateways[0].NoDelay, s.Gateways[0].NoDelayProblem = false, "pidfd_getfd: operation not permitted"
 	s.Gateways[1] = &frontendv1.GatewayStatus{
-		Name: "gateway-a-2", Address: "fe80::1", State: "Active", Since: before(50 * time.Second),
+		Name: "gateway-a-2", Address: "fd00:100::150", State: "Active", Since: before(50 * time.Second),
 		LastError: "Received: Hold timer expired", Bfd: "Down",
 	}
 	s.Gateways = append(s.Gateways, &frontendv1.GatewayStatus{
