@@ -14,6 +14,7 @@ import (
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/endpoint"
+	"github.com/vipgate/vipgate/pkg/frontend/orders"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/turns"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -51,35 +52,47 @@ func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*fronten
 		return nil, err
 	}
 	if r.GetAll() {
-		objects = []drained{{}}
+		objects = []orders.Object{{}}
 	}
 	now := time.Now()
-	orders, _ := p.drains.All(now)
-	configured := p.Source.Value().Load().Config.Attractor.Gateways
-	refusal := refuseGateways(p.bird.State().Load(), configured, r.GetGateways(), orders)
+	ordered, _ := p.ordered(now)
+	attractor := p.Source.Value().Load().Config.Attractor
+	advertised := func(v vip.VIP) bool { is, _ := p.observer.state.serves(v); return is }
+	refusal := cmp.Or(ordered.RefuseGateways(r.GetGateways(), attractor.Gateways, p.bird.State().Load()),
+		ordered.RefuseVIPs(objects, attractor.VIPs, advertised, p.elsewhere.Load(), now))
 	if refusal != "" && !r.GetForce() {
 		return nil, status.Errorf(codes.FailedPrecondition, "%s; --force drains all the same", refusal)
 	}
-	added := map[drained]drains.Drain{}
+	added := orders.Orders{}
 	for _, object := range objects {
 		drain := drains.New(now, p.Gate.DrainTime, r.GetEndsAfter().AsDuration())
 		// A repeated order does not begin the drain time again: it would export VIPs once more.
-		if before, is := orders[object]; is {
+		if before, is := ordered[object]; is {
 			drain.End = before.End
 		}
 		added[object] = drain
 	}
-	d, err := a.change(ctx, "drained", objects, func() error { return p.drains.Drain(now, added) })
-	if err == nil && len(r.GetGateways()) == 0 {
-		d.Warning = otherPods
-	}
-	return d, err
+	return a.change(ctx, "drained", objects, func() error { return p.drains.Drain(now, added) })
 }
 
-// otherPods is the warning of a drain of VIPs. Gateways send the routes of another pod only after
-// this pod's are worse, if at all: the AS path has the own AS number.
-const otherPods = "the frontend cannot see whether another pod advertises these VIPs: ask the gateways, " +
-	"or the status of the Trench"
+// SetAdvertisedElsewhere implements the FrontendService.
+func (a *admin) SetAdvertisedElsewhere(_ context.Context, r *frontendv1.AdvertisedElsewhere,
+) (*frontendv1.SetAdvertisedElsewhereResponse, error) {
+	valid := r.GetValidFor().AsDuration()
+	if valid <= 0 || valid > time.Minute {
+		return nil, status.Error(codes.InvalidArgument, "valid_for must be between 0 and 1 min")
+	}
+	next := orders.Elsewhere{VIPs: vip.Set{}, Until: time.Now().Add(valid)}
+	for _, name := range r.GetVips() {
+		v, err := vip.Parse(name)
+		if err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+		next.VIPs[v] = struct{}{}
+	}
+	a.process.elsewhere.Set(next)
+	return &frontendv1.SetAdvertisedElsewhereResponse{}, nil
+}
 
 // Undrain implements the FrontendService.
 func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*frontendv1.Drains, error) {
@@ -89,22 +102,22 @@ func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*fro
 		return nil, err
 	}
 	now := time.Now()
-	orders, _ := p.drains.All(now)
+	ordered, _ := p.ordered(now)
 	switch {
 	case r.GetAll():
-		objects = []drained{{}}
+		objects = []orders.Object{{}}
 	case len(objects) == 0:
-		for object := range orders {
-			if object.gateway == "" {
+		for object := range ordered {
+			if object.Gateway == "" {
 				objects = append(objects, object)
 			}
 		}
 	case len(r.GetVips()) > 0:
-		if each := withoutAll(orders, p.Source.Value().Load().Config.Attractor.VIPs); each != nil {
+		if each := ordered.WithoutAll(p.Source.Value().Load().Config.Attractor.VIPs); each != nil {
 			if err := p.drains.Drain(now, each); err != nil {
 				return nil, status.Error(codes.FailedPrecondition, err.Error())
 			}
-			objects = append(objects, drained{})
+			objects = append(objects, orders.Object{})
 		}
 	}
 	return a.change(ctx, "undrained", objects, func() error { return p.drains.Undrain(now, objects...) })
@@ -112,24 +125,24 @@ func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*fro
 
 // named returns the objects of these names. It checks every name first: a mistyped one must not
 // leave a part of them drained.
-func (a *admin) named(vips, gateways []string) (objects []drained, err error) {
+func (a *admin) named(vips, gateways []string) (objects []orders.Object, err error) {
 	config := a.process.Source.Value().Load().Config.Attractor
 	known := vip.NewSet(config.VIPs...)
-	orders, _ := a.process.drains.All(time.Now())
+	ordered, _ := a.process.ordered(time.Now())
 	for _, n := range vips {
 		v, err := vip.Parse(n)
 		if err != nil {
 			return nil, status.Error(codes.InvalidArgument, err.Error())
 		}
-		if _, isDrained := orders[drained{vip: v}]; !known.Has(v) && !isDrained {
+		if _, isDrained := ordered[orders.Object{VIP: v}]; !known.Has(v) && !isDrained {
 			return nil, status.Errorf(codes.NotFound, "VIP %s is not in the attractor", v)
 		}
-		objects = append(objects, drained{vip: v})
+		objects = append(objects, orders.Object{VIP: v})
 	}
 	for _, name := range gateways {
-		object := drained{gateway: name}
+		object := orders.Object{Gateway: name}
 		i := slices.IndexFunc(config.Gateways, func(g trench.Gateway) bool { return g.Name == name })
-		if _, isDrained := orders[object]; !isDrained && i < 0 {
+		if _, isDrained := ordered[object]; !isDrained && i < 0 {
 			return nil, status.Errorf(codes.NotFound, "gateway %q is not in the attractor", name)
 		}
 		if i >= 0 && config.Gateways[i].Protocol == trench.Static {
@@ -142,7 +155,7 @@ func (a *admin) named(vips, gateways []string) (objects []drained, err error) {
 }
 
 // change applies a change of the drains of objects, and returns all drains.
-func (a *admin) change(ctx context.Context, what string, objects []drained, change func() error,
+func (a *admin) change(ctx context.Context, what string, objects []orders.Object, change func() error,
 ) (*frontendv1.Drains, error) {
 	p := a.process
 	if err := change(); err != nil {
@@ -153,15 +166,15 @@ func (a *admin) change(ctx context.Context, what string, objects []drained, chan
 		return nil, status.FromContextError(err).Err()
 	}
 	now := time.Now()
-	orders, _ := p.drains.All(now)
-	d := &frontendv1.Drains{Gateways: drainedGateways(orders)}
+	ordered, _ := p.ordered(now)
+	d := &frontendv1.Drains{Gateways: ordered.Gateways()}
 	until := func(end time.Time) {
 		if end.After(now) && end.After(d.GetUntil().AsTime()) {
 			d.Until = timestamppb.New(end)
 		}
 	}
 	for _, v := range vip.NewSet(p.Source.Value().Load().Config.Attractor.VIPs...).Sorted() {
-		drain := drainOf(orders, v)
+		drain := ordered.Of(v)
 		if drain.End.IsZero() {
 			continue
 		}
@@ -173,7 +186,7 @@ func (a *admin) change(ctx context.Context, what string, objects []drained, chan
 		}
 	}
 	for _, name := range d.GetGateways() {
-		until(orders[drained{gateway: name}].End)
+		until(ordered[orders.Object{Gateway: name}].End)
 	}
 	p.Log.Info("operator changed drains", "drained", len(d.GetDrained()), "gateways", d.GetGateways())
 	// The event keeps the operator's names; the log line has only their number.
@@ -181,7 +194,7 @@ func (a *admin) change(ctx context.Context, what string, objects []drained, chan
 	for _, object := range objects {
 		names = append(names, object.String())
 	}
-	p.observer.note("an operator " + what + " " + cmp.Or(strings.Join(names, ", "), allVIPs))
+	p.observer.note("an operator " + what + " " + cmp.Or(strings.Join(names, ", "), orders.Object{}.String()))
 	return d, nil
 }
 

@@ -17,7 +17,7 @@ import (
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/bird"
-	"github.com/vipgate/vipgate/pkg/drains"
+	"github.com/vipgate/vipgate/pkg/frontend/orders"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
@@ -55,13 +55,13 @@ func TestDrainAnswer(t *testing.T) {
 		}
 		config := trenchfile.NewWatcher("/nowhere", trench.Defaults{},
 			&trench.Config{Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB}}}, slog.New(slog.DiscardHandler))
-		orders, err := drains.Open[drained]("", nil)
+		ordered, err := orders.Open("", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		a := &admin{process: &process{
 			Options: Options{Source: config, Gate: gate.Options{DrainTime: time.Second}}, observer: o, controller: c,
-			drains: orders, bird: bird.NewSupervisor(bird.Options{}),
+			drains: ordered, bird: bird.NewSupervisor(bird.Options{}),
 		}}
 		a.process.Log = slog.New(slog.DiscardHandler)
 		want := func(step string, r *frontendv1.Drains, err error, drained, draining string, until time.Time) {

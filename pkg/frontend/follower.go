@@ -12,7 +12,7 @@ import (
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/bird"
-	"github.com/vipgate/vipgate/pkg/drains"
+	"github.com/vipgate/vipgate/pkg/frontend/orders"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -36,8 +36,8 @@ type follower struct {
 	leave   *time.Timer
 	leaving vip.Set // VIPs that are kept until leave
 
-	drained   map[drained]drains.Drain // applied last
-	drainsEnd *time.Timer              // see followDrains
+	drained   orders.Orders // applied last
+	drainsEnd *time.Timer   // see followDrains
 
 	// Last shown.
 	shownFamilies   map[vip.Family]bool

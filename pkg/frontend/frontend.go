@@ -19,7 +19,9 @@ import (
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/endpoint"
+	"github.com/vipgate/vipgate/pkg/frontend/orders"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/journal"
@@ -51,7 +53,8 @@ type process struct {
 	observer   *observer
 	reporter   *reporter
 	attractor  *attractor
-	drains     *operatorDrains
+	drains     *drains.Drains[orders.Object]
+	elsewhere  latest.Value[orders.Elsewhere]
 	changed    *latest.Value[uint64] // counts changes of the status
 	immediate  chan chan<- []vip.VIP // requests to apply all changes now; answered with the leaving VIPs
 	stopping   atomic.Bool
@@ -200,7 +203,7 @@ func newProcess(o Options) (*process, error) {
 	p.reporter.detection = p.detectionTime
 	p.attractor = &attractor{all: o.StaticAll, current: latest.New(attraction{}), apply: p.bird.Attract}
 	var err error
-	if p.drains, err = o.openDrains(); err != nil {
+	if p.drains, err = orders.Open(o.BIRD.Dir, o.Log); err != nil {
 		return nil, err
 	}
 	// Drains of the previous process are in force before the first VIP is configured.

@@ -163,15 +163,8 @@ func (s *state) details(c causes) func(gate.Change) string {
 
 // advertised returns the number of advertised VIPs.
 func (s *state) advertised() int {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	n := 0
-	for _, st := range s.vips.All() {
-		if st.Decision.Advertisement != gate.Withdrawn {
-			n++
-		}
-	}
-	return n
+	counts := s.expected()
+	return counts[vip.IPv4] + counts[vip.IPv6]
 }
 
 // has reports whether a VIP is configured or reported.

@@ -17,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/meridio2"
 	"github.com/vipgate/vipgate/pkg/kube/nodedrain"
 	"github.com/vipgate/vipgate/pkg/kube/publication"
+	"github.com/vipgate/vipgate/pkg/kube/siblings"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/kube/turn"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -100,7 +101,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		if err != nil {
 			return err
 		}
-		tasks = append(tasks, p.publisher, p.agent.turns, drainer)
+		tasks = append(tasks, p.publisher, p.agent.turns, drainer, p.siblings())
 	} else {
 		more, err := p.meridio2Tasks()
 		if err != nil {
@@ -129,6 +130,17 @@ func (p *process) nodeDrainer() (task.Task, error) {
 		Client: client, Pod: p.PodName, AdminSocket: p.FrontendSocket, Record: p.TrenchFile + ".node-drain",
 		Input: p.publisher.Input(), Report: p.health.Reporter(NodeDrain), Log: p.Log,
 	}), nil
+}
+
+// siblings returns the task that notifies the frontend which VIPs the other pods advertise.
+func (p *process) siblings() task.Task {
+	return siblings.New(siblings.Options{
+		Pod: p.PodName, AdminSocket: p.FrontendSocket, Input: p.publisher.Input(), Log: p.Log,
+		// While reports cannot be written, those of other pods do not age.
+		Current: func() bool {
+			return p.cluster.State().Load().Stale.Since.IsZero() && p.publisher.State().Load().ReportError == nil
+		},
+	})
 }
 
 func newProcess(o Options) (*process, error) {

@@ -165,7 +165,7 @@ func (t *scenario) commands(operator string) []exampleCommand {
 			`%s -plaintext -d '{"service":"vip/%s"}' unix://%s grpc.health.v1.Health/Check`, grpcurl, target, frontendAdmin)},
 		exampleCommand{"health at the port that Kubernetes asks", inPod + frontend + " healthcheck --service=Egress"},
 		exampleCommand{fmt.Sprintf("move traffic of %s away: 65535:0, then the withdrawal", other), fmt.Sprintf(
-			"%s drain --admin-socket=unix://%s %s", frontend, frontendAdmin, other)},
+			"%s drain --force --admin-socket=unix://%s %s", frontend, frontendAdmin, other)},
 		exampleCommand{
 			"and take it back", fmt.Sprintf("%s undrain --admin-socket=unix://%s %s", frontend, frontendAdmin, other),
 		},

@@ -250,7 +250,7 @@ func TestOperatorDrainsVIP(t *testing.T) {
 	mark := f.mark()
 	admin := "--admin-socket=unix://" + f.pod.FrontendAdmin()
 
-	if out, status := f.run("frontend", "drain", admin, vipA4); status != 0 ||
+	if out, status := f.run("frontend", "drain", "--force", admin, vipA4); status != 0 ||
 		!strings.Contains(out, "draining until ") || !strings.Contains(out, ", then withdrawn: "+vipA4) {
 		t.Fatalf("frontend drain ended with %d: %s", status, out)
 	}
@@ -292,7 +292,7 @@ func TestOperatorDrainsVIP(t *testing.T) {
 	if out, status := f.run("frontend", "drain", admin); status != 2 || !strings.Contains(out, "--all") {
 		t.Errorf("drain without a VIP ended with %d: %s", status, out)
 	}
-	if out, status := f.run("frontend", "drain", "--all", admin); status != 0 {
+	if out, status := f.run("frontend", "drain", "--all", "--force", admin); status != 0 {
 		t.Fatalf("frontend drain ended with %d: %s", status, out)
 	}
 	f.wantRoutes()

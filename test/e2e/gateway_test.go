@@ -449,7 +449,7 @@ func TestDrainToEBGPAndIBGPGateways(t *testing.T) {
 			}
 			wait("as usual", usual)
 			admin := "--admin-socket=unix://" + f.pod.FrontendAdmin()
-			if out, status := f.run("frontend", "drain", "--all", admin); status != 0 {
+			if out, status := f.run("frontend", "drain", "--all", "--force", admin); status != 0 {
 				t.Fatalf("frontend drain ended with %d: %s", status, out)
 			}
 			wait("de-preferred", worse)

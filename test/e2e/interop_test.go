@@ -256,7 +256,7 @@ func TestGatewayOfEachKindAvoidsDrainedPod(t *testing.T) {
 					return isVIP(r) && slices.Equal(r.ASPath, path) && !r.GracefulShutdown()
 				})
 				admin := "--admin-socket=unix://" + w.pod.FrontendAdmin()
-				if out, status := w.run("frontend", "drain", "--all", admin); status != 0 {
+				if out, status := w.run("frontend", "drain", "--all", "--force", admin); status != 0 {
 					t.Fatalf("frontend drain ended with %d: %s", status, out)
 				}
 				w.waitBest("de-preferred", func(r lab.Route) bool {

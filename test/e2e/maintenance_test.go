@@ -120,7 +120,10 @@ func TestDrainsSurviveRestart(t *testing.T) {
 	f.must(f.pod.StartLB())
 	f.must(f.pod.StartFrontend(shortDrain, shortSettle))
 	f.wantRoutes(vipA4, vipA6, vipB6)
-	f.operate(0, "another pod", "drain", vipA4)
+	// Without kube, nothing is known about other pods.
+	f.operate(1, "it is not known whether another pod advertises "+vipA4, "drain", vipA4)
+	f.operate(1, vipB6+"; --force", "drain", "--all")
+	f.operate(0, vipA4, "drain", vipA4, "--force")
 	f.wantRoutes(vipA6, vipB6)
 
 	restart := func() (mark int) {
@@ -145,7 +148,7 @@ func TestDrainsSurviveRestart(t *testing.T) {
 	f.operate(0, "no VIP is drained", "undrain")
 	f.wantRoutes(vipA4, vipA6, vipB6)
 
-	f.operate(0, vipA4, "drain", "--all")
+	f.operate(0, vipA4, "drain", "--all", "--force")
 	f.wantRoutes()
 	f.must(f.pod.WriteTrench(usualTrench()))
 	f.waitFor(func() error {
@@ -163,7 +166,7 @@ func TestDrainsSurviveRestart(t *testing.T) {
 
 	// A drain with an end leaves older drains, which have none.
 	begin := time.Now()
-	f.operate(0, vipA4, "drain", "--all", "--for=6s")
+	f.operate(0, vipA4, "drain", "--all", "--force", "--for=6s")
 	f.wantRoutes()
 	f.operate(1, "drained by an operator", "status")
 	mark = restart()

@@ -143,7 +143,7 @@ func TestStaticDrainKeepsReplies(t *testing.T) {
 	s.waitTable("-4", "default via "+lab.GatewayA4.String())
 	s.waitTable("-6", "default via "+lab.GatewayA6.String())
 	begin := time.Now()
-	if out, status := s.run("frontend", "drain", "--all", s.admin()); status != 0 {
+	if out, status := s.run("frontend", "drain", "--all", "--force", s.admin()); status != 0 {
 		t.Fatalf("frontend drain ended with %d: %s", status, out)
 	}
 	s.wantBFDWithin(s.router, staticDeadline)

@@ -57,8 +57,58 @@ func TestNodeDrain(t *testing.T) {
 	f.patchTrench(`[{"op": "remove", "path": "/spec/nodeDrain"}]`)
 	f.wantDrained(2, false)
 	f.wantAnnounced()
+
+	f.drainedByOperator(g)
 	f.wantAnswers(g)
 	f.lost(g.Stop(t.Context()))
+}
+
+// drainedByOperator drains a pod by an operator's command. The other pod is the last advertiser and
+// refuses it.
+func (f *fixture) drainedByOperator(g *load.Generator) {
+	f.t.Helper()
+	// Within 10 s kube notifies the frontend that the other pod advertises the VIPs.
+	f.wantOperated(1, "drained: ", "drain", "--all")
+	f.wantDrained(1, true)
+	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue,
+		"20.0.0.1: advertised by 1 of 2 pods: drained by an operator (trench-a-1)")
+	// The condition can precede the call of the other pod's kube by an instant.
+	f.wait(func(ctx context.Context) error {
+		out, err := f.operate(ctx, 2, "drain", "--all")
+		if err == nil {
+			_, err = f.operate(ctx, 2, "undrain")
+			return fmt.Errorf("drained: %s, %w", out, err)
+		}
+		return f.contains(out, err, "no other pod advertises 20.0.0.1/32, 2000::1/128; --force drains")
+	})
+	f.wantDrained(2, false)
+	f.wantAnswers(g)
+	f.wantOperated(1, "no VIP is drained", "undrain")
+	f.wantDrained(1, false)
+	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue, "2 of 2 VIPs by 2 of 2 pods")
+}
+
+// wantOperated runs a command of a pod's frontend until its output contains a text.
+func (f *fixture) wantOperated(pod int, text string, args ...string) {
+	f.t.Helper()
+	f.wait(func(ctx context.Context) error {
+		out, err := f.operate(ctx, pod, args...)
+		return f.contains(out, err, text)
+	})
+}
+
+// operate runs a command of a pod's frontend.
+func (f *fixture) operate(ctx context.Context, pod int, args ...string) (string, error) {
+	p := f.Pods[pod-1]
+	return p.Run(ctx, "frontend", append(args, "--admin-socket=unix://"+p.FrontendAdmin())...)
+}
+
+// contains returns an error if the output of a command lacks a text.
+func (f *fixture) contains(out string, err error, text string) error {
+	if strings.Contains(out, text) {
+		return nil
+	}
+	return fmt.Errorf("no %q in the output: %w: %s", text, err, out)
 }
 
 // labelNode sets the drain label of a node to a JSON value.
@@ -87,10 +137,7 @@ func (f *fixture) wantKubeStatus(pod int, text string) {
 	f.wait(func(ctx context.Context) error {
 		p := f.Pods[pod-1]
 		out, err := p.Run(ctx, "kube", "status", "--admin-socket=unix://"+filepath.Join(p.Dir, "kube.sock"))
-		if !strings.Contains(out, text) {
-			return fmt.Errorf("no %q in the status: %w: %s", text, err, out)
-		}
-		return nil
+		return f.contains(out, err, text)
 	})
 }
 

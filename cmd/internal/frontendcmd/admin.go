@@ -54,7 +54,7 @@ type drainCommand struct {
 	VIPs    []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32."`
 	All     bool     `help:"Drain every VIP, also those that are configured later." env:"-"`
 	Gateway []string `help:"De-prefer every VIP toward this gateway, then withdraw it there; repeatable." placeholder:"NAME" env:"-"`
-	Force   bool     `help:"Drain also the last gateway of a family." env:"-"`
+	Force   bool     `help:"Drain also the last advertiser of a VIP, and the last gateway of a family." env:"-"`
 }
 
 func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
@@ -87,7 +87,6 @@ func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
 	if len(over) > 0 {
 		out.Printf("drained: %s\n", strings.Join(over, " "))
 	}
-	out.Printf("warning: %s\n", r.GetWarning())
 	return nil
 }
 

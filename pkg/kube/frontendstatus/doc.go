@@ -1,2 +1,2 @@
-// Package frontendstatus follows the status of the frontend in the same pod.
+// Package frontendstatus follows the status of the frontend in the same pod, and calls it.
 package frontendstatus

@@ -15,6 +15,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
+// callTimeout is the timeout of a call to the frontend.
+const callTimeout = 5 * time.Second
+
 // maxStatusBytes is the largest accepted status: 200 000 VIPs.
 const maxStatusBytes = 256 << 20
 
@@ -43,14 +46,9 @@ func Follow(ctx context.Context, socket string, probe time.Duration, changed fun
 
 // watch follows one connection until it ends.
 func watch(ctx context.Context, socket string, probe time.Duration, received func(*frontendv1.Status)) error {
-	path, err := identity.SocketPath(socket)
+	conn, err := dial(socket)
 	if err != nil {
 		return err
-	}
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxStatusBytes)))
-	if err != nil {
-		return fmt.Errorf("failed to connect to the frontend at %s: %w", path, err)
 	}
 	defer conn.Close()
 	client := frontendv1.NewFrontendServiceClient(conn)
@@ -84,4 +82,31 @@ func watch(ctx context.Context, socket string, probe time.Duration, received fun
 		}
 	})
 	return g.Wait()
+}
+
+// Call makes calls of the frontend at an admin socket, which end after [callTimeout].
+func Call(ctx context.Context, socket string,
+	call func(context.Context, frontendv1.FrontendServiceClient) error,
+) error {
+	conn, err := dial(socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return call(ctx, frontendv1.NewFrontendServiceClient(conn))
+}
+
+func dial(socket string) (*grpc.ClientConn, error) {
+	path, err := identity.SocketPath(socket)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxStatusBytes)))
+	if err != nil {
+		return nil, fmt.Errorf("failed to connect to the frontend at %s: %w", path, err)
+	}
+	return conn, nil
 }

@@ -52,6 +52,6 @@ func decide(input publication.Input, labelled *nodes, pod string, drains bool) d
 		return decision{known: true, drain: true}
 	}
 	return decision{known: true, problem: fmt.Sprintf(
-		"no pod on another node advertises %s: remove the label from another node, or run `frontend drain --all`",
+		"no pod on another node advertises %s: remove the label from another node, or run `frontend drain --all --force`",
 		strings.Join(last[:min(len(last), 5)], ", "))}
 }

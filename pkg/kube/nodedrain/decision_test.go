@@ -59,7 +59,7 @@ func TestDecision(t *testing.T) {
 	drain, no := decision{known: true, drain: true}, decision{known: true}
 	last := func(vips string) decision {
 		return decision{known: true, problem: "no pod on another node advertises " + vips + ": remove the label from " +
-			"another node, or run `frontend drain --all`"}
+			"another node, or run `frontend drain --all --force`"}
 	}
 	for name, test := range map[string]struct {
 		pods     map[string]string

@@ -10,25 +10,18 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"k8s.io/client-go/dynamic"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/durable"
-	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kube/frontendstatus"
 	"github.com/vipgate/vipgate/pkg/kube/publication"
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-const (
-	// callTimeout is the timeout of a call to the frontend.
-	callTimeout = 5 * time.Second
-	// probeInterval is the interval of the probes that detect a frontend that restarts or hangs.
-	probeInterval = 10 * time.Second
-)
+// probeInterval is the interval of the probes that detect a frontend that restarts or hangs.
+const probeInterval = 10 * time.Second
 
 // Options configure a Drainer. All are required.
 type Options struct {
@@ -152,7 +145,8 @@ func (drainer *Drainer) drain(ctx context.Context) error {
 	_ = frontendstatus.Follow(ctx, drainer.AdminSocket, probeInterval, func(_ *frontendv1.Status, err error) {
 		if err == nil && !drained {
 			err = drainer.call(ctx, func(ctx context.Context, frontend frontendv1.FrontendServiceClient) error {
-				_, err := frontend.Drain(ctx, &frontendv1.DrainRequest{All: true})
+				// The decision knows the other pods better than the frontend does: whose node leaves.
+				_, err := frontend.Drain(ctx, &frontendv1.DrainRequest{All: true, Force: true})
 				return err
 			})
 			if drained = err == nil; drained {
@@ -186,26 +180,14 @@ func (drainer *Drainer) undrain(ctx context.Context) error {
 	return nil
 }
 
+func (drainer *Drainer) call(ctx context.Context,
+	call func(context.Context, frontendv1.FrontendServiceClient) error,
+) error {
+	return frontendstatus.Call(ctx, drainer.AdminSocket, call)
+}
+
 // drains reports whether this package drains the frontend.
 func (drainer *Drainer) drains() bool {
 	_, err := os.Stat(drainer.Record)
 	return !errors.Is(err, fs.ErrNotExist)
-}
-
-// call calls the frontend.
-func (drainer *Drainer) call(ctx context.Context,
-	call func(context.Context, frontendv1.FrontendServiceClient) error,
-) error {
-	path, err := identity.SocketPath(drainer.AdminSocket)
-	if err != nil {
-		return err
-	}
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return fmt.Errorf("failed to connect to the frontend at %s: %w", path, err)
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	return call(ctx, frontendv1.NewFrontendServiceClient(conn))
 }

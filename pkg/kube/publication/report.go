@@ -42,7 +42,8 @@ type Report struct {
 type vipReport struct {
 	VIP        vip.VIP `json:"vip"`
 	Advertised bool    `json:"advertised"`
-	// Reason is why the VIP is not advertised, one word in CamelCase; Message explains it.
+	// Reason is why the VIP is not advertised or de-preferred, one word in CamelCase; Message explains
+	// it.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 	// Targets is why a target of the VIP fails, as in `lb status`; "" if no target fails.
@@ -58,14 +59,13 @@ func reportOf(s *frontendv1.Status) Report {
 			continue // the format of a newer frontend
 		}
 		one := vipReport{VIP: parsed, Targets: failing(v.GetReadiness())}
-		switch v.GetAdvertisement() {
-		case readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED, readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED:
-			one.Advertised = true
-		default:
-			one.Reason, one.Message = why(v)
-		}
+		announced := v.GetAdvertisement() == readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED
+		one.Advertised = announced || v.GetAdvertisement() == readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED
 		if one.Advertised {
 			report.Advertised++
+		}
+		if !announced {
+			one.Reason, one.Message = why(v)
 		}
 		if one.Reason != noStream {
 			report.Total++
@@ -80,7 +80,7 @@ func reportOf(s *frontendv1.Status) Report {
 	return report
 }
 
-// why returns why a VIP is not advertised: the load balancer's reason if it is not ready, or else
+// why returns why a VIP is not advertised or de-preferred: the load balancer's reason if it is not ready, or else
 // the frontend's reason.
 func why(v *frontendv1.VipStatus) (reason, message string) {
 	if readiness := v.GetReadiness(); readiness != nil &&

@@ -101,7 +101,8 @@ func TestReport(t *testing.T) {
 	}{
 		{"no VIP", statusOf()},
 		{"advertised and withdrawn", noTargets()},
-		{"in order", statusOf(vipStatus(vip6, announced, ready, 0), vipStatus(vip4, depreferred, ready, 0))},
+		{"in order", statusOf(vipStatus(vip6, announced, ready, 0), vipStatus(vip4, depreferred,
+			readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED, 0))},
 		{"no stream", statusOf(vipStatus(vip4, withdrawn, notReady, readinessv1.VipReason_VIP_REASON_NO_STREAM))},
 		{"the frontend's reason", statusOf(vipStatus(vip4, withdrawn, noGateway,
 			readinessv1.VipReason_VIP_REASON_TARGETS_READY))},

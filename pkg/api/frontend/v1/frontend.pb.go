@@ -84,19 +84,112 @@ func (Freshness) EnumDescriptor() ([]byte, []int) {
 	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
 }
 
-// DrainRequest selects the VIPs or the gateways to drain: exactly one of vips, all and gateways.
+// AdvertisedElsewhere names the VIPs that another pod of the trench advertises.
+type AdvertisedElsewhere struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The VIPs, as prefixes.
+	Vips []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
+	// The time after which nothing is known unless it is set again; at most 1 min.
+	ValidFor      *durationpb.Duration `protobuf:"bytes,2,opt,name=valid_for,json=validFor,proto3" json:"valid_for,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdvertisedElsewhere) Reset() {
+	*x = AdvertisedElsewhere{}
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdvertisedElsewhere) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdvertisedElsewhere) ProtoMessage() {}
+
+func (x *AdvertisedElsewhere) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdvertisedElsewhere.ProtoReflect.Descriptor instead.
+func (*AdvertisedElsewhere) Descriptor() ([]byte, []int) {
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *AdvertisedElsewhere) GetVips() []string {
+	if x != nil {
+		return x.Vips
+	}
+	return nil
+}
+
+func (x *AdvertisedElsewhere) GetValidFor() *durationpb.Duration {
+	if x != nil {
+		return x.ValidFor
+	}
+	return nil
+}
+
+// SetAdvertisedElsewhereResponse is empty.
+type SetAdvertisedElsewhereResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetAdvertisedElsewhereResponse) Reset() {
+	*x = SetAdvertisedElsewhereResponse{}
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetAdvertisedElsewhereResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetAdvertisedElsewhereResponse) ProtoMessage() {}
+
+func (x *SetAdvertisedElsewhereResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetAdvertisedElsewhereResponse.ProtoReflect.Descriptor instead.
+func (*SetAdvertisedElsewhereResponse) Descriptor() ([]byte, []int) {
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{1}
+}
+
+// DrainRequest selects the VIPs or the gateways to drain: exactly one of vips, all and gateways. The
+// result is FAILED_PRECONDITION, unless force is set, for an advertised VIP that no other pod is known
+// to advertise, and for the last gateway of a family that is up and receives VIPs.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The VIPs, as prefixes; none only with all or gateways.
 	Vips []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
 	// Drains every VIP, also those that are configured later.
 	All bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
-	// The names of BGP gateways. FAILED_PRECONDITION for the last gateway of a family that is up and
-	// receives VIPs, unless force is set.
+	// The names of BGP gateways.
 	Gateways []string `protobuf:"bytes,3,rep,name=gateways,proto3" json:"gateways,omitempty"`
 	// The time after which the drain ends by itself; absent for never.
 	EndsAfter *durationpb.Duration `protobuf:"bytes,4,opt,name=ends_after,json=endsAfter,proto3" json:"ends_after,omitempty"`
-	// Drains also the last gateway of a family.
+	// Drains also the last advertiser of a VIP, and the last gateway of a family.
 	Force         bool `protobuf:"varint,5,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -104,7 +197,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[0]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -116,7 +209,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[0]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -129,7 +222,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *DrainRequest) GetVips() []string {
@@ -176,7 +269,7 @@ type ApplyNowRequest struct {
 
 func (x *ApplyNowRequest) Reset() {
 	*x = ApplyNowRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -188,7 +281,7 @@ func (x *ApplyNowRequest) String() string {
 func (*ApplyNowRequest) ProtoMessage() {}
 
 func (x *ApplyNowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -201,7 +294,7 @@ func (x *ApplyNowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyNowRequest.ProtoReflect.Descriptor instead.
 func (*ApplyNowRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{1}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{3}
 }
 
 // ApplyNowResponse lists what was applied.
@@ -217,7 +310,7 @@ type ApplyNowResponse struct {
 
 func (x *ApplyNowResponse) Reset() {
 	*x = ApplyNowResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -229,7 +322,7 @@ func (x *ApplyNowResponse) String() string {
 func (*ApplyNowResponse) ProtoMessage() {}
 
 func (x *ApplyNowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -242,7 +335,7 @@ func (x *ApplyNowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyNowResponse.ProtoReflect.Descriptor instead.
 func (*ApplyNowResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{2}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ApplyNowResponse) GetVips() []string {
@@ -269,16 +362,14 @@ type Drains struct {
 	// The end of the last drain time; absent if every drain time has ended.
 	Until *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
 	// All drained gateways.
-	Gateways []string `protobuf:"bytes,4,rep,name=gateways,proto3" json:"gateways,omitempty"`
-	// What the frontend cannot check, such as whether another pod advertises the VIPs; empty without.
-	Warning       string `protobuf:"bytes,5,opt,name=warning,proto3" json:"warning,omitempty"`
+	Gateways      []string `protobuf:"bytes,4,rep,name=gateways,proto3" json:"gateways,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Drains) Reset() {
 	*x = Drains{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -290,7 +381,7 @@ func (x *Drains) String() string {
 func (*Drains) ProtoMessage() {}
 
 func (x *Drains) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -303,7 +394,7 @@ func (x *Drains) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drains.ProtoReflect.Descriptor instead.
 func (*Drains) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{3}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Drains) GetDrained() []string {
@@ -334,13 +425,6 @@ func (x *Drains) GetGateways() []string {
 	return nil
 }
 
-func (x *Drains) GetWarning() string {
-	if x != nil {
-		return x.Warning
-	}
-	return ""
-}
-
 // UndrainRequest selects the drains to end; empty for all drains of VIPs.
 type UndrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -356,7 +440,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -368,7 +452,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -381,7 +465,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{4}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *UndrainRequest) GetVips() []string {
@@ -446,7 +530,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -458,7 +542,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -471,7 +555,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{5}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Status) GetVersion() string {
@@ -606,7 +690,7 @@ type LoadBalancerStatus struct {
 
 func (x *LoadBalancerStatus) Reset() {
 	*x = LoadBalancerStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -618,7 +702,7 @@ func (x *LoadBalancerStatus) String() string {
 func (*LoadBalancerStatus) ProtoMessage() {}
 
 func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -631,7 +715,7 @@ func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancerStatus.ProtoReflect.Descriptor instead.
 func (*LoadBalancerStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LoadBalancerStatus) GetFreshness() Freshness {
@@ -746,7 +830,7 @@ type GatewayStatus struct {
 
 func (x *GatewayStatus) Reset() {
 	*x = GatewayStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -758,7 +842,7 @@ func (x *GatewayStatus) String() string {
 func (*GatewayStatus) ProtoMessage() {}
 
 func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -771,7 +855,7 @@ func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayStatus.ProtoReflect.Descriptor instead.
 func (*GatewayStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GatewayStatus) GetName() string {
@@ -940,7 +1024,7 @@ type BirdStatus struct {
 
 func (x *BirdStatus) Reset() {
 	*x = BirdStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1036,7 @@ func (x *BirdStatus) String() string {
 func (*BirdStatus) ProtoMessage() {}
 
 func (x *BirdStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1049,7 @@ func (x *BirdStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BirdStatus.ProtoReflect.Descriptor instead.
 func (*BirdStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{8}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *BirdStatus) GetVersion() string {
@@ -1030,7 +1114,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1126,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1139,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{9}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *VipStatus) GetVip() string {
@@ -1118,7 +1202,11 @@ var File_vipgate_frontend_v1_frontend_proto protoreflect.FileDescriptor
 
 const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\n" +
-	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"\xa0\x01\n" +
+	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"a\n" +
+	"\x13AdvertisedElsewhere\x12\x12\n" +
+	"\x04vips\x18\x01 \x03(\tR\x04vips\x126\n" +
+	"\tvalid_for\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bvalidFor\" \n" +
+	"\x1eSetAdvertisedElsewhereResponse\"\xa0\x01\n" +
 	"\fDrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x10\n" +
 	"\x03all\x18\x02 \x01(\bR\x03all\x12\x1a\n" +
@@ -1129,13 +1217,12 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x0fApplyNowRequest\"B\n" +
 	"\x10ApplyNowResponse\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
-	"\bgateways\x18\x02 \x03(\tR\bgateways\"\xa6\x01\n" +
+	"\bgateways\x18\x02 \x03(\tR\bgateways\"\x8c\x01\n" +
 	"\x06Drains\x12\x18\n" +
 	"\adrained\x18\x01 \x03(\tR\adrained\x12\x1a\n" +
 	"\bdraining\x18\x02 \x03(\tR\bdraining\x120\n" +
 	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1a\n" +
-	"\bgateways\x18\x04 \x03(\tR\bgateways\x12\x18\n" +
-	"\awarning\x18\x05 \x01(\tR\awarning\"R\n" +
+	"\bgateways\x18\x04 \x03(\tR\bgateways\"R\n" +
 	"\x0eUndrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
 	"\bgateways\x18\x02 \x03(\tR\bgateways\x12\x10\n" +
@@ -1216,13 +1303,14 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x15FRESHNESS_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFRESHNESS_LIVE\x10\x01\x12\x13\n" +
 	"\x0fFRESHNESS_STALE\x10\x02\x12\x12\n" +
-	"\x0eFRESHNESS_LOST\x10\x032\xa2\x03\n" +
+	"\x0eFRESHNESS_LOST\x10\x032\x9b\x04\n" +
 	"\x0fFrontendService\x12L\n" +
 	"\tGetStatus\x12\".vipgate.admin.v1.GetStatusRequest\x1a\x1b.vipgate.frontend.v1.Status\x12R\n" +
 	"\vWatchStatus\x12$.vipgate.admin.v1.WatchStatusRequest\x1a\x1b.vipgate.frontend.v1.Status0\x01\x12G\n" +
 	"\x05Drain\x12!.vipgate.frontend.v1.DrainRequest\x1a\x1b.vipgate.frontend.v1.Drains\x12K\n" +
 	"\aUndrain\x12#.vipgate.frontend.v1.UndrainRequest\x1a\x1b.vipgate.frontend.v1.Drains\x12W\n" +
-	"\bApplyNow\x12$.vipgate.frontend.v1.ApplyNowRequest\x1a%.vipgate.frontend.v1.ApplyNowResponseB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
+	"\bApplyNow\x12$.vipgate.frontend.v1.ApplyNowRequest\x1a%.vipgate.frontend.v1.ApplyNowResponse\x12w\n" +
+	"\x16SetAdvertisedElsewhere\x12(.vipgate.frontend.v1.AdvertisedElsewhere\x1a3.vipgate.frontend.v1.SetAdvertisedElsewhereResponseB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
 
 var (
 	file_vipgate_frontend_v1_frontend_proto_rawDescOnce sync.Once
@@ -1237,65 +1325,70 @@ func file_vipgate_frontend_v1_frontend_proto_rawDescGZIP() []byte {
 }
 
 var file_vipgate_frontend_v1_frontend_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
-	(Freshness)(0),                // 0: vipgate.frontend.v1.Freshness
-	(*DrainRequest)(nil),          // 1: vipgate.frontend.v1.DrainRequest
-	(*ApplyNowRequest)(nil),       // 2: vipgate.frontend.v1.ApplyNowRequest
-	(*ApplyNowResponse)(nil),      // 3: vipgate.frontend.v1.ApplyNowResponse
-	(*Drains)(nil),                // 4: vipgate.frontend.v1.Drains
-	(*UndrainRequest)(nil),        // 5: vipgate.frontend.v1.UndrainRequest
-	(*Status)(nil),                // 6: vipgate.frontend.v1.Status
-	(*LoadBalancerStatus)(nil),    // 7: vipgate.frontend.v1.LoadBalancerStatus
-	(*GatewayStatus)(nil),         // 8: vipgate.frontend.v1.GatewayStatus
-	(*BirdStatus)(nil),            // 9: vipgate.frontend.v1.BirdStatus
-	(*VipStatus)(nil),             // 10: vipgate.frontend.v1.VipStatus
-	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
-	(*v1.Condition)(nil),          // 13: vipgate.admin.v1.Condition
-	(*v11.Position)(nil),          // 14: vipgate.readiness.v1.Position
-	(v11.Advertisement)(0),        // 15: vipgate.readiness.v1.Advertisement
-	(v11.AdvertisementReason)(0),  // 16: vipgate.readiness.v1.AdvertisementReason
-	(*v11.VipReadiness)(nil),      // 17: vipgate.readiness.v1.VipReadiness
-	(*v1.GetStatusRequest)(nil),   // 18: vipgate.admin.v1.GetStatusRequest
-	(*v1.WatchStatusRequest)(nil), // 19: vipgate.admin.v1.WatchStatusRequest
+	(Freshness)(0),                         // 0: vipgate.frontend.v1.Freshness
+	(*AdvertisedElsewhere)(nil),            // 1: vipgate.frontend.v1.AdvertisedElsewhere
+	(*SetAdvertisedElsewhereResponse)(nil), // 2: vipgate.frontend.v1.SetAdvertisedElsewhereResponse
+	(*DrainRequest)(nil),                   // 3: vipgate.frontend.v1.DrainRequest
+	(*ApplyNowRequest)(nil),                // 4: vipgate.frontend.v1.ApplyNowRequest
+	(*ApplyNowResponse)(nil),               // 5: vipgate.frontend.v1.ApplyNowResponse
+	(*Drains)(nil),                         // 6: vipgate.frontend.v1.Drains
+	(*UndrainRequest)(nil),                 // 7: vipgate.frontend.v1.UndrainRequest
+	(*Status)(nil),                         // 8: vipgate.frontend.v1.Status
+	(*LoadBalancerStatus)(nil),             // 9: vipgate.frontend.v1.LoadBalancerStatus
+	(*GatewayStatus)(nil),                  // 10: vipgate.frontend.v1.GatewayStatus
+	(*BirdStatus)(nil),                     // 11: vipgate.frontend.v1.BirdStatus
+	(*VipStatus)(nil),                      // 12: vipgate.frontend.v1.VipStatus
+	(*durationpb.Duration)(nil),            // 13: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),          // 14: google.protobuf.Timestamp
+	(*v1.Condition)(nil),                   // 15: vipgate.admin.v1.Condition
+	(*v11.Position)(nil),                   // 16: vipgate.readiness.v1.Position
+	(v11.Advertisement)(0),                 // 17: vipgate.readiness.v1.Advertisement
+	(v11.AdvertisementReason)(0),           // 18: vipgate.readiness.v1.AdvertisementReason
+	(*v11.VipReadiness)(nil),               // 19: vipgate.readiness.v1.VipReadiness
+	(*v1.GetStatusRequest)(nil),            // 20: vipgate.admin.v1.GetStatusRequest
+	(*v1.WatchStatusRequest)(nil),          // 21: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
-	11, // 0: vipgate.frontend.v1.DrainRequest.ends_after:type_name -> google.protobuf.Duration
-	12, // 1: vipgate.frontend.v1.Drains.until:type_name -> google.protobuf.Timestamp
-	12, // 2: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	13, // 3: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
-	7,  // 4: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
-	8,  // 5: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
-	10, // 6: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
-	9,  // 7: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
-	0,  // 8: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
-	14, // 9: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
-	11, // 10: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
-	12, // 11: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	12, // 12: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
-	12, // 13: vipgate.frontend.v1.GatewayStatus.drain_ends:type_name -> google.protobuf.Timestamp
-	12, // 14: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	15, // 15: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	16, // 16: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	12, // 17: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	17, // 18: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	12, // 19: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
-	18, // 20: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	19, // 21: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
-	1,  // 22: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	5,  // 23: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	2,  // 24: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
-	6,  // 25: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
-	6,  // 26: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
-	4,  // 27: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
-	4,  // 28: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
-	3,  // 29: vipgate.frontend.v1.FrontendService.ApplyNow:output_type -> vipgate.frontend.v1.ApplyNowResponse
-	25, // [25:30] is the sub-list for method output_type
-	20, // [20:25] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	13, // 0: vipgate.frontend.v1.AdvertisedElsewhere.valid_for:type_name -> google.protobuf.Duration
+	13, // 1: vipgate.frontend.v1.DrainRequest.ends_after:type_name -> google.protobuf.Duration
+	14, // 2: vipgate.frontend.v1.Drains.until:type_name -> google.protobuf.Timestamp
+	14, // 3: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	15, // 4: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	9,  // 5: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
+	10, // 6: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
+	12, // 7: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
+	11, // 8: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
+	0,  // 9: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
+	16, // 10: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
+	13, // 11: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
+	14, // 12: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
+	14, // 13: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
+	14, // 14: vipgate.frontend.v1.GatewayStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	14, // 15: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	17, // 16: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	18, // 17: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	14, // 18: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	19, // 19: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	14, // 20: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	20, // 21: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	21, // 22: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	3,  // 23: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
+	7,  // 24: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	4,  // 25: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
+	1,  // 26: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:input_type -> vipgate.frontend.v1.AdvertisedElsewhere
+	8,  // 27: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
+	8,  // 28: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
+	6,  // 29: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
+	6,  // 30: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
+	5,  // 31: vipgate.frontend.v1.FrontendService.ApplyNow:output_type -> vipgate.frontend.v1.ApplyNowResponse
+	2,  // 32: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:output_type -> vipgate.frontend.v1.SetAdvertisedElsewhereResponse
+	27, // [27:33] is the sub-list for method output_type
+	21, // [21:27] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_frontend_v1_frontend_proto_init() }
@@ -1309,7 +1402,7 @@ func file_vipgate_frontend_v1_frontend_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_frontend_v1_frontend_proto_rawDesc), len(file_vipgate_frontend_v1_frontend_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,11 +22,12 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	FrontendService_GetStatus_FullMethodName   = "/vipgate.frontend.v1.FrontendService/GetStatus"
-	FrontendService_WatchStatus_FullMethodName = "/vipgate.frontend.v1.FrontendService/WatchStatus"
-	FrontendService_Drain_FullMethodName       = "/vipgate.frontend.v1.FrontendService/Drain"
-	FrontendService_Undrain_FullMethodName     = "/vipgate.frontend.v1.FrontendService/Undrain"
-	FrontendService_ApplyNow_FullMethodName    = "/vipgate.frontend.v1.FrontendService/ApplyNow"
+	FrontendService_GetStatus_FullMethodName              = "/vipgate.frontend.v1.FrontendService/GetStatus"
+	FrontendService_WatchStatus_FullMethodName            = "/vipgate.frontend.v1.FrontendService/WatchStatus"
+	FrontendService_Drain_FullMethodName                  = "/vipgate.frontend.v1.FrontendService/Drain"
+	FrontendService_Undrain_FullMethodName                = "/vipgate.frontend.v1.FrontendService/Undrain"
+	FrontendService_ApplyNow_FullMethodName               = "/vipgate.frontend.v1.FrontendService/ApplyNow"
+	FrontendService_SetAdvertisedElsewhere_FullMethodName = "/vipgate.frontend.v1.FrontendService/SetAdvertisedElsewhere"
 )
 
 // FrontendServiceClient is the client API for FrontendService service.
@@ -47,6 +48,9 @@ type FrontendServiceClient interface {
 	// ApplyNow ends drains of VIPs and gateways that left the configuration, and restarts sessions that
 	// wait for their turn.
 	ApplyNow(ctx context.Context, in *ApplyNowRequest, opts ...grpc.CallOption) (*ApplyNowResponse, error)
+	// SetAdvertisedElsewhere replaces what the frontend knows about the other pods of the trench. Only a
+	// program that reads their states calls it.
+	SetAdvertisedElsewhere(ctx context.Context, in *AdvertisedElsewhere, opts ...grpc.CallOption) (*SetAdvertisedElsewhereResponse, error)
 }
 
 type frontendServiceClient struct {
@@ -116,6 +120,16 @@ func (c *frontendServiceClient) ApplyNow(ctx context.Context, in *ApplyNowReques
 	return out, nil
 }
 
+func (c *frontendServiceClient) SetAdvertisedElsewhere(ctx context.Context, in *AdvertisedElsewhere, opts ...grpc.CallOption) (*SetAdvertisedElsewhereResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetAdvertisedElsewhereResponse)
+	err := c.cc.Invoke(ctx, FrontendService_SetAdvertisedElsewhere_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // FrontendServiceServer is the server API for FrontendService service.
 // All implementations must embed UnimplementedFrontendServiceServer
 // for forward compatibility.
@@ -134,6 +148,9 @@ type FrontendServiceServer interface {
 	// ApplyNow ends drains of VIPs and gateways that left the configuration, and restarts sessions that
 	// wait for their turn.
 	ApplyNow(context.Context, *ApplyNowRequest) (*ApplyNowResponse, error)
+	// SetAdvertisedElsewhere replaces what the frontend knows about the other pods of the trench. Only a
+	// program that reads their states calls it.
+	SetAdvertisedElsewhere(context.Context, *AdvertisedElsewhere) (*SetAdvertisedElsewhereResponse, error)
 	mustEmbedUnimplementedFrontendServiceServer()
 }
 
@@ -158,6 +175,9 @@ func (UnimplementedFrontendServiceServer) Undrain(context.Context, *UndrainReque
 }
 func (UnimplementedFrontendServiceServer) ApplyNow(context.Context, *ApplyNowRequest) (*ApplyNowResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ApplyNow not implemented")
+}
+func (UnimplementedFrontendServiceServer) SetAdvertisedElsewhere(context.Context, *AdvertisedElsewhere) (*SetAdvertisedElsewhereResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetAdvertisedElsewhere not implemented")
 }
 func (UnimplementedFrontendServiceServer) mustEmbedUnimplementedFrontendServiceServer() {}
 func (UnimplementedFrontendServiceServer) testEmbeddedByValue()                         {}
@@ -263,6 +283,24 @@ func _FrontendService_ApplyNow_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _FrontendService_SetAdvertisedElsewhere_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AdvertisedElsewhere)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FrontendServiceServer).SetAdvertisedElsewhere(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: FrontendService_SetAdvertisedElsewhere_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FrontendServiceServer).SetAdvertisedElsewhere(ctx, req.(*AdvertisedElsewhere))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // FrontendService_ServiceDesc is the grpc.ServiceDesc for FrontendService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -285,6 +323,10 @@ var FrontendService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ApplyNow",
 			Handler:    _FrontendService_ApplyNow_Handler,
+		},
+		{
+			MethodName: "SetAdvertisedElsewhere",
+			Handler:    _FrontendService_SetAdvertisedElsewhere_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -1,0 +1,123 @@
+package orders
+
+import (
+	"log/slog"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/drains"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Object names what is drained: a VIP, a gateway or, as the zero value, every VIP. A drain outlives
+// its object, which may return.
+type Object struct {
+	VIP     vip.VIP
+	Gateway string
+}
+
+const (
+	allVIPs       = "all"
+	gatewayPrefix = "gateway "
+)
+
+// String returns the object in words, which the file contains.
+func (object Object) String() string {
+	switch {
+	case object == Object{}:
+		return allVIPs
+	case object.Gateway != "":
+		return gatewayPrefix + object.Gateway
+	}
+	return object.VIP.String()
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (object Object) MarshalText() ([]byte, error) { return []byte(object.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (object *Object) UnmarshalText(text []byte) error {
+	*object = Object{}
+	if string(text) == allVIPs {
+		return nil
+	}
+	if name, is := strings.CutPrefix(string(text), gatewayPrefix); is && name != "" {
+		object.Gateway = name
+		return nil
+	}
+	return object.VIP.UnmarshalText(text)
+}
+
+// Orders are drains by their objects.
+type Orders map[Object]drains.Drain
+
+// Open reads the drains of the previous process. They are in the directory of BIRD's configuration,
+// which the frontend must be able to write anyway; "" keeps them in memory.
+func Open(dir string, log *slog.Logger) (*drains.Drains[Object], error) {
+	if dir == "" {
+		return drains.Open[Object]("", log)
+	}
+	return drains.Open[Object](filepath.Join(dir, "drains.json"), log)
+}
+
+// Of returns the drain of a VIP; the zero Drain if it is not drained. Of two drains the earlier end
+// of the drain time and the later end of the drain count.
+func (orders Orders) Of(v vip.VIP) drains.Drain {
+	all, isAll := orders[Object{}]
+	own, isOwn := orders[Object{VIP: v}]
+	switch {
+	case !isAll:
+		return own
+	case !isOwn:
+		return all
+	}
+	if all.End.Before(own.End) {
+		own.End = all.End
+	}
+	if all.Over.IsZero() || !own.Over.IsZero() && all.Over.After(own.Over) {
+		own.Over = all.Over
+	}
+	return own
+}
+
+// Exports returns the exports to the drained gateways: nothing once the drain time is over.
+func (orders Orders) Exports(now time.Time) map[string]bird.Export {
+	exports := map[string]bird.Export{}
+	for object, drain := range orders {
+		switch {
+		case object.Gateway == "":
+		case drain.End.After(now):
+			exports[object.Gateway] = bird.ExportDepreferred
+		default:
+			exports[object.Gateway] = bird.ExportNone
+		}
+	}
+	return exports
+}
+
+// Gateways returns the names of the drained gateways, sorted.
+func (orders Orders) Gateways() (names []string) {
+	for object := range orders {
+		if object.Gateway != "" {
+			names = append(names, object.Gateway)
+		}
+	}
+	return slices.Sorted(slices.Values(names))
+}
+
+// WithoutAll replaces the drain of every VIP by drains of the configured VIPs, so that some of them
+// can be undrained. It returns nil if there is no such drain.
+func (orders Orders) WithoutAll(configured []vip.VIP) Orders {
+	if _, isAll := orders[Object{}]; !isAll {
+		return nil
+	}
+	each := maps.Clone(orders)
+	for _, v := range configured {
+		each[Object{VIP: v}] = orders.Of(v)
+	}
+	return each
+}
