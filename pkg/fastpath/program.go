@@ -53,9 +53,10 @@ func explain(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, ebpf.ErrNotSupported):
-		return fmt.Errorf("the kernel has no tcx, it needs Linux 6.6: %w", err)
+		return fmt.Errorf("the kernel lacks tcx of Linux 6.6: %w", err)
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("the process lacks CAP_BPF and CAP_NET_ADMIN of the initial user namespace: %w", err)
+		// The library's text suggests a memory limit that Linux 5.11 removed.
+		return fmt.Errorf("the process lacks CAP_BPF or CAP_NET_ADMIN: %w", unix.EPERM)
 	}
 	return err
 }

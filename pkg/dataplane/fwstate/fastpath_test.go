@@ -245,7 +245,7 @@ func TestFastPathLeavesSpecialCases(t *testing.T) {
 			}
 			port++
 		}
-		// Segments of a large packet fit, or the client learns the MTU.
+		// If the segments of a large packet do not fit, the client learns the MTU.
 		x.client.Shell(t, "ip route flush cache; ip -6 route flush cache")
 		before := x.taken(t)
 		conn, reader, _ := x.dial(t, family, port)
@@ -253,6 +253,9 @@ func TestFastPathLeavesSpecialCases(t *testing.T) {
 		must(t, err)
 		if _, err := io.CopyN(io.Discard, reader, 7); err != nil {
 			t.Errorf("%s: an upload over a smaller MTU: %v", family, err)
+		}
+		if route := x.client.Shell(t, "ip route get "+to.String()); !strings.Contains(route, "mtu 1300") {
+			t.Errorf("%s: the client did not learn the MTU: %s", family, route)
 		}
 		if x.taken(t) == before {
 			t.Errorf("%s: the fast path forwarded nothing of an upload", family)
