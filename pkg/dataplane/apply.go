@@ -86,6 +86,7 @@ type application struct {
 // its streamChange.
 func (a *application) run() error {
 	afterStep("planned")
+	a.fast.suspend(a.changes)
 	for _, change := range a.changes {
 		a.begin(change)
 	}

@@ -60,7 +60,7 @@ func capacityFor(content Content) (need capacity) {
 	for _, stream := range content.Streams {
 		for _, family := range stream.Families() {
 			need.records++
-			need.entries += stream.Size
+			need.entries += uint32(len(stream.Tables[family]))
 			need.vips[family] += uint32(len(hostVIPs(stream.VIPs, family)))
 			need.ports += uint32(len(stream.Match))
 		}
@@ -134,7 +134,7 @@ func (loaded *instance) apply(content Content) error {
 			if err := loaded.setPorts(index, stream.Match); err != nil {
 				return err
 			}
-			active[index] = stream.Size
+			active[index] = uint32(len(stream.Tables[family]))
 			for _, address := range hostVIPs(stream.VIPs, family) {
 				vips[family][address] = index
 			}
@@ -157,16 +157,17 @@ func (loaded *instance) apply(content Content) error {
 
 // record returns the record of one family of a stream. A new one has size 0.
 func (loaded *instance) record(stream Stream, family vip.Family) (uint32, error) {
-	key := recordKey{stream.Name, family, stream.Size, stream.Seed}
+	size := uint32(len(stream.Tables[family]))
+	key := recordKey{stream.Name, family, size, stream.Seed}
 	if index, known := loaded.recordOf[key]; known {
 		return index, nil
 	}
 	index, offset := uint32(len(loaded.records)), uint32(len(loaded.entries))
-	if index == loaded.capacity.records || stream.Size > loaded.capacity.entries-offset {
+	if index == loaded.capacity.records || size > loaded.capacity.entries-offset {
 		return 0, errFull
 	}
 	loaded.records = append(loaded.records, record{Offset: offset, Seed: stream.Seed})
-	loaded.entries = append(loaded.entries, make([]uint32, stream.Size)...)
+	loaded.entries = append(loaded.entries, make([]uint32, size)...)
 	loaded.recordOf[key] = index
 	return index, loaded.setSize(index, 0)
 }
