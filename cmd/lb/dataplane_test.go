@@ -106,7 +106,7 @@ func TestKernelProblemsHaveRemedies(t *testing.T) {
 			Detail: "is missing",
 		},
 	})
-	want := "--dataplane=nftables cannot work here:\n  net.ipv4.ip_forward: is 0\n    remedy: sysctl -w " +
+	want := "the data plane cannot work here:\n  net.ipv4.ip_forward: is 0\n    remedy: sysctl -w " +
 		"net.ipv4.ip_forward=1\n  nft_hash: is missing"
 	var usage *cli.UsageError
 	if !errors.As(err, &usage) || err.Error() != want {

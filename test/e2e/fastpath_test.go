@@ -1,0 +1,75 @@
+package e2e
+
+import (
+	"errors"
+	"regexp"
+	"strconv"
+	"testing"
+
+	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/load"
+)
+
+// fastPathFlags select the fast path. lb does not start where it cannot work.
+var fastPathFlags = []string{"--conntrack=off", "--dataplane=fastpath-required"}
+
+// The fast path forwards the traffic, and no flow breaks while it is detached by a hold and by the
+// death of lb: nftables selects the same targets.
+func TestFastPathComesAndGoes(t *testing.T) {
+	t.Parallel()
+	f := newDataPlaneFixture(t)
+	const attached = "fast path   attached to " + lab.External + ", " + lab.Internal
+	f.start(fastPathFlags...)
+	f.waitOutput(attached, "status")
+	g, err := f.Load(f.ctx, 100, 16, load.Config{})
+	f.must(err)
+	defer g.Stop(f.ctx)
+	f.must(errors.Join(g.WaitFlows(f.ctx), g.WaitTargets(f.ctx, "target-1", "target-2")))
+
+	// The status adds both counters, so the chains of nftables have fewer packets.
+	total := 0
+	for _, row := range regexp.MustCompile(`target-\d +\d+ +serving +\d+ +\d+ +(\d+)`).FindAllStringSubmatch(
+		f.waitOutput(attached, "status"), -1) {
+		n, err := strconv.Atoi(row[1])
+		f.must(err)
+		total += n
+	}
+	slow := 0
+	for _, rule := range regexp.MustCompile(`counter packets (\d+) bytes \d+ meta mark set`).FindAllStringSubmatch(
+		f.shell("nft list table inet vipgate-lb"), -1) {
+		n, err := strconv.Atoi(rule[1])
+		f.must(err)
+		slow += n
+	}
+	if total == 0 || slow > total/10 {
+		t.Errorf("nftables forwarded %d packets of %d: the fast path is not in front", slow, total)
+	}
+
+	wait := func() {
+		t.Helper()
+		f.must(g.WaitAnswered(f.ctx, 100))
+	}
+	_, err = f.lb("hold")
+	f.must(err)
+	f.waitOutput("fast path   detached: the data plane is held", "status")
+	wait()
+	_, err = f.lb("resume")
+	f.must(err)
+	f.waitOutput(attached, "status")
+	wait()
+	f.must(f.pod.LB.Kill())
+	wait()
+	f.must(f.pod.StartLB(append([]string{"--dataplane=nftables"}, fastPathFlags...)...))
+	f.waitOutput(attached, "status")
+	wait()
+	r, err := g.Take(f.ctx)
+	f.must(err)
+	for _, flow := range r.Flows {
+		if flow.Broken != "" {
+			t.Errorf("the flow %d to %s broke: %s", flow.Number, flow.Target, flow.Broken)
+		}
+	}
+	if r.Failed > 0 {
+		t.Errorf("%d requests failed", r.Failed)
+	}
+}
