@@ -40,6 +40,7 @@ const (
 	forwardRule      = "plain, one ip rule"
 	forwardTracked   = "plain, conntrack on"
 	forwardStateless = "vipgate, --conntrack=off"
+	forwardFast      = "vipgate, fast path"
 	forwardLoose     = "vipgate, --conntrack=loose"
 	forwardNone      = "sending alone"
 	forwardMatch     = "vipgate, match of 100 ports"
@@ -51,11 +52,13 @@ const (
 type planeVariant struct {
 	vips, ports int
 	conntrack   dataplane.Conntrack
+	fastPath    dataplane.FastPath
 }
 
 var planeVariants = map[string]planeVariant{
 	vipgate: {vips: 1}, forwardMatch: {vips: 1, ports: 100},
 	forwardStateless: {vips: 1, conntrack: dataplane.ConntrackOff},
+	forwardFast:      {vips: 1, conntrack: dataplane.ConntrackOff, fastPath: dataplane.FastPathAuto},
 	forwardLoose:     {vips: 1, conntrack: dataplane.ConntrackLoose},
 	forwardVIPs:      {vips: 10_000}, forwardVIPsMatch: {vips: 10_000, ports: 100},
 }
@@ -117,7 +120,7 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 		}
 	}
 	if variant, ok := planeVariants[way]; ok {
-		if err := g.start(ctx, variant.conntrack); err != nil {
+		if err := g.start(ctx, variant.conntrack, variant.fastPath); err != nil {
 			return nil, err
 		}
 		streams := planeStreams(0, 1, targets, tableSize, oneFamily)
@@ -125,6 +128,9 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 			s.VIPs, s.Match = numberedVIPs(variant.vips, oneFamily), matchOf(variant.ports)
 		}
 		if _, err := g.plane.configure(streams); err != nil {
+			return nil, err
+		}
+		if err := g.plane.waitFastPath(ctx, variant.fastPath); err != nil {
 			return nil, err
 		}
 	}
@@ -375,6 +381,9 @@ func measureForwarding(ctx context.Context, s *session) (err error) {
 		{forwardStateless, 1},
 		{forwardStateless, 10},
 		{forwardStateless, 100},
+		{forwardFast, 1},
+		{forwardFast, 10},
+		{forwardFast, 100},
 		{forwardLoose, 1},
 		{forwardLoose, 10},
 		{forwardLoose, 100},
@@ -391,6 +400,7 @@ func measureForwarding(ctx context.Context, s *session) (err error) {
 			{forwardNone, 1},
 			{forwardRule, 1},
 			{forwardStateless, 10},
+			{forwardFast, 10},
 			{forwardLoose, 10},
 			{vipgate, 10},
 			{forwardMatch, 10},
