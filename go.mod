@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/alecthomas/kong v1.17.0 // flags and commands from struct tags; variables, groups and help in one place
+	github.com/cilium/ebpf v0.22.0 // loads and attaches the tcx program of pkg/fastpath
 	github.com/fsnotify/fsnotify v1.10.1 // inotify for the trench file and the readiness files
 	github.com/google/go-cmp v0.7.0 // tests: differences of structures
 	github.com/google/nftables v0.3.0 // encodes nftables expressions
@@ -33,7 +34,6 @@ require (
 	github.com/Microsoft/go-winio v0.6.2 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
-	github.com/cilium/ebpf v0.22.0 // indirect
 	github.com/davecgh/go-spew v1.1.2-0.20180830191138-d8f796af33cc // indirect
 	github.com/emicklei/go-restful/v3 v3.13.0 // indirect
 	github.com/fxamacker/cbor/v2 v2.9.1 // indirect

@@ -45,7 +45,8 @@ func TestFastPathFollowsConfirmedState(t *testing.T) {
 		t.Helper()
 		s.eventually(what, func() bool {
 			state := p.FastPath()
-			return strings.Contains(state.Reason, want) && (state.Reason == "") == (want == "") && s.attached("eth1") == (want == "")
+			on := want == ""
+			return strings.Contains(state.Reason, want) && (state.Reason == "") == on && s.attached("eth1") == on
 		})
 	}
 	reason("no configuration", kernelUnconfirmed)

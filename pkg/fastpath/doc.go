@@ -2,9 +2,10 @@
 //
 // It guarantees that a packet reaches the target that nftables would select, from the same hash and
 // Maglev table, or continues to nftables. The program remembers no flows, and its links and maps
-// close with the process: without it, nftables forwards everything. See docs/adr/0046-fast-path.md.
+// close with the process: nftables then forwards everything. See docs/adr/0046-fast-path.md.
 package fastpath
 
-// Both architectures of the releases are little endian. The two folders have <asm/types.h> on Debian.
+// Both architectures of the releases are little endian. The folders have <asm/types.h> on Debian.
 //
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -no-global-types bytecode fastpath.c -- -O2 -Wall -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
+//go:generate -command bpf2go go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -no-global-types
+//go:generate bpf2go bytecode fastpath.c -- -Wall -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu

@@ -40,8 +40,10 @@ func newFixture(t *testing.T) *fixture {
 		return err
 	}))
 	f := &fixture{Program: New(), t: t, ns: ns, links: []plan.Link{
-		{Name: "lo", Index: 1, Loopback: true}, {Name: "eth0", Index: index["eth0"], Ethernet: true},
-		{Name: "port0", Index: index["port0"], Ethernet: true, Port: true}, {Name: "tun0", Index: 99},
+		{Name: "lo", Index: 1, Loopback: true},
+		{Name: "eth0", Index: index["eth0"], Ethernet: true},
+		{Name: "port0", Index: index["port0"], Ethernet: true, Port: true},
+		{Name: "tun0", Index: 99},
 	}}
 	t.Cleanup(func() { harness.Must(t, f.Detach()) })
 	return f
@@ -60,7 +62,9 @@ func contentOf(link, streams int) Content {
 	content := Content{Hops: map[Target]Hop{}}
 	for i := range streams {
 		fwmark := uint32(5000 + i)
-		stream := &plan.KernelStream{Name: fmt.Sprintf("stream-%d", i), Size: 7, Seed: 1, Match: []plan.Port{{Protocol: plan.TCP, Number: 80}}}
+		stream := &plan.KernelStream{
+			Name: fmt.Sprintf("stream-%d", i), Size: 7, Seed: 1, Match: []plan.Port{{Protocol: plan.TCP, Number: 80}},
+		}
 		for _, family := range vip.Families {
 			stream.Tables[family] = slices.Repeat([]uint32{fwmark}, 7)
 		}

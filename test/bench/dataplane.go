@@ -163,8 +163,7 @@ func (p *runningPlane) stop() error {
 	return nil
 }
 
-// waitFastPath waits until the fast path is attached. It is applied after the data plane confirmed a
-// configuration.
+// waitFastPath waits until the fast path is attached, which follows a confirmed configuration.
 func (p *runningPlane) waitFastPath(ctx context.Context, fast dataplane.FastPath) error {
 	if fast == dataplane.FastPathOff {
 		return nil
