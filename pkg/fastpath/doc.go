@@ -7,5 +7,5 @@ package fastpath
 
 // Both architectures of the releases are little endian. The folders have <asm/types.h> on Debian.
 //
-//go:generate -command bpf2go go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -no-global-types
-//go:generate bpf2go bytecode fastpath.c -- -Wall -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
+//go:generate -command bpf go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -no-global-types
+//go:generate bpf bytecode fastpath.c -- -Wall -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
