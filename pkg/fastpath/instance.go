@@ -55,7 +55,7 @@ type hopKey struct {
 	Hop
 }
 
-// capacityFor returns the sizes for a content: twice its needs, so that most changes fit.
+// capacityFor returns the sizes for a content, with room for changes.
 func capacityFor(content Content) (need capacity) {
 	for _, stream := range content.Streams {
 		for _, family := range stream.Families() {
@@ -69,8 +69,9 @@ func capacityFor(content Content) (need capacity) {
 	for _, size := range []*uint32{
 		&need.records, &need.entries, &need.hops, &need.ports, &need.vips[vip.IPv4], &need.vips[vip.IPv6],
 	} {
-		// A power of two: the program masks the index of an array.
-		*size = 2 << bits.Len32(max(*size, 8)-1)
+		// A quarter more, and a power of two, to which the kernel rounds arrays up.
+		need := max(*size, 8)
+		*size = 1 << bits.Len32(need+need/4)
 	}
 	return need
 }
