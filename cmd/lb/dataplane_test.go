@@ -39,6 +39,7 @@ func TestInvalidDataPlaneFlags(t *testing.T) {
 		"--dataplane-priority=32764":                 "1 to 32763",
 		"--dataplane=nftables --stale-grace=-1s":     "must not be negative",
 		"--dataplane=nftables --dataplane-priority=": "expected",
+		"--dataplane=fastpath-required":              "needs --conntrack=off",
 		"--log-level=loud":                           "--log-level: ",
 	} {
 		t.Run(line, func(t *testing.T) {
@@ -93,6 +94,23 @@ func TestFlagsOfTheDataPlaneBecomeOptions(t *testing.T) {
 	want = dataplane.Config{First: 5300, Mask: 0xffff, Priority: 50, Conntrack: dataplane.ConntrackLoose}
 	if o := f.dataPlaneFlags.options(); o.Config != want || f.staleGrace() != 0 {
 		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
+	}
+}
+
+func TestFastPathFlags(t *testing.T) {
+	for line, want := range map[string]dataplane.FastPath{
+		"--dataplane=nftables --conntrack=off":          dataplane.FastPathOff,
+		"--dataplane=fastpath":                          dataplane.FastPathAuto,
+		"--dataplane=fastpath-required --conntrack=off": dataplane.FastPathRequired,
+	} {
+		f, err := runLine(t, strings.Fields(line)...)
+		if err != nil {
+			t.Errorf("%s: %v", line, err)
+			continue
+		}
+		if got := f.dataPlaneFlags.options().FastPath; got != want || f.staleGrace() != dataPlaneGrace {
+			t.Errorf("%s: fast path %d, grace %v", line, got, f.staleGrace())
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/vipgate/vipgate/test/lab"
@@ -72,4 +73,30 @@ func TestFastPathComesAndGoes(t *testing.T) {
 	if r.Failed > 0 {
 		t.Errorf("%d requests failed", r.Failed)
 	}
+}
+
+// Without CAP_BPF nftables forwards and status has the reason; a required fast path ends lb.
+func TestFastPathWithoutCapability(t *testing.T) {
+	t.Parallel()
+	f := newDataPlaneFixture(t)
+	// CAP_SYS_ADMIN includes CAP_BPF.
+	const without = "-bpf,-sys_admin"
+	incapable := func(flags ...string) *lab.Process {
+		process, err := f.Start(f.pod.Namespace(), "lb",
+			append([]string{"setpriv", "--bounding-set=" + without, "--inh-caps=" + without}, f.pod.LBArgs(flags...)...)...)
+		f.must(err)
+		return process
+	}
+	refused := incapable(fastPathFlags...)
+	if status, err := refused.Wait(f.ctx); err != nil || status == 0 || !strings.Contains(refused.Output(), "CAP_BPF") {
+		t.Errorf("without CAP_BPF lb ended with %d, %v\n%s", status, err, refused.Output())
+	}
+	incapable("--dataplane=fastpath", "--conntrack=off")
+	f.must(f.pod.StartFrontend("--ecmp"))
+	f.must(f.WantVia(f.ctx, 1))
+	f.waitOutput("fast path   detached: the process lacks CAP_BPF", "status")
+	g, err := f.Load(f.ctx, 50, 4, load.Config{})
+	f.must(err)
+	defer g.Stop(f.ctx)
+	f.must(errors.Join(g.WaitFlows(f.ctx), g.WaitTargets(f.ctx, "target-1", "target-2")))
 }
