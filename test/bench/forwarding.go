@@ -253,6 +253,9 @@ type frameSender struct {
 	frames   [floodFlows][60]byte
 	vectors  [floodFlows]unix.Iovec
 	messages [floodFlows]multipleMessage
+	// sources is the next source address of new flows; 0 sends packets of the same flows. renewed is
+	// its value after the last flood of new flows.
+	sources, renewed uint32
 }
 
 // multipleMessage is struct mmsghdr of sendmmsg(2).
@@ -345,6 +348,9 @@ func (f *frameSender) close() error { return unix.Close(f.socket) }
 func (f *frameSender) send(d time.Duration) (packets uint64, took time.Duration, err error) {
 	began := time.Now()
 	for next := 0; took < d; next = (next + floodBatch) % floodFlows {
+		if f.sources > 0 {
+			f.renew(next)
+		}
 		n, _, errno := unix.Syscall6(
 			unix.SYS_SENDMMSG, uintptr(f.socket), uintptr(unsafe.Pointer(&f.messages[next])), floodBatch, 0, 0, 0,
 		)
@@ -362,6 +368,7 @@ func (f *frameSender) send(d time.Duration) (packets uint64, took time.Duration,
 // forwardResult holds the measurements of one forwarding method, in µs.
 type forwardResult struct {
 	costs   []float64 // time per packet in each round
+	firsts  []float64 // the same of first packets of flows
 	trips   []float64 // every round trip
 	medians []float64 // of the round trips of each round
 }
@@ -445,6 +452,10 @@ func compareForwarding(ctx context.Context, paths []*forwardPath, rounds, trips 
 				return nil, fmt.Errorf("%s to %d targets: %w", p.kind, p.targets, err)
 			}
 			r.costs = append(r.costs, cost)
+			if cost, err = p.flood.measureFirst(p.arrived); err != nil {
+				return nil, fmt.Errorf("%s to %d targets, new flows: %w", p.kind, p.targets, err)
+			}
+			r.firsts = append(r.firsts, cost)
 			if p.kind == forwardNone {
 				// Its plain route would suffice, and is measured as another method.
 				continue
@@ -491,6 +502,7 @@ func recordForwarding(s *session, paths []*forwardPath, results []forwardResult)
 		}
 		record("time per packet ÷ that of plain forwarding", p, "×", goal, beside(r.costs, plain.costs))
 		record("round trip ÷ that of plain forwarding", p, "×", "", beside(r.medians, plain.medians))
+		record("time per first packet of a flow ÷ that of plain forwarding", p, "×", "", beside(r.firsts, plain.firsts))
 		share := (middle(r.costs) - middle(alone.costs)) / (middle(plain.costs) - middle(alone.costs))
 		shares = append(shares, fmt.Sprintf("%s to %d: %.2f ×", p.kind, p.targets, share))
 	}
