@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -104,5 +105,80 @@ func TestFastPathNeedsConntrackOff(t *testing.T) {
 	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving)))
 	if got := p.FastPath().Reason; got != errTracked.Error() || s.attached("eth1") {
 		t.Errorf("with connection tracking: %q", got)
+	}
+}
+
+// sizes returns the sizes in the records of the program that is attached to an interface; 0 is a
+// suspended stream.
+func (s *site) sizes(device string) (sizes []uint32) {
+	s.t.Helper()
+	s.must(s.ns.Do(func() error {
+		at, err := net.InterfaceByName(device)
+		if err != nil {
+			return err
+		}
+		result, err := link.QueryPrograms(link.QueryOptions{Target: at.Index, Attach: ebpf.AttachTCXIngress})
+		if err != nil {
+			return err
+		}
+		program, err := ebpf.NewProgramFromID(result.Programs[0].ID)
+		if err != nil {
+			return err
+		}
+		defer program.Close()
+		info, err := program.Info()
+		if err != nil {
+			return err
+		}
+		ids, _ := info.MapIDs()
+		for _, id := range ids {
+			found, err := ebpf.NewMapFromID(id)
+			if err != nil {
+				return err
+			}
+			defer found.Close()
+			if details, err := found.Info(); err != nil || details.Name != "records" {
+				continue
+			}
+			var record [4]uint32 // offset, size, seed, match
+			for index := range uint32(2) {
+				if err := found.Lookup(index, &record); err != nil {
+					return err
+				}
+				sizes = append(sizes, record[1])
+			}
+		}
+		return nil
+	}))
+	return sizes
+}
+
+// Before nftables change and until the change is read back, packets of the stream continue to
+// nftables.
+func TestFastPathIsSuspendedDuringChange(t *testing.T) {
+	s := newSite(t)
+	p := s.start(s.withFastPath())
+	one, two := siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving)
+	p.configure(siteStream("a", bothVIPs, one, two))
+	follows := func() bool { return s.attached("eth1") && slices.Equal(s.sizes("eth1"), []uint32{103, 103}) }
+	s.eventually("the fast path", follows)
+	during := map[string][]uint32{}
+	before := afterStep
+	onStep := func(do func(string)) {
+		_, err := ask(t.Context(), p.Plane, "watch the steps", func(*engine) (any, error) { afterStep = do; return nil, nil })
+		s.must(err)
+	}
+	onStep(func(step string) {
+		if step == "routes" || step == "written" || step == "read-back" {
+			during[step] = s.sizes("eth1")
+		}
+	})
+	p.configure(siteStream("a", bothVIPs, one))
+	s.eventually("the next table", follows)
+	onStep(before)
+	for _, step := range []string{"routes", "written", "read-back"} {
+		if !slices.Equal(during[step], []uint32{0, 0}) {
+			t.Errorf("after the step %s the sizes are %v", step, during[step])
+		}
 	}
 }
