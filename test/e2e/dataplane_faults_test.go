@@ -215,6 +215,9 @@ func TestSCTPPortSelection(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if name == "fast path" {
+				requireFastPath(t)
+			}
 			f := newDataPlaneFixture(t)
 			f.start(flags...)
 			f.waitOutput("confirmed   desired state", "status")

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vipgate/vipgate/pkg/fastpath"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/load"
 )
@@ -14,10 +15,19 @@ import (
 // fastPathFlags select the fast path. lb does not start where it cannot work.
 var fastPathFlags = []string{"--conntrack=off", "--dataplane=fastpath-required"}
 
+// requireFastPath skips a test on a kernel without tcx.
+func requireFastPath(t *testing.T) {
+	t.Helper()
+	if err := fastpath.Probe(); err != nil {
+		lab.Skip(t, err.Error())
+	}
+}
+
 // The fast path forwards the traffic, and no flow breaks while it is detached by a hold and by the
 // death of lb: nftables selects the same targets.
 func TestFastPathComesAndGoes(t *testing.T) {
 	t.Parallel()
+	requireFastPath(t)
 	f := newDataPlaneFixture(t)
 	const attached = "fast path   attached to " + lab.External + ", " + lab.Internal
 	f.start(fastPathFlags...)
@@ -78,6 +88,7 @@ func TestFastPathComesAndGoes(t *testing.T) {
 // Without CAP_BPF nftables forwards and status has the reason; a required fast path ends lb.
 func TestFastPathWithoutCapability(t *testing.T) {
 	t.Parallel()
+	requireFastPath(t)
 	f := newDataPlaneFixture(t)
 	// CAP_SYS_ADMIN includes CAP_BPF.
 	const without = "-bpf,-sys_admin"

@@ -161,6 +161,9 @@ func TestPathMTUDiscoveryThroughVIP(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if name == "fast path" {
+				requireFastPath(t)
+			}
 			ctx, trench := openTrench(t, traffic.Options{Targets: 4, LB: flags})
 			client := newFarClient(t, trench.Gateway)
 			for _, a := range trench.Targets {
