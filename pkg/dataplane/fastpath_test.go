@@ -13,13 +13,14 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/fastpath"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 // withFastPath selects the fast path, and skips the test where it cannot work.
 func (s *site) withFastPath() func(*Options) {
 	s.t.Helper()
 	if err := s.ns.Do(fastpath.Probe); err != nil {
-		s.t.Skip(err)
+		lab.Skip(s.t, err.Error())
 	}
 	return func(o *Options) { o.FastPath, o.Conntrack = FastPathAuto, ConntrackOff }
 }

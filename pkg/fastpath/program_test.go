@@ -28,7 +28,7 @@ func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	ns := lab.NewNetNS(t)
 	if err := ns.Do(Probe); err != nil {
-		t.Skip(err)
+		lab.Skip(t, err.Error())
 	}
 	ns.Shell(t, "ip link add eth0 type veth peer name port0; ip link add br0 type bridge; ip link set port0 master br0")
 	index := map[string]int{}

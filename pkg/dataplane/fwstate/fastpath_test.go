@@ -16,13 +16,14 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/fastpath"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 // accelerate attaches the fast path in all pods.
 func (x *topology) accelerate(t *testing.T) {
 	t.Helper()
 	if err := x.pods[0].Do(fastpath.Probe); err != nil {
-		t.Skip(err)
+		lab.Skip(t, err.Error())
 	}
 	for range x.pods {
 		program := fastpath.New()
