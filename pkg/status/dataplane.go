@@ -58,11 +58,8 @@ func writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.
 	dataPlaneTargets(plane.GetStreams(), now).write(out)
 }
 
-// fastPath renders the interfaces of the fast path, or the reason why it is detached.
+// fastPath renders the interfaces of the fast path, and the reasons why it is detached.
 func fastPath(fast *lbv1.FastPathStatus) string {
-	if fast.GetReason() != "" {
-		return "detached: " + cut(fast.GetReason(), maxLine)
-	}
 	var attached, reasons []string
 	for _, at := range fast.GetInterfaces() {
 		if at.GetReason() == "" {
@@ -71,7 +68,11 @@ func fastPath(fast *lbv1.FastPathStatus) string {
 			reasons = append(reasons, "; not to "+clean(at.GetName())+": "+cut(at.GetReason(), maxLine))
 		}
 	}
-	return "attached to " + strings.Join(attached, ", ") + strings.Join(reasons, "")
+	state := "attached to " + strings.Join(attached, ", ")
+	if fast.GetReason() != "" {
+		state = "detached: " + cut(fast.GetReason(), maxLine)
+	}
+	return state + strings.Join(reasons, "")
 }
 
 // holds lists held streams at the top of the status.

@@ -97,6 +97,10 @@ func TestFastPath(t *testing.T) {
 	s.DataPlane = goodDataPlane()
 	for want, fast := range map[string]*lbv1.FastPathStatus{
 		"detached: the data plane is held\n": {Reason: "the data plane is held"},
+		"detached: no interface; not to tun0: it is not an Ethernet interface\n": {
+			Reason:     "no interface",
+			Interfaces: []*lbv1.FastPathInterface{{Name: "tun0", Reason: "it is not an Ethernet interface"}},
+		},
 		"attached to ext, int0; not to tun0: it is not an Ethernet interface\n": {Interfaces: []*lbv1.FastPathInterface{
 			{Name: "ext"}, {Name: "int0"}, {Name: "tun0", Reason: "it is not an Ethernet interface"},
 		}},
