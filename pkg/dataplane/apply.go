@@ -339,6 +339,7 @@ func (a *application) removeTargets() {
 	if len(gone) == 0 {
 		return
 	}
+	a.fast.forget(gone)
 	err := a.kernel.FlushConntrack(gone)
 	afterStep("flushed")
 	if err == nil {

@@ -83,6 +83,16 @@ func (fast *accelerator) suspend(changes []*streamChange) {
 	}
 }
 
+// forget lets the counters of removed targets start at 0.
+func (fast *accelerator) forget(fwmarks []uint32) {
+	if fast.program == nil {
+		return
+	}
+	if err := fast.program.Forget(fwmarks); err != nil {
+		fast.log.Warn("failed to reset counters of removed targets", "error", err)
+	}
+}
+
 // detach detaches the program for a reason.
 func (fast *accelerator) detach(reason string) {
 	if fast.program == nil {
@@ -190,7 +200,7 @@ func (engine *engine) confirmed(withheld [len(vip.Families)]bool) fastpath.Conte
 	return content
 }
 
-// counters returns the packets of the fast path by fwmark.
+// counters returns the packets that the fast path forwarded, by fwmark.
 func (fast *accelerator) counters() (map[uint32]fastpath.Counter, error) {
 	if fast.program == nil {
 		return nil, nil

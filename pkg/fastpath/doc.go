@@ -9,3 +9,4 @@ package fastpath
 //
 //go:generate -command bpf go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -no-global-types
 //go:generate bpf bytecode fastpath.c -- -Wall -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
+//go:generate sh -c "sha256sum fastpath.c >fastpath.c.sha256"

@@ -18,7 +18,8 @@
 #define SCTP 132
 #define TCP_HEADER_LENGTH 12 // offset of the byte with the data offset
 
-// record describes one family of a stream. Only size changes in place: 0 suspends the stream.
+// record describes one family of a stream. Only size changes while packets read it: 0 suspends the
+// stream. Only then match may change.
 struct record {
 	__u32 offset; // of the Maglev table in tables
 	__u32 size;   // of the Maglev table
@@ -99,6 +100,7 @@ struct packet {
 	__u32 source[4];
 	__u32 destination[4];
 	__u32 ports; // both, as in the packet
+	__u32 length;  // in the IP header: the frame may have padding
 	__u32 headers; // length of IP and transport header
 	__u8 protocol;
 };
@@ -147,12 +149,12 @@ static __always_inline int transport(struct __sk_buff *skb, struct packet *packe
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	__u8 *header = data + ETH_HLEN + packet->headers;
 
-	if ((void *)(header + 8) > end)
+	if ((void *)(header + 8) > end || packet->headers + 8 > packet->length)
 		return 0;
 	packet->ports = *(__u32 *)header;
 	switch (packet->protocol) {
 	case IPPROTO_TCP:
-		if ((void *)(header + 20) > end)
+		if ((void *)(header + 20) > end || packet->headers + 20 > packet->length)
 			return 0;
 		packet->headers += header[TCP_HEADER_LENGTH] >> 4 << 2;
 		return 1;
@@ -168,7 +170,7 @@ static __always_inline int transport(struct __sk_buff *skb, struct packet *packe
 // sends ICMP errors for larger packets, or fragments them.
 static __always_inline int fits(struct __sk_buff *skb, const struct packet *packet, const struct hop *hop)
 {
-	__u32 length = skb->gso_size ? skb->gso_size + packet->headers : skb->len - ETH_HLEN;
+	__u32 length = skb->gso_size ? skb->gso_size + packet->headers : packet->length;
 
 	return length <= hop->mtu;
 }
@@ -204,13 +206,13 @@ static __always_inline struct hop *forwardable(struct __sk_buff *skb, const stru
 	return hop && fits(skb, packet, hop) ? hop : 0;
 }
 
-static __always_inline int redirect(struct __sk_buff *skb, struct hop *hop, __u32 index)
+static __always_inline int redirect(const struct packet *packet, struct hop *hop, __u32 index)
 {
 	struct counter *counter = bpf_map_lookup_elem(&counters, &index);
 
 	if (counter) {
 		counter->packets++;
-		counter->bytes += skb->len - ETH_HLEN;
+		counter->bytes += packet->length;
 	}
 	return bpf_redirect_neigh(hop->link, &hop->neighbor, sizeof(hop->neighbor), 0);
 }
@@ -232,7 +234,8 @@ static __always_inline int ipv4(struct __sk_buff *skb)
 		return TCX_NEXT;
 	length = bpf_ntohs(ip->tot_len);
 	first = bpf_ntohl(ip->saddr) >> 24;
-	// The stack drops martian sources and truncated packets, and answers expired ones.
+	// The stack drops packets from loopback, multicast and reserved sources and truncated packets, and
+	// answers expired ones.
 	if (*(__u8 *)ip != 0x45 || ip->ttl <= 1 || ip->frag_off & bpf_htons(IPV4_FRAGMENT) ||
 	    length < sizeof(*ip) || length + ETH_HLEN > skb->len || !first || first == 127 || first >= 224)
 		return TCX_NEXT;
@@ -240,6 +243,7 @@ static __always_inline int ipv4(struct __sk_buff *skb)
 	packet.destination[0] = ip->daddr;
 	packet.protocol = ip->protocol;
 	packet.headers = sizeof(*ip);
+	packet.length = length;
 	if (!transport(skb, &packet))
 		return TCX_NEXT;
 	index = select(&packet, *record, 4);
@@ -252,7 +256,7 @@ static __always_inline int ipv4(struct __sk_buff *skb)
 	if (bpf_l3_csum_replace(skb, ETH_HLEN + __builtin_offsetof(struct iphdr, check), before, after, 2) ||
 	    bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct iphdr, ttl), &after, 2, 0))
 		return TCX_DROP; // never: the header is linear
-	return redirect(skb, hop, index);
+	return redirect(&packet, hop, index);
 }
 
 static __always_inline int ipv6(struct __sk_buff *skb)
@@ -282,6 +286,7 @@ static __always_inline int ipv6(struct __sk_buff *skb)
 		return TCX_NEXT;
 	packet.protocol = ip->nexthdr;
 	packet.headers = sizeof(*ip);
+	packet.length = length + sizeof(*ip);
 	limit = ip->hop_limit - 1;
 	if (!transport(skb, &packet))
 		return TCX_NEXT;
@@ -293,7 +298,7 @@ static __always_inline int ipv6(struct __sk_buff *skb)
 	if (bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv6hdr, hop_limit), &limit, 1,
 				BPF_F_RECOMPUTE_CSUM))
 		return TCX_DROP; // never: the header is linear
-	return redirect(skb, hop, index);
+	return redirect(&packet, hop, index);
 }
 
 SEC("tcx/ingress")

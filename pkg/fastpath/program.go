@@ -197,6 +197,21 @@ func (program *Program) Counters() (map[uint32]Counter, error) {
 	return total, nil
 }
 
+// Forget lets the counters of fwmarks start at 0, for the targets that get them next.
+func (program *Program) Forget(fwmarks []uint32) error {
+	counted := map[uint32]Counter{}
+	if program.current != nil {
+		if err := program.current.counters(counted); err != nil {
+			return fmt.Errorf("read the counters of the fast path: %w", err)
+		}
+	}
+	for _, fwmark := range fwmarks {
+		// Added to the counters in the map, this wraps around to 0.
+		program.earlier[fwmark] = Counter{-counted[fwmark].Packets, -counted[fwmark].Bytes}
+	}
+	return nil
+}
+
 // Detach closes the links first, then the maps. nftables forwards all packets.
 func (program *Program) Detach() (err error) {
 	for index, attached := range program.links {

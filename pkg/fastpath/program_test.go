@@ -111,6 +111,16 @@ func TestGrowth(t *testing.T) {
 	if got, err := f.Counters(); err != nil || got[5000] != want {
 		t.Errorf("the counters of the replaced instance are %v, %v; want %v", got, err, want)
 	}
+	// The next target with the same fwmark starts at 0.
+	harness.Must(t, f.current.Counters.Put(uint32(1), counted))
+	harness.Must(t, f.Forget([]uint32{f.current.owners[1].FWMark, 5000}))
+	if got, err := f.Counters(); err != nil || got[f.current.owners[1].FWMark] != (Counter{}) || got[5000] != (Counter{}) {
+		t.Errorf("the counters of forgotten targets are %v, %v", got, err)
+	}
+	harness.Must(t, f.Detach())
+	if got, err := f.Counters(); err != nil || got[5000] != (Counter{}) {
+		t.Errorf("the counters of forgotten targets without an instance are %v, %v", got, err)
+	}
 }
 
 // Another seed or size, ports, hops and VIPs end in the same maps as a new program.
@@ -145,6 +155,7 @@ func TestForeignChangesDetach(t *testing.T) {
 	for name, change := range map[string]func(f *fixture) error{
 		"table": func(f *fixture) error { return f.current.Tables.Put(uint32(3), uint32(0)) },
 		"hop":   func(f *fixture) error { return f.current.Hops.Put(uint32(1), hop{}) },
+		"port":  func(f *fixture) error { return f.current.Ports.Put(port{Number: [2]byte{1}}, uint8(0)) },
 		"VIP":   func(f *fixture) error { return f.current.Vips6.Put([16]byte{1}, uint32(0)) },
 		// The kernel detaches the link and keeps its file descriptor.
 		"link": func(f *fixture) error { f.ns.Shell(f.t, "ip link del eth0"); return nil },
