@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/alecthomas/kong v1.17.0 // flags and commands from struct tags; variables, groups and help in one place
+	github.com/cilium/ebpf v0.22.0 // loads and attaches the tcx program of pkg/fastpath
 	github.com/fsnotify/fsnotify v1.10.1 // inotify for the trench file and the readiness files
 	github.com/google/go-cmp v0.7.0 // tests: differences of structures
 	github.com/google/nftables v0.3.0 // encodes nftables expressions
@@ -56,7 +57,7 @@ require (
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/grpc-ecosystem/go-grpc-middleware/v2 v2.1.0 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
-	github.com/mdlayher/socket v0.5.0 // indirect
+	github.com/mdlayher/socket v0.5.1 // indirect
 	github.com/modern-go/concurrent v0.0.0-20180306012644-bacd9c7ef1dd // indirect
 	github.com/modern-go/reflect2 v1.0.3-0.20250322232337-35a7c28c31ee // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect

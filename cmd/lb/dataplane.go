@@ -25,7 +25,7 @@ type numberFlags struct {
 }
 
 type dataPlaneFlags struct {
-	Dataplane string              `help:"nftables: forward the packets of VIPs to targets, in the kernel; none: another process does." enum:"nftables,none" default:"none" group:"Data plane"`
+	Dataplane string              `help:"nftables: forward the packets of VIPs to targets, in the kernel; fastpath: the same with a tcx program in front, where the kernel allows it, for --conntrack=off; fastpath-required: end if it does not; none: another process forwards." enum:"nftables,fastpath,fastpath-required,none" default:"none" group:"Data plane"`
 	Conntrack dataplane.Conntrack `help:"on: an established flow stays with its target while that lives, if replies come back through the same pod; loose: the same for replies through any pod; off: a flow moves when its entry in the table does." enum:"on,off,loose" default:"on" group:"Data plane"`
 	numberFlags
 }
@@ -64,7 +64,12 @@ func (f *numberFlags) options() dataplane.Options {
 	}
 }
 
-func (f *dataPlaneFlags) on() bool { return f.Dataplane == "nftables" }
+func (f *dataPlaneFlags) on() bool { return f.Dataplane != "none" }
+
+// fastPaths maps the values of --dataplane to the fast path.
+var fastPaths = map[string]dataplane.FastPath{
+	"fastpath": dataplane.FastPathAuto, "fastpath-required": dataplane.FastPathRequired,
+}
 
 // options returns nil without a data plane.
 func (f *dataPlaneFlags) options() *dataplane.Options {
@@ -72,7 +77,7 @@ func (f *dataPlaneFlags) options() *dataplane.Options {
 		return nil
 	}
 	o := f.numberFlags.options()
-	o.Conntrack = f.Conntrack
+	o.Conntrack, o.FastPath = f.Conntrack, fastPaths[f.Dataplane]
 	return &o
 }
 
@@ -80,6 +85,8 @@ func (f *dataPlaneFlags) check(r *cli.Refusals) {
 	f.numberFlags.check(r)
 	r.If(f.Conntrack == dataplane.ConntrackLoose && f.MarkMask > math.MaxInt32,
 		"--mark-mask=%#x: --conntrack=loose needs the highest bit itself", f.MarkMask)
+	r.If(fastPaths[f.Dataplane] == dataplane.FastPathRequired && f.Conntrack != dataplane.ConntrackOff,
+		"--dataplane=fastpath-required needs --conntrack=off: the fast path remembers no flows")
 	if f.on() {
 		// lb and frontend share the network namespace of the pod.
 		r.OverlapFrontend(cli.LBNumbers(f.FirstTable, f.MarkMask, f.DataplanePriority))
@@ -110,7 +117,7 @@ func refuse(problems []dataplane.Problem) error {
 		return nil
 	}
 	var b strings.Builder
-	b.WriteString("--dataplane=nftables cannot work here:")
+	b.WriteString("the data plane cannot work here:")
 	for _, p := range problems {
 		fmt.Fprintf(&b, "\n  %s: %s", p.Object, p.Detail)
 		if p.Remedy != "" {

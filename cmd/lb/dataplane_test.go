@@ -39,6 +39,7 @@ func TestInvalidDataPlaneFlags(t *testing.T) {
 		"--dataplane-priority=32764":                 "1 to 32763",
 		"--dataplane=nftables --stale-grace=-1s":     "must not be negative",
 		"--dataplane=nftables --dataplane-priority=": "expected",
+		"--dataplane=fastpath-required":              "needs --conntrack=off",
 		"--log-level=loud":                           "--log-level: ",
 	} {
 		t.Run(line, func(t *testing.T) {
@@ -96,6 +97,23 @@ func TestFlagsOfTheDataPlaneBecomeOptions(t *testing.T) {
 	}
 }
 
+func TestFastPathFlags(t *testing.T) {
+	for line, want := range map[string]dataplane.FastPath{
+		"--dataplane=nftables --conntrack=off":          dataplane.FastPathOff,
+		"--dataplane=fastpath":                          dataplane.FastPathAuto,
+		"--dataplane=fastpath-required --conntrack=off": dataplane.FastPathRequired,
+	} {
+		f, err := runLine(t, strings.Fields(line)...)
+		if err != nil {
+			t.Errorf("%s: %v", line, err)
+			continue
+		}
+		if got := f.dataPlaneFlags.options().FastPath; got != want || f.staleGrace() != dataPlaneGrace {
+			t.Errorf("%s: fast path %d, grace %v", line, got, f.staleGrace())
+		}
+	}
+}
+
 func TestKernelProblemsHaveRemedies(t *testing.T) {
 	if err := refuse(nil); err != nil {
 		t.Error(err)
@@ -106,7 +124,7 @@ func TestKernelProblemsHaveRemedies(t *testing.T) {
 			Detail: "is missing",
 		},
 	})
-	want := "--dataplane=nftables cannot work here:\n  net.ipv4.ip_forward: is 0\n    remedy: sysctl -w " +
+	want := "the data plane cannot work here:\n  net.ipv4.ip_forward: is 0\n    remedy: sysctl -w " +
 		"net.ipv4.ip_forward=1\n  nft_hash: is missing"
 	var usage *cli.UsageError
 	if !errors.As(err, &usage) || err.Error() != want {

@@ -38,7 +38,7 @@ type runFlags struct {
 	dataPlaneFlags
 
 	Lease      time.Duration  `help:"How long each message stays valid." default:"${lease}"`
-	StaleGrace *time.Duration `help:"How long the data plane continues to forward without this process; when absent 5s with --dataplane=nftables, else 0s." placeholder:"DURATION"`
+	StaleGrace *time.Duration `help:"How long the data plane continues to forward without this process; when absent 5s with a data plane, 0s with --dataplane=none." placeholder:"DURATION"`
 	DrainTime  time.Duration  `help:"How long traffic is forwarded after SIGTERM." default:"1s"`
 
 	cli.Process

@@ -86,6 +86,7 @@ type application struct {
 // its streamChange.
 func (a *application) run() error {
 	afterStep("planned")
+	a.fast.suspend(a.changes)
 	for _, change := range a.changes {
 		a.begin(change)
 	}
@@ -338,6 +339,7 @@ func (a *application) removeTargets() {
 	if len(gone) == 0 {
 		return
 	}
+	a.fast.forget(gone)
 	err := a.kernel.FlushConntrack(gone)
 	afterStep("flushed")
 	if err == nil {

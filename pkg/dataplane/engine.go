@@ -47,6 +47,7 @@ type engine struct {
 	pulse   task.Pulse
 	fwmarks fwmarks
 	repairs repairs
+	fast    accelerator
 
 	desired *plan.Desired
 	// adopted: the recovered targets are matched with the desired state.
@@ -63,7 +64,7 @@ type engine struct {
 }
 
 func newEngine(options Options, kernel kernelConn) *engine {
-	return &engine{
+	created := &engine{
 		observation: observation{
 			records: newRecords(), kernel: kernel, log: options.Log, now: time.Now, holds: newHolds(options),
 			priority: options.Priority,
@@ -73,6 +74,8 @@ func newEngine(options Options, kernel kernelConn) *engine {
 		fwmarks: fwmarks{first: options.First, mask: options.Mask, log: options.Log, refused: map[uint32]string{}},
 		repairs: repairs{byObject: map[[3]string]*repair{}, report: options.OnRepair, log: options.Log},
 	}
+	created.fast.open(options)
+	return created
 }
 
 // converge applies the difference between desired and observed state, after observe.

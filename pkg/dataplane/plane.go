@@ -35,6 +35,7 @@ const (
 // namespace, and its behavior. Zero fields select the defaults, except where noted.
 type Options struct {
 	Config
+	FastPath FastPath
 	// StateDir stores holds across restarts. If empty, holds are kept in memory only.
 	StateDir string
 	// OnRepair is called with the repaired objects. It must not block.
@@ -159,6 +160,7 @@ func (plane *Plane) Run(ctx context.Context) error {
 	}
 	plane.e.kernel, plane.conn = conn, conn
 	plane.run(ctx)
+	plane.e.fast.detach("lb has stopped")
 	plane.unsubscribe()
 	if err := conn.Close(); err != nil {
 		plane.e.log.Warn("failed to close netlink sockets", "error", err)

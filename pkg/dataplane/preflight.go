@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/fastpath"
 	"github.com/vipgate/vipgate/pkg/sysctl"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -25,6 +26,14 @@ func Preflight(options Options) []Problem {
 	problems := conn.MissingModules()
 	if err := conn.Close(); err != nil {
 		problems = append(problems, Problem{Object: "netlink", Detail: err.Error()})
+	}
+	if options.FastPath == FastPathRequired {
+		if err := fastpath.Probe(); err != nil {
+			problems = append(problems, Problem{
+				Object: "fast path", Detail: err.Error(),
+				Remedy: "add BPF to the capabilities of the container, on Linux 6.6 or newer; or run with --dataplane=fastpath",
+			})
+		}
 	}
 	return problems
 }

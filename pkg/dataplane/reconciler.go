@@ -219,7 +219,17 @@ func (plane *Plane) step(desired *plan.Desired) (failed bool) {
 		plane.solicitFailed()
 	}
 	plane.publish(desired, engine.readErr)
+	// After readiness, which does not depend on it.
+	engine.accelerate(plane.withheld())
 	return engine.readErr != nil || engine.failing()
+}
+
+// withheld returns the families whose packets a kernel parameter drops.
+func (plane *Plane) withheld() (families [len(vip.Families)]bool) {
+	for _, problem := range plane.sysctlProblems {
+		families[problem.family] = families[problem.family] || problem.drops
+	}
+	return families
 }
 
 // solicitFailed triggers probes of the failed neighbors of targets. Health checks trigger them

@@ -75,7 +75,8 @@ type TargetView struct {
 	State string
 	// Entries counts the target's Maglev map entries, by family.
 	Entries [len(vip.Families)]int
-	// Packets and Bytes count the traffic to the target since its chain was created.
+	// Packets and Bytes count the traffic to the target since its chain was created, by the fast path
+	// since the start of the process.
 	Packets, Bytes uint64
 }
 
@@ -87,6 +88,10 @@ func (engine *engine) listTargets() ([]TargetView, error) {
 	kernel, err := engine.kernel.ReadTargets(engine.installedFWMarks())
 	if err != nil {
 		return nil, fmt.Errorf("read the counters of targets: %w", err)
+	}
+	fast, err := engine.fast.counters()
+	if err != nil {
+		return nil, err
 	}
 	// Count the entries in the kernel instead of the planned ones, to show drift.
 	entries := map[uint32][len(vip.Families)]int{}
@@ -102,9 +107,11 @@ func (engine *engine) listTargets() ([]TargetView, error) {
 	var list []TargetView
 	for _, record := range engine.streams {
 		for _, target := range record.targets {
-			counters := orNone(kernel[target.FWMark])
+			// A packet passes one of the two.
+			counters, before := orNone(kernel[target.FWMark]), fast[target.FWMark]
 			list = append(list, TargetView{
-				target, record.stateOf(target), entries[target.FWMark], counters.Packets, counters.Bytes,
+				target, record.stateOf(target), entries[target.FWMark],
+				counters.Packets + before.Packets, counters.Bytes + before.Bytes,
 			})
 		}
 	}

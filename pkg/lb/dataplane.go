@@ -107,6 +107,13 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 		AppliedRevision: state.Revision, WantedRevision: forwarding.Desired.Revision,
 		HeldBack: forwarding.Held, Drift: driftProto(state.Drift),
 	}
+	if p.DataPlane.FastPath != dataplane.FastPathOff {
+		fast := p.plane.FastPath()
+		s.FastPath = &lbv1.FastPathStatus{Reason: fast.Reason}
+		for _, at := range fast.Interfaces {
+			s.FastPath.Interfaces = append(s.FastPath.Interfaces, &lbv1.FastPathInterface{Name: at.Name, Reason: at.Reason})
+		}
+	}
 	for _, stream := range slices.Sorted(maps.Keys(state.Held)) {
 		s.Holds = append(s.Holds, &lbv1.DataPlaneHold{Stream: stream, Until: endpoint.Timestamp(state.Held[stream])})
 	}
@@ -182,6 +189,12 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 	m := metrics.DataPlane{
 		Targets: map[string]int{"serving": 0}, Drift: len(state.Drift), Problems: len(state.Problems),
 		Held: len(state.Held), Failures: state.TotalFailures, Repairs: state.Repairs,
+	}
+	if p.DataPlane.FastPath != dataplane.FastPathOff {
+		m.FastPath = map[bool]int{true: 0, false: 0}
+		for _, at := range p.plane.FastPath().Interfaces {
+			m.FastPath[at.Reason == ""]++
+		}
 	}
 	for _, role := range roles {
 		// Without the zero, the series of a state would vanish with its last target.

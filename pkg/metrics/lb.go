@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -78,6 +79,8 @@ type DataPlane struct {
 	Failures, Repairs uint64
 	// Unmatched counts dropped packets by stream, for streams with a match.
 	Unmatched map[string]uint64
+	// FastPath counts interfaces by whether the fast path is attached; nil without a fast path.
+	FastPath map[bool]int
 }
 
 // DataPlane adds the metrics of a data plane; each scrape calls read. The returned function
@@ -96,6 +99,9 @@ func (lb *LB) DataPlane(read func() DataPlane) func(time.Duration) {
 		send(lbDataPlaneHeld, float64(plane.Held))
 		send(lbDataPlaneFailures, float64(plane.Failures))
 		send(lbDataPlaneRepairs, float64(plane.Repairs))
+		for attached, n := range plane.FastPath {
+			send(lbFastPathInterfaces, float64(n), strconv.FormatBool(attached))
+		}
 		for stream, n := range plane.Unmatched {
 			send(lbDataPlaneUnmatched, float64(n), stream)
 		}

@@ -111,7 +111,7 @@ func fullLB() *LB {
 	l.DataPlane(func() DataPlane {
 		return DataPlane{
 			Targets: map[string]int{"serving": 2, "pending": 1}, Drift: 1, Problems: 2, Held: 1, Failures: 3,
-			Repairs: 4, Unmatched: map[string]uint64{"s": 5},
+			Repairs: 4, Unmatched: map[string]uint64{"s": 5}, FastPath: map[bool]int{true: 2, false: 1},
 		}
 	})(time.Millisecond)
 	return l

@@ -197,6 +197,9 @@ var (
 	lbDataPlaneUnmatched = counter("vipgate_lb_dataplane_unmatched_packets_total",
 		"Packets that a stream's match dropped since the rules of the stream were last written. Absent for streams "+
 			"without a match.", "stream")
+	lbFastPathInterfaces = gauge("vipgate_lb_fastpath_interfaces",
+		"Interfaces by whether the fast path is attached; all 0 while it is detached. Absent without a fast path.",
+		"attached")
 	lbDataPlaneApply = histogram("vipgate_lb_dataplane_apply_seconds",
 		"From a decision about the data plane to what the kernel confirmed of it.")
 )

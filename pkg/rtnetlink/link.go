@@ -18,6 +18,8 @@ type Link struct {
 	MTU    int
 	Master int // the index of the bridge, bond or VRF; 0: none
 	MAC    net.HardwareAddr
+	// Ethernet reports whether packets have an Ethernet header.
+	Ethernet bool
 	// Statistics holds the first fields of struct rtnl_link_stats64: packets, bytes, errors and
 	// dropped packets, each received and sent.
 	Statistics [8]uint64
@@ -44,7 +46,7 @@ func ParseLink(b []byte) (Link, error) {
 	l := Link{
 		Index: int(int32(binary.NativeEndian.Uint32(b[4:]))), Flags: binary.NativeEndian.Uint32(b[8:]),
 		Name: a.Text(unix.IFLA_IFNAME), MTU: int(a.Uint32(unix.IFLA_MTU)), Master: int(a.Uint32(unix.IFLA_MASTER)),
-		MAC: bytes.Clone(a.Get(unix.IFLA_ADDRESS)),
+		MAC: bytes.Clone(a.Get(unix.IFLA_ADDRESS)), Ethernet: binary.NativeEndian.Uint16(b[2:]) == unix.ARPHRD_ETHER,
 	}
 	_, _ = binary.Decode(a.Get(unix.IFLA_STATS64), binary.NativeEndian, &l.Statistics) // absent before the link is up
 	return l, nil

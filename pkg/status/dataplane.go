@@ -24,6 +24,9 @@ func writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.
 	var head table
 	head.row("data plane", plane.GetMode())
 	head.row("conntrack", conntrack)
+	if fast := plane.GetFastPath(); fast != nil {
+		head.row("fast path", fastPath(fast))
+	}
 	// Revision 0 is not desired by this process: the kernel still has the state of its predecessor.
 	confirmed := fmt.Sprintf("change %d of %d", plane.GetAppliedRevision(), plane.GetWantedRevision())
 	switch {
@@ -53,6 +56,23 @@ func writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.
 	}
 	dataPlaneStreams(plane.GetStreams()).write(out)
 	dataPlaneTargets(plane.GetStreams(), now).write(out)
+}
+
+// fastPath renders the interfaces of the fast path, and the reasons why it is detached.
+func fastPath(fast *lbv1.FastPathStatus) string {
+	var attached, reasons []string
+	for _, at := range fast.GetInterfaces() {
+		if at.GetReason() == "" {
+			attached = append(attached, clean(at.GetName()))
+		} else {
+			reasons = append(reasons, "; not to "+clean(at.GetName())+": "+cut(at.GetReason(), maxLine))
+		}
+	}
+	state := "attached to " + strings.Join(attached, ", ")
+	if fast.GetReason() != "" {
+		state = "detached: " + cut(fast.GetReason(), maxLine)
+	}
+	return state + strings.Join(reasons, "")
 }
 
 // holds lists held streams at the top of the status.

@@ -92,6 +92,26 @@ func TestDataPlaneWithLooseConntrack(t *testing.T) {
 	}
 }
 
+func TestFastPath(t *testing.T) {
+	s := goodLB()
+	s.DataPlane = goodDataPlane()
+	for want, fast := range map[string]*lbv1.FastPathStatus{
+		"detached: the data plane is held\n": {Reason: "the data plane is held"},
+		"detached: no interface; not to tun0: it is not an Ethernet interface\n": {
+			Reason:     "no interface",
+			Interfaces: []*lbv1.FastPathInterface{{Name: "tun0", Reason: "it is not an Ethernet interface"}},
+		},
+		"attached to ext, int0; not to tun0: it is not an Ethernet interface\n": {Interfaces: []*lbv1.FastPathInterface{
+			{Name: "ext"}, {Name: "int0"}, {Name: "tun0", Reason: "it is not an Ethernet interface"},
+		}},
+	} {
+		s.DataPlane.FastPath = fast
+		if got := LB(s, now); !strings.Contains(got, want) {
+			t.Errorf("want %q in\n%s", want, got)
+		}
+	}
+}
+
 func TestEventsOfTheLoadBalancer(t *testing.T) {
 	wantGolden(t, "lb-events.golden", LBEventLog().All([]*adminv1.Event{
 		{Time: before(time.Minute), Sequence: 1, Object: "20.0.0.1/32", To: "ready", Reason: "targets_ready"},

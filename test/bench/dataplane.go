@@ -135,13 +135,14 @@ type runningPlane struct {
 }
 
 // start starts the data plane in the pod. Existing kernel state is kept.
-func (g *planeFixture) start(ctx context.Context, conntrack dataplane.Conntrack) error {
+func (g *planeFixture) start(ctx context.Context, conntrack dataplane.Conntrack, fast dataplane.FastPath) error {
 	p := &runningPlane{ended: make(chan error, 1)}
 	ctx, p.cancel = context.WithCancel(ctx)
 	var err error
 	p.Plane, err = dataplane.New(
 		dataplane.Options{
-			Config: dataplane.Config{Conntrack: conntrack}, StateDir: g.state, Log: slog.New(slog.DiscardHandler),
+			Config: dataplane.Config{Conntrack: conntrack}, FastPath: fast, StateDir: g.state,
+			Log: slog.New(slog.DiscardHandler),
 		},
 	)
 	if err != nil {
@@ -160,6 +161,19 @@ func (p *runningPlane) stop() error {
 		return fmt.Errorf("data plane: %w", err)
 	}
 	return nil
+}
+
+// waitFastPath waits until the fast path is attached, which follows a confirmed configuration.
+func (p *runningPlane) waitFastPath(ctx context.Context, fast dataplane.FastPath) error {
+	if fast == dataplane.FastPathOff {
+		return nil
+	}
+	return lab.Eventually(ctx, 10*time.Millisecond, func() error {
+		if state := p.FastPath(); state.Reason != "" || len(state.Interfaces) == 0 {
+			return fmt.Errorf("the fast path is not attached: %s", state.Reason)
+		}
+		return nil
+	})
 }
 
 func (p *runningPlane) waitReady() error {
@@ -271,7 +285,7 @@ func measurePlane(ctx context.Context, s *session) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
-	if err := g.start(ctx, dataplane.ConntrackOn); err != nil {
+	if err := g.start(ctx, dataplane.ConntrackOn, dataplane.FastPathOff); err != nil {
 		return err
 	}
 	streams := planeStreams(0, n, perStream, tableSize, bothFamilies)
@@ -363,7 +377,7 @@ func measurePlaneStarts(ctx context.Context, s *session, g *planeFixture, stream
 			return err
 		}
 		began := time.Now()
-		if err := g.start(ctx, dataplane.ConntrackOn); err != nil {
+		if err := g.start(ctx, dataplane.ConntrackOn, dataplane.FastPathOff); err != nil {
 			return err
 		}
 		ready.Samples = append(ready.Samples, milliseconds(time.Since(began)))

@@ -15,7 +15,6 @@ import (
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
@@ -33,35 +32,6 @@ const (
 	// forwardGoal is ≥ 80 % of the rate, as a ratio of times: 1/0.8.
 	forwardGoal = "median ≤ 1.25"
 )
-
-// Methods to forward a packet through the pod's namespace that are compared with vipgate.
-const (
-	forwardPlain     = "plain forwarding"
-	forwardRule      = "plain, one ip rule"
-	forwardTracked   = "plain, conntrack on"
-	forwardStateless = "vipgate, --conntrack=off"
-	forwardLoose     = "vipgate, --conntrack=loose"
-	forwardNone      = "sending alone"
-	forwardMatch     = "vipgate, match of 100 ports"
-	forwardVIPs      = "vipgate, 10 000 VIPs"
-	forwardVIPsMatch = "vipgate, 10 000 VIPs, match of 100 ports"
-)
-
-// planeVariant is a method with a data plane: its number of VIPs and of ports in the match.
-type planeVariant struct {
-	vips, ports int
-	conntrack   dataplane.Conntrack
-}
-
-var planeVariants = map[string]planeVariant{
-	vipgate: {vips: 1}, forwardMatch: {vips: 1, ports: 100},
-	forwardStateless: {vips: 1, conntrack: dataplane.ConntrackOff},
-	forwardLoose:     {vips: 1, conntrack: dataplane.ConntrackLoose},
-	forwardVIPs:      {vips: 10_000}, forwardVIPsMatch: {vips: 10_000, ports: 100},
-}
-
-// withoutMatch maps each method with a match to the one without, with which it is compared.
-var withoutMatch = map[string]string{forwardMatch: vipgate, forwardVIPsMatch: forwardVIPs}
 
 // floodVIP is the destination of all packets.
 var floodVIP = netip.MustParseAddr("20.0.0.1")
@@ -91,6 +61,12 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 		return nil, err
 	}
 	g := p.fixture
+	variant := pathVariants[way]
+	if variant.macvlan {
+		if err := p.overMacvlan(); err != nil {
+			return nil, err
+		}
+	}
 	if err := errors.Join(
 		g.Gateway.IP("route", "add", "20.0.0.0/8", "via", lab.PodExternal4.String()),
 		g.Backend.IP("route", "add", "local", "20.0.0.0/8", "dev", "lo"),
@@ -116,8 +92,13 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 			return nil, err
 		}
 	}
-	if variant, ok := planeVariants[way]; ok {
-		if err := g.start(ctx, variant.conntrack); err != nil {
+	if variant.frontend {
+		if err := p.routeBySource(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if variant.vips > 0 {
+		if err := g.start(ctx, variant.conntrack, variant.fastPath); err != nil {
 			return nil, err
 		}
 		streams := planeStreams(0, 1, targets, tableSize, oneFamily)
@@ -125,6 +106,9 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 			s.VIPs, s.Match = numberedVIPs(variant.vips, oneFamily), matchOf(variant.ports)
 		}
 		if _, err := g.plane.configure(streams); err != nil {
+			return nil, err
+		}
+		if err := g.plane.waitFastPath(ctx, variant.fastPath); err != nil {
 			return nil, err
 		}
 	}
@@ -247,6 +231,9 @@ type frameSender struct {
 	frames   [floodFlows][60]byte
 	vectors  [floodFlows]unix.Iovec
 	messages [floodFlows]multipleMessage
+	// sources is the next source address of new flows; 0 sends packets of the same flows. renewed is
+	// its value after the last flood of new flows.
+	sources, renewed uint32
 }
 
 // multipleMessage is struct mmsghdr of sendmmsg(2).
@@ -339,6 +326,9 @@ func (f *frameSender) close() error { return unix.Close(f.socket) }
 func (f *frameSender) send(d time.Duration) (packets uint64, took time.Duration, err error) {
 	began := time.Now()
 	for next := 0; took < d; next = (next + floodBatch) % floodFlows {
+		if f.sources > 0 {
+			f.renew(next)
+		}
 		n, _, errno := unix.Syscall6(
 			unix.SYS_SENDMMSG, uintptr(f.socket), uintptr(unsafe.Pointer(&f.messages[next])), floodBatch, 0, 0, 0,
 		)
@@ -356,6 +346,7 @@ func (f *frameSender) send(d time.Duration) (packets uint64, took time.Duration,
 // forwardResult holds the measurements of one forwarding method, in µs.
 type forwardResult struct {
 	costs   []float64 // time per packet in each round
+	firsts  []float64 // the same of first packets of flows
 	trips   []float64 // every round trip
 	medians []float64 // of the round trips of each round
 }
@@ -363,47 +354,14 @@ type forwardResult struct {
 // measureForwarding is row 18. All methods are installed at the same time and are measured in
 // turns, some milliseconds each.
 func measureForwarding(ctx context.Context, s *session) (err error) {
-	type plan struct {
-		way     string
-		targets int
-	}
-	plans := []plan{
-		{forwardPlain, 1}, // the baseline of the comparison
-		{forwardNone, 1},  // the cost of sending, subtracted from every method
-		{forwardRule, 1},
-		{forwardTracked, 1},
-		{forwardStateless, 1},
-		{forwardStateless, 10},
-		{forwardStateless, 100},
-		{forwardLoose, 1},
-		{forwardLoose, 10},
-		{forwardLoose, 100},
-		{vipgate, 1},
-		{vipgate, 10},
-		{vipgate, 100},
-		{forwardMatch, 10},
-		{forwardVIPs, 10},
-		{forwardVIPsMatch, 10},
-	}
-	if s.quick {
-		plans = []plan{
-			{forwardPlain, 1},
-			{forwardNone, 1},
-			{forwardRule, 1},
-			{forwardStateless, 10},
-			{forwardLoose, 10},
-			{vipgate, 10},
-			{forwardMatch, 10},
-		}
-	}
 	var paths []*forwardPath
 	defer func() {
 		for _, p := range paths {
 			err = errors.Join(err, p.close())
 		}
 	}()
-	for _, x := range plans {
-		p, err := newForwardPath(ctx, x.way, x.targets)
+	for _, x := range forwardPlans(s.quick) {
+		p, err := newForwardPath(ctx, x.method, x.targets)
 		if err != nil {
 			return err
 		}
@@ -435,6 +393,10 @@ func compareForwarding(ctx context.Context, paths []*forwardPath, rounds, trips 
 				return nil, fmt.Errorf("%s to %d targets: %w", p.kind, p.targets, err)
 			}
 			r.costs = append(r.costs, cost)
+			if cost, err = p.flood.measureFirst(p.arrived); err != nil {
+				return nil, fmt.Errorf("%s to %d targets, new flows: %w", p.kind, p.targets, err)
+			}
+			r.firsts = append(r.firsts, cost)
 			if p.kind == forwardNone {
 				// Its plain route would suffice, and is measured as another method.
 				continue
@@ -472,15 +434,25 @@ func recordForwarding(s *session, paths []*forwardPath, results []forwardResult)
 		rates = append(rates, fmt.Sprintf("%s to %d: %.0f/s", p.kind, p.targets, 1e6/middle(results[i].costs)))
 	}
 	plain, alone, rule := results[0], results[1], results[2]
+	base := func(p *forwardPath) forwardResult {
+		if !pathVariants[p.kind].macvlan {
+			return plain
+		}
+		return results[slices.IndexFunc(paths, func(q *forwardPath) bool { return q.kind == forwardMacvlan })]
+	}
 	for i, p := range paths[2:] {
-		r, goal := results[i+2], ""
-		if p.kind != forwardVIPs && withoutMatch[p.kind] == "" && p.targets == 10 {
+		if p.kind == forwardMacvlan {
+			continue // the baseline of the others with macvlans
+		}
+		r, plain, goal := results[i+2], base(p), ""
+		if hasForwardGoal(p.kind) && p.targets == 10 {
 			goal = forwardGoal
 			record("time per packet ÷ that of plain forwarding with one ip rule", p, "×", "",
 				beside(r.costs, rule.costs))
 		}
 		record("time per packet ÷ that of plain forwarding", p, "×", goal, beside(r.costs, plain.costs))
 		record("round trip ÷ that of plain forwarding", p, "×", "", beside(r.medians, plain.medians))
+		record("time per first packet of a flow ÷ that of plain forwarding", p, "×", "", beside(r.firsts, plain.firsts))
 		share := (middle(r.costs) - middle(alone.costs)) / (middle(plain.costs) - middle(alone.costs))
 		shares = append(shares, fmt.Sprintf("%s to %d: %.2f ×", p.kind, p.targets, share))
 	}

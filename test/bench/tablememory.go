@@ -102,7 +102,7 @@ func (t *tableMeasurement) measure(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
-	if err := g.start(ctx, dataplane.ConntrackOn); err != nil {
+	if err := g.start(ctx, dataplane.ConntrackOn, dataplane.FastPathOff); err != nil {
 		return err
 	}
 	// The first stream also allocates shared state, which must not count as a stream's.

@@ -210,11 +210,16 @@ func sctp(source, destination uint16) []byte {
 
 // SCTP flows are distributed by their ports, and each keeps its target.
 func TestSCTPPortSelection(t *testing.T) {
-	for _, conntrack := range []string{"on", "off"} {
-		t.Run("conntrack "+conntrack, func(t *testing.T) {
+	for name, flags := range map[string][]string{
+		"conntrack on": {"--conntrack=on"}, "conntrack off": {"--conntrack=off"}, "fast path": fastPathFlags,
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if name == "fast path" {
+				requireFastPath(t)
+			}
 			f := newDataPlaneFixture(t)
-			f.start("--conntrack=" + conntrack)
+			f.start(flags...)
 			f.waitOutput("confirmed   desired state", "status")
 			const flows = 40
 			for _, v := range f.VIPs {

@@ -155,10 +155,16 @@ func (c *farClient) download(ctx context.Context, from, vip netip.Addr) error {
 // works. The gateway hashes its errors over the pods: half of them arrive at the pod that does not
 // forward the flow. The errors of the pods themselves reach the client.
 func TestPathMTUDiscoveryThroughVIP(t *testing.T) {
-	for _, conntrack := range []string{"on", "off", "loose"} {
-		t.Run("conntrack "+conntrack, func(t *testing.T) {
+	for name, flags := range map[string][]string{
+		"conntrack on": {"--conntrack=on"}, "conntrack off": {"--conntrack=off"},
+		"conntrack loose": {"--conntrack=loose"}, "fast path": fastPathFlags,
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			ctx, trench := openTrench(t, traffic.Options{Targets: 4, LB: []string{"--conntrack=" + conntrack}})
+			if name == "fast path" {
+				requireFastPath(t)
+			}
+			ctx, trench := openTrench(t, traffic.Options{Targets: 4, LB: flags})
 			client := newFarClient(t, trench.Gateway)
 			for _, a := range trench.Targets {
 				serve(t, a, bulkPort, sendBulk)

@@ -25,6 +25,7 @@ func (x *topology) match(t *testing.T, ports ...plan.Port) {
 	x.stream.Match = ports
 	must(t, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: x.stream, Observed: now}}}))
 	mustHave(t, f, x.stream)
+	x.refresh(t)
 }
 
 // counts returns the number of packets that the first pod dropped by match and forwarded.
@@ -37,7 +38,7 @@ func (x *topology) counts(t *testing.T) (dropped, forwarded uint64) {
 	for _, k := range targets {
 		forwarded += k.Packets
 	}
-	return drops["web"], forwarded
+	return drops["web"], forwarded + x.taken(t)
 }
 
 // counted sends packets and waits until each was dropped or forwarded. Open connections may send

@@ -25,6 +25,7 @@ func (routing *Routing) Links() ([]plan.Link, error) {
 	for index, link := range list {
 		links[index] = plan.Link{
 			Name: link.Name, Index: link.Index, Up: link.Up(), Loopback: link.Flags&unix.IFF_LOOPBACK != 0, MTU: link.MTU,
+			Ethernet: link.Ethernet, Port: link.Master != 0,
 		}
 	}
 	return links, err

@@ -109,6 +109,7 @@ func TestFlowsSurviveTableChange(t *testing.T) {
 		want := x.stream
 		want.Tables = bothFamilies(filled(estateSize, 5000))
 		must(t, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: want, Observed: now}}}))
+		x.refresh(t)
 		for _, family := range vip.Families {
 			for port, name := range before[family] {
 				if mode == ConntrackOff {

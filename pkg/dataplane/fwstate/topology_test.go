@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/fastpath"
 	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
@@ -33,6 +34,7 @@ type topology struct {
 	fabrics                   []*Conn
 	targets                   []*topologyTarget
 	stream                    plan.KernelStream
+	programs                  []*fastpath.Program // by pod, without the fast path none
 }
 
 type topologyTarget struct {
@@ -314,13 +316,22 @@ func (x *topology) expected(family vip.Family, proto byte, sourcePort uint16) st
 	return fmt.Sprintf("t%d", x.stream.Tables[family][i]-5000)
 }
 
-// eachMode runs a test with three targets and each kind of connection tracking.
+// eachMode runs a test with three targets and each kind of connection tracking, and with the fast
+// path in front of the last kind.
 func eachMode(t *testing.T, pods int, test func(t *testing.T, x *topology, mode Conntrack)) {
 	for mode := range Conntrack(len(conntrackNames)) {
 		t.Run(mode.String(), func(t *testing.T) {
 			test(t, newTopology(t, pods, 3, mode), mode)
 		})
 	}
+	t.Run("fast path", func(t *testing.T) {
+		x := newTopology(t, pods, 3, ConntrackOff)
+		x.accelerate(t)
+		test(t, x, ConntrackOff)
+		if x.taken(t) == 0 {
+			t.Error("the fast path forwarded no packet")
+		}
+	})
 }
 
 // sendUntilReceived sends a datagram from each of many ports until the targets have received one

@@ -151,7 +151,10 @@ type Link struct {
 	// Up reports whether the link is enabled and has a carrier.
 	Up       bool
 	Loopback bool
-	MTU      int // in bytes
+	// Ethernet reports whether packets have an Ethernet header, Port whether another link, a bridge
+	// or bond, receives them.
+	Ethernet, Port bool
+	MTU            int // in bytes
 	// Prefixes lists the connected networks.
 	Prefixes []netip.Prefix
 }

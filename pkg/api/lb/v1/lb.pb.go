@@ -686,7 +686,9 @@ type DataPlaneStatus struct {
 	// The holds, under which drift is not repaired.
 	Holds []*DataPlaneHold `protobuf:"bytes,12,rep,name=holds,proto3" json:"holds,omitempty"`
 	// The number of repairs since the start.
-	Repairs       uint64 `protobuf:"varint,13,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	Repairs uint64 `protobuf:"varint,13,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	// The fast path; absent unless --dataplane selects it.
+	FastPath      *FastPathStatus `protobuf:"bytes,14,opt,name=fast_path,json=fastPath,proto3" json:"fast_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -812,6 +814,123 @@ func (x *DataPlaneStatus) GetRepairs() uint64 {
 	return 0
 }
 
+func (x *DataPlaneStatus) GetFastPath() *FastPathStatus {
+	if x != nil {
+		return x.FastPath
+	}
+	return nil
+}
+
+// FastPathStatus is the state of the tcx program in front of nftables.
+type FastPathStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The reason why the program is detached and nftables forwards all packets; empty if attached.
+	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The network interfaces.
+	Interfaces    []*FastPathInterface `protobuf:"bytes,2,rep,name=interfaces,proto3" json:"interfaces,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FastPathStatus) Reset() {
+	*x = FastPathStatus{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FastPathStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FastPathStatus) ProtoMessage() {}
+
+func (x *FastPathStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FastPathStatus.ProtoReflect.Descriptor instead.
+func (*FastPathStatus) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *FastPathStatus) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *FastPathStatus) GetInterfaces() []*FastPathInterface {
+	if x != nil {
+		return x.Interfaces
+	}
+	return nil
+}
+
+// FastPathInterface is a network interface that may have the program.
+type FastPathInterface struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The reason why the program is not attached; empty if it is.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FastPathInterface) Reset() {
+	*x = FastPathInterface{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FastPathInterface) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FastPathInterface) ProtoMessage() {}
+
+func (x *FastPathInterface) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FastPathInterface.ProtoReflect.Descriptor instead.
+func (*FastPathInterface) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *FastPathInterface) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *FastPathInterface) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // DataPlaneHold is one hold.
 type DataPlaneHold struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -825,7 +944,7 @@ type DataPlaneHold struct {
 
 func (x *DataPlaneHold) Reset() {
 	*x = DataPlaneHold{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +956,7 @@ func (x *DataPlaneHold) String() string {
 func (*DataPlaneHold) ProtoMessage() {}
 
 func (x *DataPlaneHold) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +969,7 @@ func (x *DataPlaneHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneHold.ProtoReflect.Descriptor instead.
 func (*DataPlaneHold) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DataPlaneHold) GetStream() string {
@@ -886,7 +1005,7 @@ type DataPlaneDrift struct {
 
 func (x *DataPlaneDrift) Reset() {
 	*x = DataPlaneDrift{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -898,7 +1017,7 @@ func (x *DataPlaneDrift) String() string {
 func (*DataPlaneDrift) ProtoMessage() {}
 
 func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -911,7 +1030,7 @@ func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneDrift.ProtoReflect.Descriptor instead.
 func (*DataPlaneDrift) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DataPlaneDrift) GetObject() string {
@@ -976,7 +1095,7 @@ type DataPlaneStream struct {
 
 func (x *DataPlaneStream) Reset() {
 	*x = DataPlaneStream{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -988,7 +1107,7 @@ func (x *DataPlaneStream) String() string {
 func (*DataPlaneStream) ProtoMessage() {}
 
 func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1001,7 +1120,7 @@ func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneStream.ProtoReflect.Descriptor instead.
 func (*DataPlaneStream) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DataPlaneStream) GetName() string {
@@ -1082,7 +1201,7 @@ type DataPlaneTarget struct {
 	EntriesIpv4 uint32 `protobuf:"varint,5,opt,name=entries_ipv4,json=entriesIpv4,proto3" json:"entries_ipv4,omitempty"`
 	// The same for IPv6.
 	EntriesIpv6 uint32 `protobuf:"varint,6,opt,name=entries_ipv6,json=entriesIpv6,proto3" json:"entries_ipv6,omitempty"`
-	// The number of packets since the target was added to the kernel.
+	// The number of packets since the target was added to the kernel; of the fast path, since the start.
 	Packets uint64 `protobuf:"varint,7,opt,name=packets,proto3" json:"packets,omitempty"`
 	// The number of bytes.
 	Bytes uint64 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
@@ -1094,7 +1213,7 @@ type DataPlaneTarget struct {
 
 func (x *DataPlaneTarget) Reset() {
 	*x = DataPlaneTarget{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1106,7 +1225,7 @@ func (x *DataPlaneTarget) String() string {
 func (*DataPlaneTarget) ProtoMessage() {}
 
 func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1119,7 +1238,7 @@ func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneTarget.ProtoReflect.Descriptor instead.
 func (*DataPlaneTarget) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DataPlaneTarget) GetName() string {
@@ -1208,7 +1327,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1220,7 +1339,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1233,7 +1352,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -1300,7 +1419,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1312,7 +1431,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,7 +1444,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *VipStatus) GetVip() string {
@@ -1366,7 +1485,7 @@ type StreamStatus struct {
 
 func (x *StreamStatus) Reset() {
 	*x = StreamStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1378,7 +1497,7 @@ func (x *StreamStatus) String() string {
 func (*StreamStatus) ProtoMessage() {}
 
 func (x *StreamStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1391,7 +1510,7 @@ func (x *StreamStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamStatus.ProtoReflect.Descriptor instead.
 func (*StreamStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StreamStatus) GetName() string {
@@ -1453,7 +1572,7 @@ type TargetStatus struct {
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1465,7 +1584,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1478,7 +1597,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TargetStatus) GetName() string {
@@ -1583,7 +1702,7 @@ type WatcherStatus struct {
 
 func (x *WatcherStatus) Reset() {
 	*x = WatcherStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1595,7 +1714,7 @@ func (x *WatcherStatus) String() string {
 func (*WatcherStatus) ProtoMessage() {}
 
 func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1608,7 +1727,7 @@ func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatcherStatus.ProtoReflect.Descriptor instead.
 func (*WatcherStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WatcherStatus) GetWatchId() string {
@@ -1716,7 +1835,7 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\x125\n" +
 	"\asources\x18\x0e \x03(\v2\x1b.vipgate.lb.v1.SourceStatusR\asources\x12=\n" +
 	"\n" +
-	"data_plane\x18\x0f \x01(\v2\x1e.vipgate.lb.v1.DataPlaneStatusR\tdataPlane\"\xf2\x03\n" +
+	"data_plane\x18\x0f \x01(\v2\x1e.vipgate.lb.v1.DataPlaneStatusR\tdataPlane\"\xae\x04\n" +
 	"\x0fDataPlaneStatus\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1c\n" +
 	"\tconntrack\x18\x02 \x01(\tR\tconntrack\x12\x14\n" +
@@ -1731,7 +1850,16 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	" \x03(\v2\x1e.vipgate.lb.v1.DataPlaneStreamR\astreams\x12\x16\n" +
 	"\x06unread\x18\v \x01(\tR\x06unread\x122\n" +
 	"\x05holds\x18\f \x03(\v2\x1c.vipgate.lb.v1.DataPlaneHoldR\x05holds\x12\x18\n" +
-	"\arepairs\x18\r \x01(\x04R\arepairs\"Y\n" +
+	"\arepairs\x18\r \x01(\x04R\arepairs\x12:\n" +
+	"\tfast_path\x18\x0e \x01(\v2\x1d.vipgate.lb.v1.FastPathStatusR\bfastPath\"j\n" +
+	"\x0eFastPathStatus\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12@\n" +
+	"\n" +
+	"interfaces\x18\x02 \x03(\v2 .vipgate.lb.v1.FastPathInterfaceR\n" +
+	"interfaces\"?\n" +
+	"\x11FastPathInterface\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"Y\n" +
 	"\rDataPlaneHold\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x120\n" +
 	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xa2\x01\n" +
@@ -1824,7 +1952,7 @@ func file_vipgate_lb_v1_lb_proto_rawDescGZIP() []byte {
 	return file_vipgate_lb_v1_lb_proto_rawDescData
 }
 
-var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_vipgate_lb_v1_lb_proto_goTypes = []any{
 	(*HoldRequest)(nil),            // 0: vipgate.lb.v1.HoldRequest
 	(*HoldResponse)(nil),           // 1: vipgate.lb.v1.HoldResponse
@@ -1837,78 +1965,82 @@ var file_vipgate_lb_v1_lb_proto_goTypes = []any{
 	(*UndrainTargetsResponse)(nil), // 8: vipgate.lb.v1.UndrainTargetsResponse
 	(*Status)(nil),                 // 9: vipgate.lb.v1.Status
 	(*DataPlaneStatus)(nil),        // 10: vipgate.lb.v1.DataPlaneStatus
-	(*DataPlaneHold)(nil),          // 11: vipgate.lb.v1.DataPlaneHold
-	(*DataPlaneDrift)(nil),         // 12: vipgate.lb.v1.DataPlaneDrift
-	(*DataPlaneStream)(nil),        // 13: vipgate.lb.v1.DataPlaneStream
-	(*DataPlaneTarget)(nil),        // 14: vipgate.lb.v1.DataPlaneTarget
-	(*SourceStatus)(nil),           // 15: vipgate.lb.v1.SourceStatus
-	(*VipStatus)(nil),              // 16: vipgate.lb.v1.VipStatus
-	(*StreamStatus)(nil),           // 17: vipgate.lb.v1.StreamStatus
-	(*TargetStatus)(nil),           // 18: vipgate.lb.v1.TargetStatus
-	(*WatcherStatus)(nil),          // 19: vipgate.lb.v1.WatcherStatus
-	(*durationpb.Duration)(nil),    // 20: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 21: google.protobuf.Timestamp
-	(*v1.Position)(nil),            // 22: vipgate.readiness.v1.Position
-	(*v11.Condition)(nil),          // 23: vipgate.admin.v1.Condition
-	(*v11.Problem)(nil),            // 24: vipgate.admin.v1.Problem
-	(*v1.VipReadiness)(nil),        // 25: vipgate.readiness.v1.VipReadiness
-	(*v1.VipAdvertisement)(nil),    // 26: vipgate.readiness.v1.VipAdvertisement
-	(*v1.FamilyConnectivity)(nil),  // 27: vipgate.readiness.v1.FamilyConnectivity
-	(*v11.GetStatusRequest)(nil),   // 28: vipgate.admin.v1.GetStatusRequest
-	(*v11.WatchStatusRequest)(nil), // 29: vipgate.admin.v1.WatchStatusRequest
+	(*FastPathStatus)(nil),         // 11: vipgate.lb.v1.FastPathStatus
+	(*FastPathInterface)(nil),      // 12: vipgate.lb.v1.FastPathInterface
+	(*DataPlaneHold)(nil),          // 13: vipgate.lb.v1.DataPlaneHold
+	(*DataPlaneDrift)(nil),         // 14: vipgate.lb.v1.DataPlaneDrift
+	(*DataPlaneStream)(nil),        // 15: vipgate.lb.v1.DataPlaneStream
+	(*DataPlaneTarget)(nil),        // 16: vipgate.lb.v1.DataPlaneTarget
+	(*SourceStatus)(nil),           // 17: vipgate.lb.v1.SourceStatus
+	(*VipStatus)(nil),              // 18: vipgate.lb.v1.VipStatus
+	(*StreamStatus)(nil),           // 19: vipgate.lb.v1.StreamStatus
+	(*TargetStatus)(nil),           // 20: vipgate.lb.v1.TargetStatus
+	(*WatcherStatus)(nil),          // 21: vipgate.lb.v1.WatcherStatus
+	(*durationpb.Duration)(nil),    // 22: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),  // 23: google.protobuf.Timestamp
+	(*v1.Position)(nil),            // 24: vipgate.readiness.v1.Position
+	(*v11.Condition)(nil),          // 25: vipgate.admin.v1.Condition
+	(*v11.Problem)(nil),            // 26: vipgate.admin.v1.Problem
+	(*v1.VipReadiness)(nil),        // 27: vipgate.readiness.v1.VipReadiness
+	(*v1.VipAdvertisement)(nil),    // 28: vipgate.readiness.v1.VipAdvertisement
+	(*v1.FamilyConnectivity)(nil),  // 29: vipgate.readiness.v1.FamilyConnectivity
+	(*v11.GetStatusRequest)(nil),   // 30: vipgate.admin.v1.GetStatusRequest
+	(*v11.WatchStatusRequest)(nil), // 31: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_lb_v1_lb_proto_depIdxs = []int32{
-	20, // 0: vipgate.lb.v1.HoldRequest.duration:type_name -> google.protobuf.Duration
-	21, // 1: vipgate.lb.v1.HoldResponse.until:type_name -> google.protobuf.Timestamp
-	12, // 2: vipgate.lb.v1.Repairs.repaired:type_name -> vipgate.lb.v1.DataPlaneDrift
-	20, // 3: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
-	20, // 4: vipgate.lb.v1.DrainTargetsRequest.ends_after:type_name -> google.protobuf.Duration
-	21, // 5: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
-	22, // 6: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
-	20, // 7: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
-	21, // 8: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	23, // 9: vipgate.lb.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
-	16, // 10: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
-	17, // 11: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
-	19, // 12: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
-	15, // 13: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
+	22, // 0: vipgate.lb.v1.HoldRequest.duration:type_name -> google.protobuf.Duration
+	23, // 1: vipgate.lb.v1.HoldResponse.until:type_name -> google.protobuf.Timestamp
+	14, // 2: vipgate.lb.v1.Repairs.repaired:type_name -> vipgate.lb.v1.DataPlaneDrift
+	22, // 3: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
+	22, // 4: vipgate.lb.v1.DrainTargetsRequest.ends_after:type_name -> google.protobuf.Duration
+	23, // 5: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
+	24, // 6: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
+	22, // 7: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
+	23, // 8: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	25, // 9: vipgate.lb.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	18, // 10: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
+	19, // 11: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
+	21, // 12: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
+	17, // 13: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
 	10, // 14: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
-	24, // 15: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.admin.v1.Problem
-	12, // 16: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
-	13, // 17: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
-	11, // 18: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
-	21, // 19: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
-	21, // 20: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
-	14, // 21: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
-	21, // 22: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
-	21, // 23: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
-	25, // 24: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	26, // 25: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
-	18, // 26: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
-	21, // 27: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
-	21, // 28: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
-	21, // 29: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
-	21, // 30: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
-	27, // 31: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
-	28, // 32: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	29, // 33: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
-	5,  // 34: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
-	7,  // 35: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
-	3,  // 36: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
-	0,  // 37: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
-	2,  // 38: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
-	9,  // 39: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.Status
-	9,  // 40: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.Status
-	6,  // 41: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
-	8,  // 42: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
-	4,  // 43: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.Repairs
-	1,  // 44: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
-	4,  // 45: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.Repairs
-	39, // [39:46] is the sub-list for method output_type
-	32, // [32:39] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	26, // 15: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.admin.v1.Problem
+	14, // 16: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
+	15, // 17: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
+	13, // 18: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
+	11, // 19: vipgate.lb.v1.DataPlaneStatus.fast_path:type_name -> vipgate.lb.v1.FastPathStatus
+	12, // 20: vipgate.lb.v1.FastPathStatus.interfaces:type_name -> vipgate.lb.v1.FastPathInterface
+	23, // 21: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
+	23, // 22: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
+	16, // 23: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
+	23, // 24: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
+	23, // 25: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
+	27, // 26: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	28, // 27: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
+	20, // 28: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
+	23, // 29: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
+	23, // 30: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
+	23, // 31: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
+	23, // 32: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
+	29, // 33: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
+	30, // 34: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	31, // 35: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	5,  // 36: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
+	7,  // 37: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
+	3,  // 38: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
+	0,  // 39: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
+	2,  // 40: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
+	9,  // 41: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.Status
+	9,  // 42: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.Status
+	6,  // 43: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
+	8,  // 44: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
+	4,  // 45: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.Repairs
+	1,  // 46: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
+	4,  // 47: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.Repairs
+	41, // [41:48] is the sub-list for method output_type
+	34, // [34:41] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_lb_v1_lb_proto_init() }
@@ -1922,7 +2054,7 @@ func file_vipgate_lb_v1_lb_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_lb_v1_lb_proto_rawDesc), len(file_vipgate_lb_v1_lb_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
