@@ -19,6 +19,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/test/clitest"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const (
@@ -39,9 +40,7 @@ func manifest(t *testing.T) *clitest.Container {
 
 func manifestLine(t *testing.T) clitest.CommandLine {
 	readme, err := os.ReadFile(deployments + "README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return clitest.CommandLine{
 		Parser: parser(t),
 		Services: []string{
@@ -338,17 +337,13 @@ func trenches(t *testing.T) map[string]*trench.Config {
 	for _, name := range []string{base + "trench.yaml", example + "trench.yaml"} {
 		object := readTrench(t, name)
 		text, err := yaml.Dump(map[string]any{"trench": object.Metadata.Name, "attractor": object.Spec.Attractor})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		texts[name] = text
 	}
 	configs := map[string]*trench.Config{}
 	for name, text := range texts {
 		c, err := trenchfile.Parse(name, text, trench.DefaultDefaults())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		configs[name] = c
 	}
 	return configs
@@ -387,9 +382,7 @@ func readNetwork(t *testing.T, file, name string) attached {
 			Sysctl map[string]string
 		}
 	}
-	if err := json.Unmarshal([]byte(definition.Spec.Config), &config); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, json.Unmarshal([]byte(definition.Spec.Config), &config))
 	if len(config.Plugins) != 2 || config.Plugins[1].Type != "tuning" {
 		t.Fatalf("%s: plugins %+v", file, config.Plugins)
 	}
@@ -495,9 +488,7 @@ func TestKustomizationsAreComplete(t *testing.T) {
 			}
 		}
 		files, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for _, f := range files {
 			if !slices.Contains(named, f.Name()) && !slices.Contains(apart, f.Name()) {
 				t.Errorf("%s/%s is in no kustomization", dir, f.Name())
@@ -509,9 +500,7 @@ func TestKustomizationsAreComplete(t *testing.T) {
 // The overlay authorizes the identities that SPIRE issues by the name of the container.
 func TestTheExamplesIdentitiesAgree(t *testing.T) {
 	b, err := os.ReadFile(example + "identities.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	patch := clitest.Read[clitest.Deployment](t, example+"spiffe-ids.yaml").Spec.Template.Spec
 	original := deployment(t).Spec.Template.Spec
 	given := map[string]string{}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -24,9 +25,7 @@ func serve(t *testing.T, h *health.Server) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "health.sock")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
 	if h != nil {
 		h.RegisterForContainer(server)
@@ -47,9 +46,7 @@ func silent(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "silent.sock")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	return "unix://" + path
 }
@@ -91,9 +88,7 @@ func TestExitStatuses(t *testing.T) {
 func TestCallTimeout(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "health.sock")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	limit, release := make(chan time.Duration, 1), make(chan struct{})
 	handle := func(_ any, s grpc.ServerStream) error {
 		deadline, _ := s.Context().Deadline()

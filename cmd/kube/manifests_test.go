@@ -8,6 +8,7 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/kube"
 	"github.com/vipgate/vipgate/test/clitest"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const deployments = "../../deployments/"
@@ -19,13 +20,9 @@ func manifest(t *testing.T) *clitest.Container {
 
 func TestContainerFitsProgram(t *testing.T) {
 	readme, err := os.ReadFile(deployments + "README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	parser, err := cli.New(program(), &commandLine{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, problem := range manifest(t).Problems(t, clitest.CommandLine{
 		Parser:     parser,
 		Services:   []string{"", kube.Liveness, kube.Readiness},
@@ -80,9 +77,7 @@ func TestImageFitsContainer(t *testing.T) {
 
 func TestMeridio2ContainerFitsProgram(t *testing.T) {
 	parser, err := cli.New(program(), &commandLine{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	d := clitest.Read[clitest.Deployment](t, deployments+"meridio2/swap.yaml")
 	kubeContainer := d.Spec.Template.Spec.Container(t, "kube")
 	for _, problem := range kubeContainer.Problems(t, clitest.CommandLine{

@@ -8,6 +8,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/test/clitest"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const deployments = "../../deployments/"
@@ -19,9 +20,7 @@ func manifest(t *testing.T) *clitest.Container {
 
 func manifestLine(t *testing.T) clitest.CommandLine {
 	readme, err := os.ReadFile(deployments + "README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return clitest.CommandLine{
 		Parser:     parser(t),
 		Services:   []string{"", lb.Liveness, lb.Readiness, lb.Egress, lb.Configuration, lb.Identity, lb.Serving},

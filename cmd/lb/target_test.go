@@ -24,6 +24,7 @@ import (
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/registrytest"
 )
@@ -165,12 +166,8 @@ func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
 			if !strings.Contains(out.String(), "the target stays for 3s") {
 				t.Errorf("printed\n%s", out.String())
 			}
-			if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
-			if err := wait(t, ended); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+			harness.Must(t, wait(t, ended))
 			for _, want := range []string{"deregistering\n", "s/a fd00::1: gone\n"} {
 				if !strings.Contains(out.String(), want) {
 					t.Errorf("printed\n%s\nwant %q", out.String(), want)
@@ -189,9 +186,7 @@ func TestASecondSignalEndsTargetAddAtOnce(t *testing.T) {
 	stops <- struct{}{}
 	await.True(t, "the drain", func() bool { return strings.Contains(out.String(), "draining: ") })
 	stops <- struct{}{}
-	if err := wait(t, ended); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, wait(t, ended))
 	if len(d.States()) != 1 {
 		t.Error("the target does not drain on")
 	}
@@ -246,18 +241,14 @@ func TestTargetAddRegistersAgain(t *testing.T) {
 	for n := 1; n <= 2; n++ {
 		f := &flakyService{leave: make(chan struct{})}
 		l, err := net.Listen("unix", admin)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		server := grpc.NewServer(grpc.WaitForHandlers(true))
 		targetv1.RegisterTargetServiceServer(server, f)
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(l) }()
 		await.True(t, "the registration", func() bool { return strings.Count(out.String(), "registered at") == n })
 		if n == 2 {
-			if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
 			if err := wait(t, ended); err != nil {
 				t.Error(err)
 			}
@@ -308,9 +299,7 @@ func TestTargetListAndDrains(t *testing.T) {
 	mustPrint(t, "s       a       10.0.0.1  ready", over...)
 
 	var text screen
-	if err := command(t, &text, "target", "list", "-o", "json", admin); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, command(t, &text, "target", "list", "-o", "json", admin))
 	var list struct {
 		Targets []struct{ Name, State string }
 	}
@@ -325,9 +314,7 @@ func TestTargetListAndDrains(t *testing.T) {
 	mustPrint(t, "flows continue for 0s",
 		append([]string{"target", "remove", "a", "--stream=s", "--drain-time=0s"}, admin)...)
 	await.True(t, "the empty list", func() bool { return strings.Contains(watched.String(), "no targets") })
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
 	if err := wait(t, watch); err != nil {
 		t.Error(err)
 	}
@@ -361,9 +348,7 @@ func TestTargetAddFailsToDeregister(t *testing.T) {
 	for _, registered := range []bool{false, true} {
 		admin := filepath.Join(identitytest.ShortDir(t), "admin.sock")
 		l, err := net.Listen("unix", admin)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		server := grpc.NewServer(grpc.WaitForHandlers(true))
 		if registered {
 			targetv1.RegisterTargetServiceServer(server, &flakyService{})

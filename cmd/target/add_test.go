@@ -13,6 +13,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/registrytest"
 )
@@ -72,9 +73,7 @@ func TestAddRegistersEverywhere(t *testing.T) {
 			t.Errorf("the status lacks %q:\n%s", want, status.String())
 		}
 	}
-	if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, syscall.Kill(syscall.Getpid(), syscall.SIGTERM))
 	select {
 	case err := <-ended:
 		if err != nil {

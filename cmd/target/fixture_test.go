@@ -21,6 +21,7 @@ import (
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
 	"github.com/vipgate/vipgate/test/clitest"
 	"github.com/vipgate/vipgate/test/container"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -56,9 +57,7 @@ func newFixture(t *testing.T) *fixture {
 		}
 	}
 	dir, err := os.MkdirTemp("/tmp", "vg-target") // short, since paths of unix sockets end at 108 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	f := &fixture{
 		t: t, dir: dir, pod: application(t), image: image(t),

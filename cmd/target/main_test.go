@@ -8,6 +8,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/test/container"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) {
@@ -18,8 +19,6 @@ func TestMain(m *testing.M) {
 func parser(t *testing.T) *kong.Kong {
 	t.Helper()
 	k, err := cli.New(program(), &commandLine{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return k
 }

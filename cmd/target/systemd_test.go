@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -16,9 +17,7 @@ const installed = "/usr/local/bin/target"
 func unit(t *testing.T, file string) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	values := map[string][]string{}
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSpace(line)
@@ -80,15 +79,11 @@ func TestUnitsAreValid(t *testing.T) {
 	args := []string{"verify", "--man=no"}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		copied := filepath.Join(dir, strings.Replace(filepath.Base(file), "@.", "@web-1.", 1))
 		// systemd-analyze requires that the program of the unit exists.
 		unit := strings.ReplaceAll(string(text), installed, os.Args[0])
-		if err := os.WriteFile(copied, []byte(unit), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(copied, []byte(unit), 0o600))
 		args = append(args, copied)
 	}
 	if out, err := exec.CommandContext(t.Context(), analyze, args...).CombinedOutput(); err != nil || len(out) > 0 {

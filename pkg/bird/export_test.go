@@ -9,6 +9,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // The export of one gateway changes without a reset of its session, and without an effect on the
@@ -74,9 +75,7 @@ func TestExportBeforeConfigure(t *testing.T) {
 	await.True(t, "VIP at the other gateway", func() bool { return gw.Has(vip6) })
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := p.Confirm(ctx); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, p.Confirm(ctx))
 	if gw.Has(vip4) {
 		t.Error("the drained gateway received the VIP")
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // The tests in this file run a real BIRD in the network namespace that TestMain created for this
@@ -126,14 +127,10 @@ func (l *link) Router(c routerConfig) *router {
 	l.t.Helper()
 	c.AS = cmp.Or(c.AS, remoteAS)
 	dir, err := os.MkdirTemp("/tmp", "vg")
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	harness.Must(l.t, err)
 	l.t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	r := &router{t: l.t, link: l, dir: dir}
-	if err := os.WriteFile(r.config(), []byte(c.text()), 0o600); err != nil {
-		l.t.Fatal(err)
-	}
+	harness.Must(l.t, os.WriteFile(r.config(), []byte(c.text()), 0o600))
 	r.Start()
 	l.t.Cleanup(r.Kill)
 	return r
@@ -187,9 +184,7 @@ func (r *router) socket() string { return filepath.Join(r.dir, "bird.ctl") }
 func (r *router) Start() {
 	r.t.Helper()
 	r.cmd = exec.Command("ip", "netns", "exec", r.link.Namespace, systemBIRD, "-f", "-c", r.config(), "-s", r.socket())
-	if err := r.cmd.Start(); err != nil {
-		r.t.Fatal(err)
-	}
+	harness.Must(r.t, r.cmd.Start())
 	exited, cmd := make(chan struct{}), r.cmd
 	r.exited = exited
 	go func() { defer close(exited); _ = cmd.Wait() }()
@@ -203,9 +198,7 @@ func (r *router) Start() {
 func (r *router) Reconfigure(c routerConfig) {
 	r.t.Helper()
 	c.AS = cmp.Or(c.AS, remoteAS)
-	if err := os.WriteFile(r.config(), []byte(c.text()), 0o600); err != nil {
-		r.t.Fatal(err)
-	}
+	harness.Must(r.t, os.WriteFile(r.config(), []byte(c.text()), 0o600))
 	r.Command("configure")
 }
 
@@ -283,9 +276,7 @@ const loopbackPassword = "0123456789abcdef"
 func newPod(t *testing.T, dev string, change ...func(*bird.Options)) *pod {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	log := &syncBuffer{}
 	p := &pod{t: t, Log: log, dev: dev}
@@ -456,9 +447,7 @@ func kill(t *testing.T, pid int, s syscall.Signal) {
 	if pid <= 1 {
 		t.Fatalf("no process to signal: pid %d", pid)
 	}
-	if err := syscall.Kill(pid, s); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, syscall.Kill(pid, s))
 }
 
 type syncBuffer struct {

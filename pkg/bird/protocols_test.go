@@ -14,14 +14,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func replyOf(t *testing.T, text string) Reply {
 	t.Helper()
 	r, err := readReply(bufio.NewReader(strings.NewReader(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return r
 }
 
@@ -29,9 +28,7 @@ func replyOf(t *testing.T, text string) Reply {
 func replyIn(t *testing.T, name string) Reply {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return replyOf(t, string(b))
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // fullInput uses every feature of the template.
@@ -42,9 +43,7 @@ func fullInput() renderInput {
 func checkWithBIRD(t *testing.T, content []byte) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bird.conf")
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(path, content, 0o600))
 	if out, err := exec.Command(Executable(""), "-p", "-c", path).CombinedOutput(); err != nil {
 		t.Fatalf("BIRD refuses it: %v: %s\n%s", err, out, content)
 	}
@@ -68,9 +67,7 @@ func TestBIRDAcceptsConfiguration(t *testing.T) {
 	for name, in := range tests {
 		t.Run(name, func(t *testing.T) {
 			content, err := render(in)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			checkWithBIRD(t, content)
 		})
 	}
@@ -79,9 +76,7 @@ func TestBIRDAcceptsConfiguration(t *testing.T) {
 func TestRenderNoVIPRouteNoMaskedSecret(t *testing.T) {
 	in := fullInput()
 	content, err := render(in.Masked())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	text := string(content)
 	if strings.Contains(text, "route 20.") || strings.Contains(text, "protocol static") {
 		t.Error("the configuration announces something by itself")
@@ -141,14 +136,10 @@ func TestOptionsInConfiguration(t *testing.T) {
 	in := fullInput()
 	in.KernelScanTime = 7500 * time.Millisecond
 	content, err := render(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	in.ECMP, in.Password, in.Sessions[0].Password = false, "", ""
 	without, err := render(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for text, n := range map[string][2]int{
 		"router id 1.2.3.4;":                        {1, 1},
 		"scan time 7;":                              {2, 2}, // of both families

@@ -22,10 +22,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestReadRejectsBlockingFiles(t *testing.T) {
 	dir := t.TempDir()
 	file, fifo, link := filepath.Join(dir, "file"), filepath.Join(dir, "fifo"), filepath.Join(dir, "link")
-	if err := errors.Join(os.WriteFile(file, []byte("12345"), 0o600), unix.Mkfifo(fifo, 0o600),
-		os.Symlink(fifo, link)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, errors.Join(os.WriteFile(file, []byte("12345"), 0o600), unix.Mkfifo(fifo, 0o600),
+		os.Symlink(fifo, link)))
 	if data, err := Read(file, 5); err != nil || string(data) != "12345" {
 		t.Errorf("file of the limit: %q, %v", data, err)
 	}

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func grpcCheck(port uint16, change func(*trench.GRPCCheck)) trench.Check {
@@ -228,9 +229,7 @@ func TestGRPCSilence(t *testing.T) {
 		}
 
 		l, refused := listen(t, at)
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, l.Close())
 		wantFailure(t, ask(t, newPlan(grpcCheck(refused, nil)), at, patient), refused, "connection refused")
 
 		wantDialFailures(t, newPlan(grpcCheck(1, nil)), at)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // texts returns the readable form of ranges.
@@ -81,9 +82,7 @@ func TestStepsKeepRemainingVIPs(t *testing.T) {
 		bits := rapid.SampledFrom([]int{24, 27, 28, 29, 30, 31, 32}).Draw(t, "bits")
 		a := netip.AddrFrom4([4]byte{20, 0, 0, rapid.Byte().Draw(t, "host")})
 		v, err := vip.FromPrefix(netip.PrefixFrom(a, bits).Masked())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return v
 	})
 	rapid.Check(t, func(t *rapid.T) {

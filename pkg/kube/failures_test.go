@@ -13,6 +13,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const (
@@ -122,9 +123,7 @@ func TestCompaction(t *testing.T) {
 	f := newFixture(t)
 	f.addPod("trench-a", "web-1", "10.0.0.1")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	proxy := f.ProxyOn(t, l)
 	config := proxy.Config(f.ServiceAccount(t, "trench-a", "kube"))
 	gone := &scanner{text: []byte("Expired")} // the reason in a 410
@@ -229,9 +228,7 @@ func TestTokenIsRefusedAndRotated(t *testing.T) {
 func TestTokenIsRefusedAtStart(t *testing.T) {
 	f := newFixture(t)
 	config := f.ServiceAccount(t, "trench-a", "kube")
-	if err := os.WriteFile(config.BearerTokenFile, []byte("expired"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(config.BearerTokenFile, []byte("expired"), 0o600))
 	k := f.run(config)
 	k.awaitStale("Unauthorized")
 	if k.serving(Readiness) {

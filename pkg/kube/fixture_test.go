@@ -24,6 +24,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/kubernetes"
 )
 
@@ -103,18 +104,14 @@ func newFixture(t *testing.T, options ...kubernetes.Option) *fixture {
 	t.Helper()
 	f := &fixture{Cluster: kubernetes.Start(t, options...), t: t}
 	client, err := rest.HTTPClientFor(f.Admin())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(client.CloseIdleConnections)
 	if f.objects, err = dynamic.NewForConfigAndClient(f.Admin(), client); err != nil {
 		t.Fatal(err)
 	}
 	f.Apply(t, definition)
 	reports, err := os.ReadFile("../../deployments/kubernetes/reports.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	f.Apply(t, string(reports))
 	f.addNamespace("trench-a")
 	f.Apply(t, trenchA)
@@ -164,9 +161,7 @@ func (f *fixture) patch(r schema.GroupVersionResource, name, merge string, sub .
 	f.t.Helper()
 	_, err := f.objects.Resource(r).Namespace("trench-a").Patch(f.t.Context(), name, types.MergePatchType, []byte(merge),
 		metav1.PatchOptions{}, sub...)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 }
 
 // remove deletes an object of trench-a; a Pod with a grace period of 0.
@@ -176,9 +171,7 @@ func (f *fixture) remove(r schema.GroupVersionResource, name string, grace ...in
 	if len(grace) > 0 {
 		o.GracePeriodSeconds = &grace[0]
 	}
-	if err := f.objects.Resource(r).Namespace("trench-a").Delete(f.t.Context(), name, o); err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, f.objects.Resource(r).Namespace("trench-a").Delete(f.t.Context(), name, o))
 }
 
 // instance is a running kube.
@@ -197,9 +190,7 @@ func (f *fixture) run(config *rest.Config) *instance {
 	}
 	i := &instance{t: f.t, log: &buffer{}}
 	_, level, err := logs.New("text", "debug", i.log)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	log := slog.New(slog.NewTextHandler(i.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	i.process, err = newProcess(Options{
 		Settings: shell.Settings{
@@ -210,9 +201,7 @@ func (f *fixture) run(config *rest.Config) *instance {
 		TrenchFile: f.file, KeyDir: filepath.Join(filepath.Dir(f.file), "keys"),
 		FrontendSocket: "unix://" + f.t.TempDir() + "/frontend.sock",
 	})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	stop, ended := make(chan struct{}, 1), make(chan error, 1)
 	go func() { ended <- i.process.run(context.Background(), stop) }()
 	i.stop = sync.OnceFunc(func() {
@@ -309,9 +298,7 @@ func (f *fixture) awaitContent(want string) {
 func (f *fixture) stamp() os.FileInfo {
 	f.t.Helper()
 	info, err := os.Stat(f.file)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	return info
 }
 

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // CommandLine is a program as a container runs it.
@@ -42,18 +44,14 @@ func (c *Container) Environment(tb testing.TB) map[string]string {
 	for _, e := range os.Environ() {
 		if name, value, _ := strings.Cut(e, "="); strings.HasPrefix(name, "VIPGATE_") ||
 			strings.HasPrefix(name, "NFE_") {
-			if err := os.Unsetenv(name); err != nil {
-				tb.Fatal(err)
-			}
+			harness.Must(tb, os.Unsetenv(name))
 			tb.Cleanup(func() { _ = os.Setenv(name, value) })
 		}
 	}
 	given := c.Values(map[string]string{"status.podIP": podIP, "metadata.uid": "uid"})
 	for name, value := range given {
 		old, had := os.LookupEnv(name)
-		if err := os.Setenv(name, value); err != nil {
-			tb.Fatal(err)
-		}
+		harness.Must(tb, os.Setenv(name, value))
 		tb.Cleanup(func() {
 			if had {
 				_ = os.Setenv(name, old)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/test/crash"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/load"
 )
@@ -24,15 +25,11 @@ import (
 // remaining target loses no flow.
 func TestLBKilledAtEachStep(t *testing.T) {
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	mortal := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
 	defer cancel()
-	if err := lab.Build(ctx, root, mortal, "-overlay="+crashOverlay(t, root)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, lab.Build(ctx, root, mortal, "-overlay="+crashOverlay(t, root)))
 	want := endOfChange(t, mortal, "")
 	for _, step := range crash.Steps {
 		t.Run(step, func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/load"
 )
@@ -76,9 +77,7 @@ func newDataPlaneFixtureWith(t *testing.T, config lab.TopologyConfig) *dataPlane
 	}
 	config.Binaries, config.Options = binaries, []lab.Option{lab.QuickDAD}
 	topology, err := lab.NewTopology(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
 	f := &dataPlaneFixture{t, topology, ctx, topology.Pods[0]}
 	t.Cleanup(func() {

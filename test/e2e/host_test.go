@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -76,14 +77,10 @@ func TestLeftoversOfKilledRun(t *testing.T) {
 	owner := exec.Command("/proc/self/exe", "-test.run=^TestLabToKill$")
 	owner.Env = append(os.Environ(), labVariable+"="+ready, binariesVariable+"="+binaries)
 	out, err := os.Create(ready + ".log")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer out.Close()
 	owner.Stdout, owner.Stderr = out, out
-	if err := owner.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, owner.Start())
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = owner.Wait() }()
 	t.Cleanup(func() { _ = owner.Process.Kill(); <-ended })
@@ -137,9 +134,7 @@ func namespacesProcesses(t *testing.T, names []string) []int {
 	var pids []int
 	for _, name := range names {
 		out, err := exec.Command("ip", "netns", "pids", name).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for _, word := range strings.Fields(string(out)) {
 			var pid int
 			if _, err := fmt.Sscan(word, &pid); err != nil {

@@ -31,6 +31,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -441,9 +442,7 @@ func TestReaderCannotReport(t *testing.T) {
 func grpcurl(t *testing.T) string {
 	t.Helper()
 	built, err := filepath.Abs("../../bin/tools/grpcurl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if _, err := os.Stat(built); err == nil {
 		return built
 	}

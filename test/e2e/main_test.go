@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -118,9 +119,7 @@ func newFixture(t *testing.T) *fixture {
 func newFixtureWith(t *testing.T, options ...lab.Option) *fixture {
 	t.Helper()
 	l, err := lab.New(options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	f := &fixture{t: t, Lab: l, pod: &lab.Pod{Lab: l, Binaries: binaries}}
 	t.Cleanup(f.close)
 	for _, a := range []netip.Addr{lab.Target1v4, lab.Target1v6} {

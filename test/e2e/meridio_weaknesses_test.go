@@ -20,6 +20,7 @@ import (
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -63,14 +64,10 @@ func TestWeaknessesAreCovered(t *testing.T) {
 			}
 			if known[dir] == nil {
 				files, err := filepath.Glob("../../" + dir + "/*_test.go")
-				if err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, err)
 				for _, file := range files {
 					text, err := os.ReadFile(file)
-					if err != nil {
-						t.Fatal(err)
-					}
+					harness.Must(t, err)
 					for _, m := range declared.FindAllStringSubmatch(string(text), -1) {
 						known[dir] = append(known[dir], m[1])
 					}

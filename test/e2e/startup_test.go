@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -29,13 +30,11 @@ func poolTrench() string {
 // for its link-local address and for an added address.
 func detectDuplicates(t *testing.T, ns *lab.NetNS, device, address string) {
 	t.Helper()
-	if err := errors.Join(
+	harness.Must(t, errors.Join(
 		ns.Sysctl("net.ipv6.conf.all.accept_dad", "1"), ns.Sysctl("net.ipv6.conf."+device+".accept_dad", "1"),
 		ns.Sysctl("net.ipv6.conf."+device+".dad_transmits", "1"),
 		ns.Batch("link set "+device+" down", "link set "+device+" up", "addr add "+address+" dev "+device),
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 }
 
 // firstRise matches the numbers of ready targets and of all targets at the time when lb first
@@ -47,16 +46,14 @@ func waitFirstRise(t *testing.T, lb *lab.Process, vip string) (ready, total stri
 	pattern := regexp.MustCompile(fmt.Sprintf(firstRise, regexp.QuoteMeta(vip)))
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
-	if err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
+	harness.Must(t, lab.Eventually(ctx, 10*time.Millisecond, func() error {
 		m := pattern.FindStringSubmatch(lb.Output())
 		if m == nil {
 			return fmt.Errorf("lb has not reported %s as ready", vip)
 		}
 		ready, total = m[1], m[2]
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return ready, total
 }
 

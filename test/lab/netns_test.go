@@ -20,15 +20,13 @@ func TestNamespaceIsolation(t *testing.T) {
 	a, b := NewNetNS(t), NewNetNS(t)
 	harness.Must(t, Veth(a, "left", b, "right"))
 	links := func(ns *NetNS) (names []string) {
-		if err := ns.Do(func() error {
+		harness.Must(t, ns.Do(func() error {
 			list, err := net.Interfaces()
 			for _, l := range list {
 				names = append(names, l.Name)
 			}
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return names
 	}
 	if got := fmt.Sprint(links(a)); got != "[lo left]" {
@@ -88,7 +86,7 @@ func TestCaptureDirections(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	for _, to := range []string{"10.0.0.2", "fd00::2"} {
-		if err := a.Do(func() error {
+		harness.Must(t, a.Do(func() error {
 			c, err := net.Dial("udp", net.JoinHostPort(to, "4242"))
 			if err != nil {
 				return err
@@ -96,9 +94,7 @@ func TestCaptureDirections(t *testing.T) {
 			defer c.Close()
 			_, err = c.Write([]byte("x"))
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		match := func(outgoing bool) func(Packet) bool {
 			return func(p Packet) bool {
 				return p.Outgoing == outgoing && p.Dst == netip.MustParseAddr(to) && p.Protocol == 17 &&

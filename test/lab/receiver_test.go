@@ -43,12 +43,10 @@ func startReceived(t *testing.T, routes ...string) (context.Context, *Lab, *Rece
 	harness.Must(t, err)
 	t.Cleanup(func() { harness.Must(t, peer.Process.Kill()) })
 	var control *Control
-	if err := Eventually(ctx, 10*time.Millisecond, func() (err error) {
+	harness.Must(t, Eventually(ctx, 10*time.Millisecond, func() (err error) {
 		control, err = peer.Control(ctx)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { control.Close() })
 	return ctx, l, r, control
 }
@@ -224,12 +222,10 @@ func TestReceiverInvalidMessages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var conn net.Conn
-			if err := ns.Do(func() (err error) {
+			harness.Must(t, ns.Do(func() (err error) {
 				conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(GatewayA4, BGPPort).String(), waitTimeout)
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 			defer conn.Close()
 			if _, err := conn.Write(bytes); err != nil {
 				t.Fatal(err)
@@ -304,12 +300,10 @@ func TestReceiverSecondSession(t *testing.T) {
 	defer cancel()
 	dial := func() net.Conn {
 		var conn net.Conn
-		if err := ns.Do(func() (err error) {
+		harness.Must(t, ns.Do(func() (err error) {
 			conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(GatewayA4, BGPPort).String(), waitTimeout)
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		t.Cleanup(func() { conn.Close() })
 		hello := append(message(bgpOpen, []byte{4, 0x1f, 0xa7, 0, 30, 1, 1, 1, 1, 0}), message(bgpKeepalive, nil)...)
 		harness.Must(t, errors.Join(conn.SetDeadline(time.Now().Add(waitTimeout)), writeAll(conn, hello)))

@@ -16,6 +16,7 @@ import (
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/status"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 var errGone = grpcstatus.Error(codes.Unavailable, "the other end is gone")
@@ -190,9 +191,7 @@ func TestPrinterWritesOneObjectInEachLine(t *testing.T) {
 	var b bytes.Buffer
 	show := EventPrinter(&Output{Writer: &b}, "json", status.FrontendEventLog())
 	for range 2 {
-		if err := show(message("a", 0, 1, 2).GetEvents()); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, show(message("a", 0, 1, 2).GetEvents()))
 	}
 	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
 	if len(lines) != 4 || !strings.HasPrefix(lines[1], `{"`) || !strings.Contains(lines[1], `"sequence":"2"`) {

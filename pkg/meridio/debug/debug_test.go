@@ -29,12 +29,10 @@ ip neighbor add 169.254.100.1 lladdr 02:00:00:00:00:01 dev ext nud permanent`
 		t.Fatalf("%v: %s", err, out)
 	}
 	var document []byte
-	if err := ns.Do(func() (err error) {
+	harness.Must(t, ns.Do(func() (err error) {
 		document, err = Document("1.2.3", 4096)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	var compact bytes.Buffer
 	harness.Must(t, json.Compact(&compact, document))
 	document = compact.Bytes()
