@@ -8,6 +8,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/cmd/internal/frontendcmd"
+	"github.com/vipgate/vipgate/test/clitest"
 	"github.com/vipgate/vipgate/test/container"
 	"github.com/vipgate/vipgate/test/harness"
 )
@@ -24,4 +25,8 @@ func parserOf(t *testing.T, line *commandLine) *kong.Kong {
 	k, err := cli.New(frontendcmd.Program(), line)
 	harness.Must(t, err)
 	return k
+}
+
+func TestConfigurationDocument(t *testing.T) {
+	clitest.Texts(t, "frontend", true, parser(t), cli.Variables(frontendcmd.Program(), parser(t)))
 }

@@ -23,55 +23,36 @@ import (
 )
 
 const (
-	deployments = "../../deployments/"
-	base        = deployments + "base/"
-	example     = deployments + "example/"
-	components  = deployments + "components/"
+	base       = clitest.Deployments + "base/"
+	example    = clitest.Deployments + "example/"
+	components = clitest.Deployments + "components/"
 )
 
 func deployment(t *testing.T) clitest.Deployment {
 	return clitest.Read[clitest.Deployment](t, base+"deployment.yaml")
 }
 
-func manifest(t *testing.T) *clitest.Container {
-	d := deployment(t)
-	return d.Spec.Template.Spec.Container(t, "frontend")
-}
-
-func manifestLine(t *testing.T) clitest.CommandLine {
-	readme, err := os.ReadFile(deployments + "README.md")
-	harness.Must(t, err)
-	return clitest.CommandLine{
+func deployed(t *testing.T) *clitest.Program {
+	return &clitest.Program{Name: "frontend", Manifest: "base/deployment.yaml", CommandLine: clitest.CommandLine{
 		Parser: parser(t),
 		Services: []string{
 			"", frontend.Liveness, frontend.Readiness, frontend.Egress, frontend.Configuration, frontend.Identity,
 			frontend.BIRD, frontend.Stream, frontend.Routing, frontend.Stopping,
 		},
-		Variables:  []string{"GOMEMLIMIT", "SPIFFE_ENDPOINT_SOCKET", "POD_UID"},
-		Reads:      []string{"trench-file", "lb-socket"},
-		Documented: func(path string) bool { return strings.Contains(string(readme), "`"+path+"`") },
-	}
+		Variables: []string{"GOMEMLIMIT", "SPIFFE_ENDPOINT_SOCKET", "POD_UID"},
+		Reads:     []string{"trench-file", "lb-socket"},
+	}}
 }
 
-func TestTheContainerFitsTheProgram(t *testing.T) {
-	for _, problem := range manifest(t).Problems(t, manifestLine(t)) {
-		t.Error(problem)
-	}
-}
-
-func TestTheImageFitsTheContainer(t *testing.T) {
-	image := clitest.ReadImage(t, base+"../images/frontend.Dockerfile")
-	for _, problem := range manifest(t).ImageProblems(image) {
-		t.Error(problem)
-	}
-	if image.EntryPoint != "/usr/local/bin/frontend" {
-		t.Errorf("the entry point is %q", image.EntryPoint)
-	}
+func TestContainerAndImageFitProgram(t *testing.T) {
+	p := deployed(t)
+	p.Fits(t)
+	image := p.Image(t)
 	// BIRD inherits the capabilities of the frontend.
 	if len(image.Capabilities) != 1 || len(image.Capabilities[image.EntryPoint]) == 0 {
 		t.Errorf("file capabilities %v, want those of the frontend alone", image.Capabilities)
 	}
-	if !slices.Contains(manifest(t).SecurityContext.Capabilities.Add, "SYS_PTRACE") {
+	if !slices.Contains(p.Container(t).SecurityContext.Capabilities.Add, "SYS_PTRACE") {
 		t.Error("RuntimeDefault denies pidfd_getfd(2) without SYS_PTRACE: no TCP_NODELAY for BIRD")
 	}
 }
@@ -90,11 +71,7 @@ func TestMistakesInTheImageAreSeen(t *testing.T) {
 		{
 			"a capability fewer",
 			func(c *clitest.Container) {
-				c.SecurityContext.Capabilities.Add = []string{
-					"NET_ADMIN",
-					"NET_RAW",
-					"SYS_PTRACE",
-				}
+				c.SecurityContext.Capabilities.Add = []string{"NET_ADMIN", "NET_RAW", "SYS_PTRACE"}
 			}, "the container allows [NET_ADMIN NET_RAW]",
 		},
 		{"a capability more", func(c *clitest.Container) {
@@ -104,16 +81,14 @@ func TestMistakesInTheImageAreSeen(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c := manifest(t)
+			p := deployed(t)
+			c := p.Container(t)
 			tt.spoil(c)
-			problems := c.ImageProblems(clitest.ReadImage(t, deployments+"images/frontend.Dockerfile"))
-			if !slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, tt.want) }) {
-				t.Errorf("got %q, want %q", problems, tt.want)
-			}
+			clitest.WantProblem(t, c.ImageProblems(p.Image(t)), tt.want)
 		})
 	}
 	t.Run("capabilities without files that have them", func(t *testing.T) {
-		c := manifest(t)
+		c := deployed(t).Container(t)
 		c.SecurityContext.AllowPrivilegeEscalation = &yes
 		if problems := c.ImageProblems(clitest.Image{User: "10002:10002"}); len(problems) != 2 {
 			t.Errorf("got %q", problems)
@@ -194,10 +169,7 @@ func TestMistakesInThePodAreSeen(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			p := deployment(t).Spec.Template.Spec
 			tt.spoil(&p)
-			if problems := p.Problems(); !slices.ContainsFunc(problems,
-				func(p string) bool { return strings.Contains(p, tt.want) }) {
-				t.Errorf("got %q, want %q", problems, tt.want)
-			}
+			clitest.WantProblem(t, p.Problems(), tt.want)
 		})
 	}
 }
@@ -289,7 +261,7 @@ func networks(t *testing.T) []network {
 
 func TestExternalInterfaceIsAttached(t *testing.T) {
 	n := networks(t)[0]
-	if want := manifest(t).Variable("VIPGATE_EXTERNAL_INTERFACE"); n.Interface != want {
+	if want := deployed(t).Container(t).Variable("VIPGATE_EXTERNAL_INTERFACE"); n.Interface != want {
 		t.Errorf("the pod gets the interface %q, the frontend uses %q", n.Interface, want)
 	}
 }
@@ -313,7 +285,7 @@ func readTrench(t *testing.T, file string) trenchObject {
 // trenchFile returns the trench file of the component without kube.
 func trenchFile(t *testing.T) []byte {
 	t.Helper()
-	name := path.Base(manifest(t).Variable("VIPGATE_TRENCH_FILE"))
+	name := path.Base(deployed(t).Container(t).Variable("VIPGATE_TRENCH_FILE"))
 	m := clitest.Read[struct {
 		Metadata struct{ Name string }
 		Data     map[string]string
@@ -530,21 +502,20 @@ func TestTheExamplesIdentitiesAgree(t *testing.T) {
 }
 
 func TestMeridio2ContainerFitsProgram(t *testing.T) {
-	d := clitest.Read[clitest.Deployment](t, deployments+"meridio2/swap.yaml")
-	c := d.Spec.Template.Spec.Container(t, "frontend")
-	line := manifestLine(t)
-	documented := line.Documented
-	line.Documented = func(path string) bool {
-		return path == c.Variable("VIPGATE_READINESS_DIR") || path == "/var/run/secrets/kubernetes.io/serviceaccount" ||
-			documented(path)
+	p := deployed(t)
+	p.Manifest = "meridio2/swap.yaml"
+	c := p.Container(t)
+	const readinessDir = "/var/run/meridio"
+	p.Documented = func(path string) bool {
+		return slices.Contains([]string{readinessDir, "/tmp", "/var/run/secrets/kubernetes.io/serviceaccount"}, path)
 	}
-	for _, problem := range c.Problems(t, line) {
+	for _, problem := range c.Problems(t, p.CommandLine) {
 		// The directory of readiness files replaces the socket.
 		if !strings.Contains(problem, "--lb-socket") {
 			t.Error(problem)
 		}
 	}
-	if dir := c.Variable("VIPGATE_READINESS_DIR"); dir != "/var/run/meridio" {
+	if dir := c.Variable("VIPGATE_READINESS_DIR"); dir != readinessDir {
 		t.Errorf("readiness files are looked for in %q", dir)
 	}
 }

@@ -52,10 +52,10 @@ func newPod(t *testing.T) *pod {
 		lab.Skip(t, errs[0].Error())
 	}
 	p := &pod{
-		t: t, spec: deployment(t).Spec.Template.Spec, binaries: t.TempDir(), running: map[string]*lab.Process{},
+		t: t, spec: clitest.ReadPod(t, "base/deployment.yaml"), binaries: t.TempDir(), running: map[string]*lab.Process{},
 		images: map[string]clitest.Image{
-			"lb":       clitest.ReadImage(t, deployments+"images/lb.Dockerfile"),
-			"frontend": clitest.ReadImage(t, deployments+"images/frontend.Dockerfile"),
+			"lb":       clitest.ReadImage(t, clitest.Deployments+"images/lb.Dockerfile"),
+			"frontend": clitest.ReadImage(t, clitest.Deployments+"images/frontend.Dockerfile"),
 		},
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)

@@ -7,6 +7,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/test/clitest"
 	"github.com/vipgate/vipgate/test/harness"
 )
 
@@ -17,6 +18,10 @@ func parser(t *testing.T) *kong.Kong {
 	k, err := cli.New(program(), &commandLine{})
 	harness.Must(t, err)
 	return k
+}
+
+func TestConfigurationDocument(t *testing.T) {
+	clitest.Texts(t, "kube", true, parser(t), cli.Variables(program(), parser(t)))
 }
 
 func TestPodName(t *testing.T) {

@@ -29,7 +29,6 @@ import (
 )
 
 const (
-	deployments = "../../deployments/"
 	// patience bounds every wait for a condition.
 	patience = 30 * time.Second
 	// podIP4 is the pod's address in the cluster network.
@@ -81,7 +80,7 @@ func newMeridioPod(t *testing.T) *meridioPod {
 	}
 	p := &meridioPod{
 		t: t, binaries: t.TempDir(),
-		image: clitest.ReadImage(t, deployments+"images/meridio-frontend.Dockerfile"),
+		image: clitest.ReadImage(t, clitest.Deployments+"images/meridio-frontend.Dockerfile"),
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
@@ -388,7 +387,7 @@ func TestMeridioPod(t *testing.T) {
 
 // The image has the user, the paths and the capabilities that Meridio's pod allows.
 func TestMeridioImageFitsPod(t *testing.T) {
-	image := clitest.ReadImage(t, deployments+"images/meridio-frontend.Dockerfile")
+	image := clitest.ReadImage(t, clitest.Deployments+"images/meridio-frontend.Dockerfile")
 	if image.User != "10001:10001" || image.EntryPoint != "./frontend" {
 		t.Errorf("user %s, entry point %s", image.User, image.EntryPoint)
 	}
@@ -402,10 +401,10 @@ func TestMeridioImageFitsPod(t *testing.T) {
 			t.Errorf("%s has %s: the pod does not start it", program, capability)
 		}
 	}
-	patch := clitest.Read[clitest.Deployment](t, deployments+"meridio/swap.yaml")
-	c := patch.Spec.Template.Spec.Container(t, "frontend")
-	if len(patch.Spec.Template.Spec.Containers) != 1 || c.Image != "vipgate/meridio-frontend" || len(c.Env) > 0 {
-		t.Errorf("the patch changes more than one image: %+v", patch.Spec.Template.Spec.Containers)
+	patch := clitest.ReadPod(t, "meridio/swap.yaml")
+	c := patch.Container(t, "frontend")
+	if len(patch.Containers) != 1 || c.Image != "vipgate/meridio-frontend" || len(c.Env) > 0 {
+		t.Errorf("the patch changes more than one image: %+v", patch.Containers)
 	}
 }
 

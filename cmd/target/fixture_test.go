@@ -59,9 +59,8 @@ func newFixture(t *testing.T) *fixture {
 	dir, err := os.MkdirTemp("/tmp", "vg-target") // short, since paths of unix sockets end at 108 bytes
 	harness.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	f := &fixture{
-		t: t, dir: dir, pod: application(t), image: image(t),
-	}
+	target := deployed(t)
+	f := &fixture{t: t, dir: dir, pod: clitest.ReadPod(t, target.Manifest), image: target.Image(t)}
 	for _, ns := range []**lab.NetNS{&f.client, &f.a, &f.b, &f.target} {
 		*ns = lab.NewNetNS(t, lab.WithoutDAD)
 	}

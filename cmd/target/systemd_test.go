@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vipgate/vipgate/test/clitest"
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -34,7 +35,7 @@ func TestUnitsFitProgram(t *testing.T) {
 		"vipgate-target-add@.service": "target-add.env",
 	} {
 		t.Run(name, func(t *testing.T) {
-			u := unit(t, deployments+"systemd/"+name)
+			u := unit(t, clitest.Deployments+"systemd/"+name)
 			known := map[string]bool{}
 			for _, f := range parser(t).Model.Leaves(true) {
 				for _, flag := range f.Flags {
@@ -43,7 +44,7 @@ func TestUnitsFitProgram(t *testing.T) {
 					}
 				}
 			}
-			for v, values := range unit(t, deployments+"systemd/"+environment) {
+			for v, values := range unit(t, clitest.Deployments+"systemd/"+environment) {
 				if t.Setenv(v, values[0]); !known[v] {
 					t.Errorf("%s: nothing reads %s", environment, v)
 				}
@@ -71,7 +72,7 @@ func TestUnitsAreValid(t *testing.T) {
 	if err != nil {
 		lab.Skip(t, "missing: systemd-analyze (Debian: apt-get install systemd)")
 	}
-	files, err := filepath.Glob(deployments + "systemd/*.service")
+	files, err := filepath.Glob(clitest.Deployments + "systemd/*.service")
 	if err != nil || len(files) != 2 {
 		t.Fatalf("units %v, %v", files, err)
 	}

@@ -28,7 +28,8 @@ type CommandLine struct {
 	Reads []string
 	// EveryAddress reports whether health may be served at every address of the pod.
 	EveryAddress bool
-	// Documented reports whether a mount that no flag uses is explained somewhere.
+	// Documented reports whether a mount that no flag uses is explained somewhere. If it is nil, the
+	// README of the manifests must name the path.
 	Documented func(path string) bool
 }
 
@@ -98,6 +99,9 @@ func (c *Container) Problems(tb testing.TB, l CommandLine) []string {
 	for _, f := range parsed.Flags() {
 		flags[f.Name] = f
 		variables = append(variables, f.Envs...)
+	}
+	if l.Documented == nil {
+		l.Documented = inReadme(tb)
 	}
 	p := problems{container: c}
 	for _, e := range c.Env {
