@@ -30,14 +30,7 @@ func serve(t *testing.T, h *health.Server) string {
 	if h != nil {
 		h.RegisterForContainer(server)
 	}
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	harness.Serve(t, server, l)
 	return "unix://" + path
 }
 
@@ -97,8 +90,7 @@ func TestCallTimeout(t *testing.T) {
 		return nil
 	}
 	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(handle))
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
+	harness.Serve(t, server, l)
 	var out bytes.Buffer
 	args := []string{"-addr=unix://" + path, "-rpc-timeout=50ms"}
 	if status := run(t.Context(), args, &out, &out); status != callFailed || !strings.Contains(out.String(), "in time") {
@@ -108,8 +100,4 @@ func TestCallTimeout(t *testing.T) {
 		t.Errorf("the call has %v", d)
 	}
 	close(release)
-	server.Stop()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -86,26 +85,8 @@ func newRegistryFixture(t *testing.T, drainTime time.Duration) *registryFixture 
 	return d
 }
 
-// screen holds the output of a command.
-type screen struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *screen) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *screen) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
-
 // command runs a command, which prints to out.
-func command(t *testing.T, out *screen, args ...string) error {
+func command(t *testing.T, out *harness.Log, args ...string) error {
 	t.Helper()
 	parsed, err := parser(t).Parse(args)
 	if err != nil {
@@ -117,7 +98,7 @@ func command(t *testing.T, out *screen, args ...string) error {
 
 func mustPrint(t *testing.T, want string, args ...string) {
 	t.Helper()
-	var out screen
+	var out harness.Log
 	if err := command(t, &out, args...); err != nil {
 		t.Fatalf("lb %s: %v", strings.Join(args, " "), err)
 	}
@@ -127,7 +108,7 @@ func mustPrint(t *testing.T, want string, args ...string) {
 }
 
 // keep starts `target add` on the admin socket. A send to stops is a signal.
-func (d *registryFixture) keep(out *screen, name string) (stops chan struct{}, ended chan error) {
+func (d *registryFixture) keep(out *harness.Log, name string) (stops chan struct{}, ended chan error) {
 	d.t.Helper()
 	stops, ended = make(chan struct{}, 2), make(chan error, 1)
 	c := targetAddCommand{AdminFlags: cli.AdminFlags{AdminSocket: d.admin}}
@@ -156,7 +137,7 @@ func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
 		"tcp":   append([]string{"--registry=" + d.tcp}, d.client...),
 	} {
 		t.Run(name, func(t *testing.T) {
-			var out screen
+			var out harness.Log
 			ended := make(chan error, 1)
 			args := append([]string{"target", "add", "a", "--stream=s", "--ip=10.0.0.1", "--ip=fd00::1", "--grace=3s"}, flags...)
 			go func() { ended <- command(t, &out, args...) }()
@@ -180,7 +161,7 @@ func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
 
 func TestASecondSignalEndsTargetAddAtOnce(t *testing.T) {
 	d := newRegistryFixture(t, time.Hour)
-	var out screen
+	var out harness.Log
 	stops, ended := d.keep(&out, "a")
 	await.True(t, "the target being ready", func() bool { return strings.Contains(out.String(), "ready") })
 	stops <- struct{}{}
@@ -194,7 +175,7 @@ func TestASecondSignalEndsTargetAddAtOnce(t *testing.T) {
 
 func TestTargetAddEndsWhenRefused(t *testing.T) {
 	d := newRegistryFixture(t, time.Hour)
-	var out screen
+	var out harness.Log
 	for want, args := range map[string][]string{
 		"no stream":                    {"--stream=nowhere", "--ip=10.0.0.1"},
 		"multicast":                    {"--stream=s", "--ip=224.0.0.1"},
@@ -213,7 +194,7 @@ func TestTargetAddEndsWhenRefused(t *testing.T) {
 	}
 	_, first := d.keep(&out, "a")
 	await.True(t, "the first registration", func() bool { return len(d.States()) == 1 })
-	var second screen
+	var second harness.Log
 	stops, ended := d.keep(&second, "a")
 	if err := wait(t, first); err == nil || !strings.Contains(err.Error(), "another call registered a") {
 		t.Errorf("the first ended with %v", err)
@@ -232,7 +213,7 @@ func TestTargetAddEndsWhenRefused(t *testing.T) {
 func TestTargetAddRegistersAgain(t *testing.T) {
 	dir := identitytest.ShortDir(t)
 	admin := filepath.Join(dir, "admin.sock")
-	var out screen
+	var out harness.Log
 	ended := make(chan error, 1)
 	go func() {
 		ended <- command(t, &out, "target", "add", "a", "--stream=s", "--ip=10.0.0.1", "--admin-socket="+admin)
@@ -244,8 +225,7 @@ func TestTargetAddRegistersAgain(t *testing.T) {
 		harness.Must(t, err)
 		server := grpc.NewServer(grpc.WaitForHandlers(true))
 		targetv1.RegisterTargetServiceServer(server, f)
-		served := make(chan error, 1)
-		go func() { served <- server.Serve(l) }()
+		stop := harness.Serve(t, server, l)
 		await.True(t, "the registration", func() bool { return strings.Count(out.String(), "registered at") == n })
 		if n == 2 {
 			harness.Must(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
@@ -253,10 +233,7 @@ func TestTargetAddRegistersAgain(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
+		stop()
 	}
 }
 
@@ -289,7 +266,7 @@ func TestTargetListAndDrains(t *testing.T) {
 	d := newRegistryFixture(t, time.Hour)
 	admin := "--admin-socket=" + d.admin
 	mustPrint(t, "no targets\n", "target", "list", admin)
-	var out screen
+	var out harness.Log
 	stops, ended := d.keep(&out, "a")
 	await.True(t, "the target being ready", func() bool { return strings.Contains(out.String(), "ready") })
 	mustPrint(t, "s       a       10.0.0.1  ready", "target", "list", admin)
@@ -298,7 +275,7 @@ func TestTargetListAndDrains(t *testing.T) {
 	over := append([]string{"target", "list", "--registry=" + d.tcp}, d.client...)
 	mustPrint(t, "s       a       10.0.0.1  ready", over...)
 
-	var text screen
+	var text harness.Log
 	harness.Must(t, command(t, &text, "target", "list", "-o", "json", admin))
 	var list struct {
 		Targets []struct{ Name, State string }
@@ -307,7 +284,7 @@ func TestTargetListAndDrains(t *testing.T) {
 		list.Targets[0].State != "STATE_READY" {
 		t.Errorf("%v: %s", err, text.String())
 	}
-	var watched screen
+	var watched harness.Log
 	watch := make(chan error, 1)
 	go func() { watch <- command(t, &watched, "target", "list", "--watch", admin) }()
 	await.True(t, "the first list", func() bool { return strings.Contains(watched.String(), "1 of 1 addresses") })
@@ -353,18 +330,18 @@ func TestTargetAddFailsToDeregister(t *testing.T) {
 		if registered {
 			targetv1.RegisterTargetServiceServer(server, &flakyService{})
 		}
-		served := make(chan error, 1)
 		d := &registryFixture{t: t, admin: admin}
+		stopServer := func() {}
 		if registered {
-			go func() { served <- server.Serve(l) }()
+			stopServer = harness.Serve(t, server, l)
 		} else {
-			served <- l.Close()
+			harness.Must(t, l.Close())
 		}
-		var out screen
+		var out harness.Log
 		stops, ended := d.keep(&out, "a")
 		if registered {
 			await.True(t, "the registration", func() bool { return strings.Contains(out.String(), "registered at") })
-			server.Stop()
+			stopServer()
 		}
 		await.True(t, "a complaint", func() bool { return strings.Contains(out.String(), "trying again") })
 		stops <- struct{}{}
@@ -374,10 +351,6 @@ func TestTargetAddFailsToDeregister(t *testing.T) {
 		}
 		if !registered && err != nil {
 			t.Errorf("nothing was registered: %v", err)
-		}
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
 		}
 	}
 }

@@ -1,11 +1,9 @@
 package bird_test
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -265,7 +263,7 @@ type pod struct {
 	dev       string
 	Options   bird.Options
 	Announcer *announce.Announcer
-	Log       *syncBuffer
+	Log       *harness.Log
 	revision  uint64
 	attract   atomic.Pointer[[len(vip.Families)]bool]
 	stop      func()
@@ -278,13 +276,13 @@ func newPod(t *testing.T, dev string, change ...func(*bird.Options)) *pod {
 	dir, err := os.MkdirTemp("/tmp", "vg")
 	harness.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	log := &syncBuffer{}
+	log := &harness.Log{}
 	p := &pod{t: t, Log: log, dev: dev}
 	p.Options = bird.Options{
 		Executable: birdExecutable, Dir: dir, Socket: filepath.Join(dir,
 			"bird.ctl"), RouterID: netip.MustParseAddr("10.1.1.1"),
 		LoopbackPort: 1790, Password: loopbackPassword, TableID: tableID, KernelScanTime: 10 * time.Second,
-		Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Log: log.Logger(),
 	}
 	for _, c := range change {
 		c(&p.Options)
@@ -297,7 +295,7 @@ func newPod(t *testing.T, dev string, change ...func(*bird.Options)) *pod {
 	t.Cleanup(func() {
 		p.Stop()
 		if t.Failed() {
-			t.Logf("log:\n%s", log.Tail(16000))
+			t.Logf("log:\n%s", log)
 		}
 	})
 	return p
@@ -448,26 +446,4 @@ func kill(t *testing.T, pid int, s syscall.Signal) {
 		t.Fatalf("no process to signal: pid %d", pid)
 	}
 	harness.Must(t, syscall.Kill(pid, s))
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(b []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(b)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
-
-func (s *syncBuffer) Tail(n int) string {
-	text := s.String()
-	return text[max(0, len(text)-n):]
 }

@@ -1,11 +1,9 @@
 package kube
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -178,7 +176,7 @@ func (f *fixture) remove(r schema.GroupVersionResource, name string, grace ...in
 type instance struct {
 	*process
 	t    *testing.T
-	log  *buffer
+	log  *harness.Log
 	stop func()
 }
 
@@ -188,14 +186,13 @@ func (f *fixture) run(config *rest.Config) *instance {
 	if config == nil {
 		config = f.ServiceAccount(f.t, "trench-a", "kube")
 	}
-	i := &instance{t: f.t, log: &buffer{}}
+	i := &instance{t: f.t, log: &harness.Log{}}
 	_, level, err := logs.New("text", "debug", i.log)
 	harness.Must(f.t, err)
-	log := slog.New(slog.NewTextHandler(i.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	i.process, err = newProcess(Options{
 		Settings: shell.Settings{
 			Version: "test", AdminSocket: "unix://" + f.t.TempDir() + "/a.sock", HealthAddr: "127.0.0.1:0",
-			MetricsAddr: "127.0.0.1:0", Log: log, Level: level,
+			MetricsAddr: "127.0.0.1:0", Log: i.log.Logger(), Level: level,
 		},
 		Config: config, Namespace: "trench-a", Trench: "trench-a", PodName: "lb-1",
 		TrenchFile: f.file, KeyDir: filepath.Join(filepath.Dir(f.file), "keys"),
@@ -217,24 +214,6 @@ func (f *fixture) run(config *rest.Config) *instance {
 		}
 	})
 	return i
-}
-
-// buffer is a log that a failed test shows.
-type buffer struct {
-	mu sync.Mutex
-	bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.Buffer.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.Buffer.String()
 }
 
 // current reports whether all caches are synced and watched.
