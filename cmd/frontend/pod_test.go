@@ -327,16 +327,9 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 		p.wantRoutes(vips...)
 	}
 
-	for _, c := range p.spec.Containers {
-		p.must(p.running[c.Name].Signal(unix.SIGTERM))
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(p.spec.GracePeriodSeconds)*time.Second)
 	defer cancel()
-	for name, process := range p.running {
-		if status, err := process.Wait(ctx); err != nil || status != 0 {
-			t.Errorf("%s after SIGTERM: status %d, %v", name, status, err)
-		}
-	}
+	p.must(lab.Stop(ctx, p.running["lb"], p.running["frontend"]))
 	p.wantRoutes()
 }
 

@@ -369,10 +369,7 @@ func TestMeridioPod(t *testing.T) {
 	p.must(p.nsp.Start())
 	p.wantFiles("lb-socket", "lb.sock")
 
-	p.must(p.frontend.Signal(unix.SIGTERM))
-	if status, err := p.frontend.Wait(p.context()); err != nil || status != 0 {
-		t.Errorf("after SIGTERM: status %d, %v", status, err)
-	}
+	p.check(lab.Stop(p.context(), p.frontend))
 	p.wantRoutes()
 	p.must(p.nsp.WaitTargets(p.context(), func(targets []*nspv1.Target) bool { return len(targets) == 0 }))
 	t.Run("debug document of no frontend", func(t *testing.T) {

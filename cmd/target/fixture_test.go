@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
@@ -271,9 +270,8 @@ func (f *fixture) start(arguments ...string) *lab.Process {
 // stop ends a process with SIGTERM.
 func (f *fixture) stop(p *lab.Process) {
 	f.t.Helper()
-	f.must(p.Signal(unix.SIGTERM))
-	if status, err := p.Wait(f.context()); err != nil || status != 0 {
-		f.t.Fatalf("exit status %d, %v\n%s", status, err, p.Tail(5))
+	if err := lab.Stop(f.context(), p); err != nil {
+		f.t.Fatalf("%v\n%s", err, p.Tail(5))
 	}
 }
 

@@ -165,7 +165,7 @@ func (t *scenario) start(ctx context.Context) error {
 
 // up returns an error unless all conditions of an advertisement hold, except ready targets.
 func (t *scenario) up(ctx context.Context) error {
-	s, err := t.frontendStatus(ctx)
+	s, err := t.pod.FrontendStatus(ctx)
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/vipgate/vipgate/pkg/frontend"
@@ -377,12 +376,12 @@ func (r *reader) follow(t *testing.T, d *document, least int) {
 // are not listed.
 func (r *reader) healthServicesAreDocumented(t *testing.T) {
 	for socket, above := range map[string]string{r.pod.FrontendAdmin(): frontendServices, r.pod.LBAdmin(): lbServices} {
-		conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		harness.Must(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-		list, err := healthv1.NewHealthClient(conn).List(ctx, &healthv1.HealthListRequest{})
+		list, err := lab.Admin(socket, func(conn *grpc.ClientConn) (*healthv1.HealthListResponse, error) {
+			return healthv1.NewHealthClient(conn).List(ctx, &healthv1.HealthListRequest{})
+		})
 		cancel()
-		harness.Must(t, errors.Join(err, conn.Close()))
+		harness.Must(t, err)
 		documented := set(append(documentedServices(t, above), "")...)
 		// Services of Meridio's pod are not served in this pod.
 		for _, name := range []string{nsp.Condition, frontend.HealthSocket} {

@@ -65,8 +65,7 @@ func (f *fixture) wantNotAdvertised(reason string, vips ...string) {
 func TestLoopbackPortTaken(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	taken, err := f.Pod.Listen("tcp", loopbackBIRD)
 	f.must(err)
 	defer taken.Close()
@@ -89,11 +88,7 @@ func TestLoopbackPortTaken(t *testing.T) {
 // advertised. A session that recovers within one reconnect interval changes nothing.
 func TestLoopbackDropped(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
-	f.startPod()
-	f.wantRoutes(every()...)
+	f := newServing(t, 2)
 	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
 	readiness := f.recordHealth("Readiness")
 	readiness.wait(healthServing)
@@ -134,11 +129,7 @@ func TestLoopbackDropped(t *testing.T) {
 // reported as advertised, the remaining VIPs are.
 func TestExportRejected(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
-	f.startPod()
-	f.wantRoutes(every()...)
+	f := newServing(t, 2)
 	f.wantHealth(lab.FrontendHealth, "vip/"+vipA4, healthServing)
 	inForce, err := os.ReadFile(f.birdConf())
 	f.must(err)
@@ -194,8 +185,7 @@ func TestExportRejected(t *testing.T) {
 func TestStartWithoutExports(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	executable := f.path("rejecting-bird")
 	f.must(os.WriteFile(executable, fmt.Appendf(nil, `#!/bin/sh
 for file; do

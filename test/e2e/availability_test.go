@@ -196,8 +196,7 @@ func (f *fixture) startLBAt(socket string, extra ...string) {
 func TestMeridioLBUpgradeInPlace(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	old := f.startMeridioLB(f.path("old.sock"))
 	f.waitLog(old, "serving")
 	f.replaceSocket(f.path("old.sock"))

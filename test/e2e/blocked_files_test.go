@@ -92,8 +92,7 @@ func TestFIFOAsTrenchFile(t *testing.T) {
 		}
 	}
 
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.startPod()
 	f.wantRoutes(every()...)
 	f.must(os.Rename(fifo, f.pod.TrenchFile()))
@@ -123,8 +122,7 @@ func TestFIFOAsTrenchFile(t *testing.T) {
 func TestHungMountStops(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	svid := func(name, id string) string {
 		dir := f.path(name)
 		f.must(os.Mkdir(dir, 0o700))

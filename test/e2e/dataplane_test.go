@@ -202,12 +202,7 @@ func TestDataPlaneForwardsAndCleansUp(t *testing.T) {
 	stopped = true
 
 	// After the stop the kernel state remains until it is cleaned up.
-	f.must(errors.Join(f.pod.LB.Signal(syscall.SIGTERM), f.pod.Frontend.Signal(syscall.SIGTERM)))
-	for _, p := range []*lab.Process{f.pod.LB, f.pod.Frontend} {
-		if status, err := p.Wait(f.ctx); err != nil || status != 0 {
-			t.Fatalf("%s ended with %d, %v", p.Name, status, err)
-		}
-	}
+	f.must(lab.Stop(f.ctx, f.pod.LB, f.pod.Frontend))
 	if !strings.Contains(f.kernel(), "vipgate-lb") {
 		t.Error("the end of the process removed the data plane")
 	}

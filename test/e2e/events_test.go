@@ -168,10 +168,7 @@ func wantNumbersInARow(t *testing.T, text string) {
 // events report the failure until BIRD accepts the configuration.
 func TestUnappliedBIRDConfiguration(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	sessions := f.sessions()
 	configured := func() (float64, float64) {
 		page := f.get(lab.FrontendMetrics, "/metrics")

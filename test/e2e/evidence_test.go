@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -141,6 +142,13 @@ func (f *fixture) wantExit(p *lab.Process, want int) {
 	if got != want {
 		f.t.Errorf("%s ended with exit status %d, want %d", p.Name, got, want)
 	}
+}
+
+// stop ends a process with SIGTERM, and fails unless its exit status is 0.
+func (f *fixture) stop(p *lab.Process) {
+	f.t.Helper()
+	f.must(p.Signal(syscall.SIGTERM))
+	f.wantExit(p, 0)
 }
 
 // wantRunning fails if a process has ended.

@@ -18,10 +18,7 @@ import (
 // (docs/architecture.md#failure-table).
 func TestFrontendKillWithdraws(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	mark, orphan := f.mark(), f.birdPID()
 
 	f.must(f.pod.Frontend.Kill())
@@ -59,10 +56,7 @@ func (f *fixture) waitGatewayState(command string) string {
 // (docs/architecture.md#failure-table).
 func TestFrontendPausedWithdraws(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	mark, bird := f.mark(), f.birdPID()
 
 	f.must(f.pod.Frontend.Signal(syscall.SIGSTOP))
@@ -91,8 +85,7 @@ func TestFrontendTermDrainsFirst(t *testing.T) {
 	mark, bird := f.mark(), f.birdPID()
 
 	terminated := time.Now()
-	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.Frontend, 0)
+	f.stop(f.pod.Frontend)
 	if f.runs(bird) {
 		t.Errorf("the frontend did not wait for BIRD (pid %d)", bird)
 	}
@@ -123,8 +116,7 @@ func TestFrontendTermDrainsFirst(t *testing.T) {
 	f.must(f.pod.StartFrontend(shortDrain))
 	f.wantRoutes(vipA4, vipA6)
 	f.wantRules(true)
-	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.Frontend, 0)
+	f.stop(f.pod.Frontend)
 	f.wantRules(true)
 	if out, status := f.run("frontend", "cleanup"); status != 0 {
 		t.Errorf("frontend cleanup ended with %d: %s", status, out)
@@ -173,8 +165,7 @@ func TestFrontendTermRemovesRules(t *testing.T) {
 	f.must(f.pod.StartFrontend("--remove-rules-on-exit", shortDrain, shortSettle))
 	f.wantRoutes(vipA4, vipA6)
 	f.wantRules(true)
-	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.Frontend, 0)
+	f.stop(f.pod.Frontend)
 	f.wantRoutes()
 	f.wantRules(false)
 }
@@ -205,8 +196,7 @@ func TestFrontendTermProbesAndSecondTerm(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 	f.wantRunning(f.pod.Frontend)
 
-	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.Frontend, 0)
+	f.stop(f.pod.Frontend)
 	if f.runs(bird) {
 		t.Errorf("BIRD (pid %d) outlived the frontend", bird)
 	}
@@ -242,8 +232,7 @@ func TestFrontendTermWithHungBIRD(t *testing.T) {
 func TestOperatorDrainsVIP(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.must(f.pod.StartLB())
 	f.must(f.pod.StartFrontend(shortDrain, shortSettle))
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
@@ -307,10 +296,7 @@ func TestOperatorDrainsVIP(t *testing.T) {
 // (docs/architecture.md#the-gate).
 func TestFamiliesAreIndependent(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	const serving, notServing = healthv1.HealthCheckResponse_SERVING, healthv1.HealthCheckResponse_NOT_SERVING
 	families := []struct {
 		vip, other       string

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -233,10 +232,7 @@ func (r *healthRecord) wantOnly(want healthStatus) {
 // three consecutive losses recovers within seconds.
 func TestGatewaySessionRecovery(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	f.waitGateway("gateway-a4", isUp)
 	egress, other := f.recordHealth("Egress/ipv4"), f.recordHealth("Egress/ipv6")
 	egress.wait(healthServing)
@@ -577,8 +573,7 @@ func TestGatewayLeaksRoutes(t *testing.T) {
 		t.Errorf("leaked routes are in table 4096:\n%s", out)
 	}
 
-	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.Frontend, 0)
+	f.stop(f.pod.Frontend)
 	f.must(f.pod.StartFrontend("--import-routes=all", "--import-limit=10"))
 	f.wantRoutes(vipA4, vipA6)
 	f.waitGateway("gateway-a4", imported(10))
@@ -625,8 +620,7 @@ func TestReflectedVIPIsIgnored(t *testing.T) {
 		}
 	}
 	none()
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.wantRoutesAt(b, append(every(), wide)...)
 	routes, err := b.Routes(t.Context())
 	f.must(err)

@@ -33,8 +33,7 @@ func onlyA4() string {
 func startHeld(t *testing.T) *fixture {
 	t.Helper()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.must(f.pod.WriteTrench(heldTrench()))
 	f.must(f.pod.StartLB())
 	f.must(f.pod.StartFrontend(fmt.Sprintf("--drain-time=%v", heldDrain), shortSettle))

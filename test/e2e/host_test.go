@@ -59,10 +59,7 @@ func TestLabToKill(t *testing.T) {
 	if ready == "" {
 		return
 	}
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	names := []string{f.Dir, f.Pod.Name(), f.Gateway.Name(), f.Backend.Name()}
 	f.must(os.WriteFile(ready+".new", []byte(strings.Join(names, "\n")), 0o600))
 	f.must(os.Rename(ready+".new", ready))
@@ -102,10 +99,7 @@ func TestLeftoversOfKilledRun(t *testing.T) {
 	bare.must(owner.Process.Signal(syscall.SIGKILL))
 	<-ended
 
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	// Another lab that started concurrently may be removing them.
 	f.waitFor(func() error {
 		paths := []string{left[0]}

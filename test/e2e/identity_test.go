@@ -57,11 +57,7 @@ func (f *fixture) stranger() *identity.DevAuthority {
 // peer ID and reason (docs/architecture.md#security).
 func TestLBAuthorizesPeers(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
-	f.startPod()
-	f.wantRoutes(every()...)
+	f := newServing(t, 2)
 	mark := f.mark()
 	ours := f.authority()
 	tls12 := showing(f.mint(ours, lab.FrontendID))
@@ -385,10 +381,7 @@ func services(ctx context.Context, conn *grpc.ClientConn) ([]string, error) {
 // (docs/architecture.md#security).
 func TestReaderCannotReport(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	mark := f.mark()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()

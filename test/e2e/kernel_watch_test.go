@@ -42,10 +42,7 @@ func (f *fixture) waitStatus(pattern string) string {
 // family's VIPs; the status names the command that resets it, and that command restores the VIPs.
 func TestFrontendWatchesSysctls(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	for _, tt := range []struct{ flip, lost, kept string }{
 		{"sysctl -w net.ipv4.ip_forward=0", vipA4, vipA6},
 		{"sysctl -w net.ipv4.conf." + lab.External + ".forwarding=0", vipA4, vipA6},
@@ -192,11 +189,7 @@ func (f *fixture) routeBack(want bool) {
 // gateway provides a route, condition and status report it.
 func TestRouteBackIsWatched(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend())
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	f.routeBack(true)
 	mark := f.mark()
 	const scanTime, flushes = 10 * time.Second, 5

@@ -64,8 +64,7 @@ type lastGood struct {
 func newLastGood(t *testing.T, binaries, program string) *lastGood {
 	t.Helper()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	p := &lastGood{
 		fixture: f, program: program, state: f.pod.StateDir(), start: f.pod.StartLB, wait: f.waitLB,
 		process: func() *lab.Process { return f.pod.LB },

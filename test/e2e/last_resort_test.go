@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -72,8 +71,7 @@ func TestLastResort(t *testing.T) {
 	f.waitReason(vipA4, "LAST_RESORT")
 	f.waitUpdate(mark, vipA4, depreferred)
 	// A stop withdraws it as any other VIP.
-	f.must(f.pod.LB.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.LB, 0)
+	f.stop(f.pod.LB)
 	f.wantRoutes()
 }
 

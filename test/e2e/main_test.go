@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -115,6 +116,16 @@ func newFixture(t *testing.T) *fixture {
 	return newFixtureWith(t, lab.QuickDAD)
 }
 
+// newServing is newFixture with a running pod and the first targets up, whose VIPs are at the gateway.
+func newServing(t *testing.T, targets int) *fixture {
+	t.Helper()
+	f := newFixture(t)
+	f.up([][]*lab.Target{f.target1, f.target2}[:targets]...)
+	f.startPod()
+	f.wantRoutes(every()[:2*targets]...)
+	return f
+}
+
 // newFixtureWith is newFixture with options of the lab.
 func newFixtureWith(t *testing.T, options ...lab.Option) *fixture {
 	t.Helper()
@@ -160,9 +171,9 @@ func (f *fixture) must(err error) {
 	}
 }
 
-func (f *fixture) up(targets []*lab.Target) {
+func (f *fixture) up(targets ...[]*lab.Target) {
 	f.t.Helper()
-	for _, t := range targets {
+	for _, t := range slices.Concat(targets...) {
 		f.must(t.Up())
 	}
 }

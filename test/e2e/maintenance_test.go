@@ -115,8 +115,7 @@ func TestDrainsSurviveRestart(t *testing.T) {
 	f := newFixture(t)
 	f.must(f.pod.WriteTrench(strings.NewReplacer(fmt.Sprintf("vips: [%s, %q]", vipB4, vipB6),
 		fmt.Sprintf("vips: [%q]", vipB6), vipB4+", ", "").Replace(usualTrench())))
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.must(f.pod.StartLB())
 	f.must(f.pod.StartFrontend(shortDrain, shortSettle))
 	f.wantRoutes(vipA4, vipA6, vipB6)
@@ -183,10 +182,7 @@ func TestDrainsSurviveRestart(t *testing.T) {
 // A drain of a target with an end ends by itself, also after a restart of lb.
 func TestTargetDrainEndsByItself(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	admin, begin := "--admin-socket=unix://"+f.pod.LBAdmin(), time.Now()
 	if out, status := f.run("lb", "target", "drain", "target-1", "--drain-time=0s", "--for=-1s", admin); status != 2 {
 		t.Errorf("a negative end: %d, %s", status, out)

@@ -192,8 +192,7 @@ func (m *meridio) waitRequests(method string, n int) []nsptest.Request {
 // stopFrontend ends the frontend with SIGTERM.
 func (m *meridio) stopFrontend() {
 	m.t.Helper()
-	m.must(m.pod.Frontend.Signal(syscall.SIGTERM))
-	m.wantExit(m.pod.Frontend, 0)
+	m.stop(m.pod.Frontend)
 }
 
 // within fails if the gateway received the last withdrawal of the VIPs later than bound after

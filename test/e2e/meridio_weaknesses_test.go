@@ -83,10 +83,7 @@ func TestWeaknessesAreCovered(t *testing.T) {
 // Scrapes, and clients that request metrics and never read them, do not delay a withdrawal.
 func TestScrapesDelayNoWithdrawal(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	for range 20 {
 		c, err := f.dialPod(t.Context(), "tcp", lab.FrontendMetrics)
 		f.must(err)
@@ -192,10 +189,7 @@ func TestBIRDConfigurationIsReplaced(t *testing.T) {
 // losses that are 1.2 s apart after 0, 0.2, 0.4 … s, with a median of 0.4 s.
 func TestSessionLossIsNotPolled(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	record := f.recordHealth("Egress/ipv4")
 	record.wait(healthServing)
 	next := time.Now()

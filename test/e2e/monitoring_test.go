@@ -109,8 +109,7 @@ func TestDashboardQueries(t *testing.T) {
 	t.Parallel()
 	needPrometheus(t)
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	for _, family := range []string{"ipv4", "ipv6"} {
 		f.must(f.Pod.Sysctl("net."+family+".fib_multipath_hash_policy", "1"))
 	}

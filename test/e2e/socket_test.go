@@ -111,10 +111,7 @@ func (c *crowd) connect(network, addr string) net.Conn {
 func TestGarbageAndHalfOpenConnections(t *testing.T) {
 	t.Parallel()
 	const silent = 50 // on each socket
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	mark, bird, from := f.mark(), f.birdPID(), length(f.pod.LB)
 	operator := f.operator()
 	c := &crowd{fixture: f}
@@ -231,11 +228,7 @@ func TestGarbageAndHalfOpenConnections(t *testing.T) {
 func TestStreamLimitOfPeer(t *testing.T) {
 	t.Parallel()
 	const limit = readiness.DefaultMaxStreamsPerPeer
-	f := newFixture(t)
-	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend())
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	mark, from := f.mark(), length(f.pod.LB)
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
@@ -269,8 +262,7 @@ func TestStreamLimitOfPeer(t *testing.T) {
 	}
 	f.waitLine(f.pod.LB, from, "too many open streams", "peer="+lab.OperatorID, fmt.Sprintf("limit=%d", limit))
 	// Each peer has a separate limit.
-	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.Frontend, 0)
+	f.stop(f.pod.Frontend)
 	f.wantNoUpdates(mark, vipB4)
 	f.must(f.pod.StartFrontend())
 	f.wantRoutes(vipA4, vipA6)
@@ -424,8 +416,7 @@ func TestReadinessSocketMode(t *testing.T) {
 					conn.Close()
 				}
 			}
-			f.must(p.Signal(syscall.SIGTERM))
-			f.wantExit(p, 0)
+			f.stop(p)
 			if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) > 0 {
 				t.Errorf("the end of lb left %v, error %v", left, err)
 			}
@@ -437,10 +428,7 @@ func TestReadinessSocketMode(t *testing.T) {
 // removed (docs/architecture.md#security).
 func TestReadinessSocketOwnership(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	f.must(f.pod.LB.Kill())
 	f.wantRoutes()
 	if _, err := net.Dial("unix", f.pod.Socket()); !errors.Is(err, syscall.ECONNREFUSED) {

@@ -71,8 +71,7 @@ func TestFirstRiseWaitsForDAD(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.must(f.pod.WriteTrench(poolTrench()))
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	detectDuplicates(t, f.pod.Namespace(), lab.Internal, "fd00:16::1/64")
 	f.startPod()
 	for _, vip := range []string{vipA4, vipA6} {
@@ -160,8 +159,7 @@ func TestNewStreamRisesWithAllTargets(t *testing.T) {
 	f := newFixture(t)
 	pool := poolTrench()
 	f.must(f.pod.WriteTrench(pool[:strings.Index(pool, "streams:")]))
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.must(f.pod.StartLB())
 	f.waitLog(f.pod.LB, "readiness is synced")
 	// Target 2 does not answer: its result takes fall checks, each of which times out.
@@ -192,8 +190,7 @@ func TestNewStreamRisesWithAllTargets(t *testing.T) {
 func TestReadyWaitsForEveryFamily(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.control("disable trench1")
 	f.startPod()
 	f.wantRoutes(vipA4, vipB4)

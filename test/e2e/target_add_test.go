@@ -228,8 +228,7 @@ func TestTargetAddFollowsName(t *testing.T) {
 
 	f.must(first.Signal(unix.SIGCONT))
 	first.want("app-1")
-	f.must(other.Signal(syscall.SIGTERM))
-	f.wantExit(other, 0)
+	f.stop(other)
 	for _, l := range f.lbs {
 		l.want()
 	}

@@ -27,8 +27,7 @@ func newTurnsFixture(t *testing.T) *turnsFixture {
 	t.Helper()
 	f := &turnsFixture{fixture: newFixture(t)}
 	f.b = f.second()
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.write(lineA4, lineA6, lineB4, lineB6)
 	f.must(f.pod.StartLB())
 	f.must(f.pod.StartFrontend(shortDrain))

@@ -76,8 +76,7 @@ func (p *fifo) start(f *fixture, name string, args []string) *lab.Process {
 func TestUnreadLog(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	stderr := f.newFIFO("stderr")
 	stderr.fill()
 	f.pod.LB = stderr.start(f, "lb", f.pod.LBArgs())

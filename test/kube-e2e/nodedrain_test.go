@@ -149,7 +149,7 @@ func (f *fixture) wantDrained(pod int, drained bool) {
 		want = readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN
 	}
 	f.wait(func(ctx context.Context) error {
-		status, err := frontendStatus(ctx, f.Pods[pod-1])
+		status, err := f.Pods[pod-1].FrontendStatus(ctx)
 		if err != nil {
 			return err
 		}
