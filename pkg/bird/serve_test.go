@@ -176,6 +176,17 @@ func watch(t *testing.T, f *fakeBIRD, holds ...time.Duration) *watched {
 	return w
 }
 
+// watchIdle watches a BIRD whose session is up, in a bubble, after the fast polls of the start.
+func watchIdle(t *testing.T, f func(*testing.T, *fakeBIRD, *watched)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		bird := &fakeBIRD{up: true}
+		w := watch(t, bird, 3*time.Second)
+		w.skipFastPolls()
+		f(t, bird, w)
+	})
+}
+
 // skipFastPolls waits until the fast polls of the start are over.
 func (w *watched) skipFastPolls() { w.after(fastDuration + pollInterval) }
 
@@ -195,10 +206,7 @@ func TestShortSilenceChangesNothing(t *testing.T) {
 	for _, silence := range []time.Duration{time.Second, 1900 * time.Millisecond} {
 		for _, phase := range []time.Duration{0, 500 * time.Millisecond, 998 * time.Millisecond} {
 			t.Run(fmt.Sprintf("%s, %s after a poll", silence, phase), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					f := &fakeBIRD{up: true}
-					w := watch(t, f, 3*time.Second)
-					w.skipFastPolls()
+				watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 					w.next()
 					w.after(2*time.Millisecond + phase)
 					f.with(func() { f.until = time.Now().Add(silence) })
@@ -258,10 +266,7 @@ func TestHangDetection(t *testing.T) {
 }
 
 func TestRecoveredBIRDIsKept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fakeBIRD{up: true}
-		w := watch(t, f, 3*time.Second)
-		w.skipFastPolls()
+	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 		w.next()
 		f.with(func() { f.until = time.Now().Add(3500 * time.Millisecond) })
 		w.after(3 * time.Second)
@@ -289,10 +294,7 @@ func TestBrokenConnectionIsNoHang(t *testing.T) {
 		"no command": func(string) string { return " continues nothing\n" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := &fakeBIRD{up: true}
-				w := watch(t, f, 3*time.Second)
-				w.skipFastPolls()
+			watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 				w.next()
 				once, dials := true, f.dials
 				f.with(func() {
@@ -329,10 +331,7 @@ func TestBrokenConnectionIsNoHang(t *testing.T) {
 
 func TestEmptyReplyIsNotNoSession(t *testing.T) {
 	for _, answer := range []string{"0006 Shutting down\n", "9001 syntax error\n"} {
-		synctest.Test(t, func(t *testing.T) {
-			f := &fakeBIRD{up: true}
-			w := watch(t, f, 3*time.Second)
-			w.skipFastPolls()
+		watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 			f.with(func() { f.garble = func(string) string { return answer } })
 			w.after(pollInterval)
 			if s := w.State().Load(); s.Alive || s.Err == nil || errors.Is(s.Err, errHung) {
@@ -360,10 +359,7 @@ func (l *late) Read([]byte) (int, error) {
 }
 
 func TestOwnStarvationIsNotSilence(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fakeBIRD{up: true}
-		w := watch(t, f, 3*time.Second)
-		w.skipFastPolls()
+	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 		w.cancel()
 		<-w.ended
 		ours, theirs := net.Pipe()
@@ -387,10 +383,7 @@ func TestOwnStarvationIsNotSilence(t *testing.T) {
 }
 
 func TestLogLineTriggersPoll(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fakeBIRD{up: true}
-		w := watch(t, f, 3*time.Second)
-		w.skipFastPolls()
+	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 		w.next()
 		f.with(func() { f.up = false })
 		begin := time.Now()
@@ -442,10 +435,7 @@ func TestFastPollsOnlyWhileExpecting(t *testing.T) {
 }
 
 func TestConfirmWaitsForFreshPoll(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fakeBIRD{up: true}
-		w := watch(t, f, 3*time.Second)
-		w.skipFastPolls()
+	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 		f.with(func() { f.until = time.Now().Add(time.Hour) })
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
@@ -488,10 +478,7 @@ func TestConfirmCountsPollsAfterCall(t *testing.T) {
 }
 
 func TestConfirmWaitsForHungBIRD(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fakeBIRD{up: true}
-		w := watch(t, f, 3*time.Second)
-		w.skipFastPolls()
+	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 		f.with(func() { f.until = time.Now().Add(time.Hour) })
 		w.after(pollInterval + commandTimeout + time.Millisecond)
 		// BIRD runs and holds its sessions, but the exported routes are unknown.
@@ -507,10 +494,7 @@ func TestConfirmWaitsForHungBIRD(t *testing.T) {
 }
 
 func TestSlowReplyHasRequestTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fakeBIRD{up: true}
-		w := watch(t, f, 3*time.Second)
-		w.skipFastPolls()
+	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 		w.next()
 		begin := time.Now().Add(time.Millisecond)
 		// Shorter than the delay after which the loop polls again immediately.

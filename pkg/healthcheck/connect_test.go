@@ -327,10 +327,7 @@ func TestFailedDisconnectClosesSocket(t *testing.T) {
 }
 
 func TestManyChecksShareWakeUps(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		n := newNetwork()
-		c, stop := start(t, Options{dial: n.DialContext})
-		defer stop()
+	withChecker(t, func(t *testing.T, n *network, c *Checker) {
 		c.Configure([]trench.Stream{stream(5000, testCheck)})
 		advance(5 * time.Second)
 		before := len(n.dialed())

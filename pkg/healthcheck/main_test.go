@@ -182,6 +182,17 @@ func inBubble(t *testing.T, f func(*testing.T)) {
 	synctest.Test(t, f)
 }
 
+// withChecker is inBubble with a running checker of a network.
+func withChecker(t *testing.T, f func(*testing.T, *network, *Checker)) {
+	t.Helper()
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		c, stop := start(t, Options{dial: n.DialContext})
+		defer stop()
+		f(t, n, c)
+	})
+}
+
 // advance lets the fake clock run on and everything settle.
 func advance(d time.Duration) {
 	<-time.After(d)

@@ -52,6 +52,17 @@ var (
 	}
 )
 
+// startTopology creates a topology with an open gateway and a Routing that has confirmed all VIPs.
+func startTopology(t *testing.T) *topology {
+	t.Helper()
+	x := newTopology(t)
+	x.openGateway(t)
+	r := start(t, x.pod, testOptions(t))
+	r.Configure(allVIPs())
+	r.waitConfirmed(t, allVIPs()...)
+	return x
+}
+
 func newTopology(t *testing.T) *topology {
 	t.Helper()
 	x := &topology{
@@ -225,11 +236,7 @@ func TestVIPTrafficUsesGatewayOrIsDropped(t *testing.T) {
 }
 
 func TestTCPFromVIPWorksThroughGateway(t *testing.T) {
-	x := newTopology(t)
-	x.openGateway(t)
-	r := start(t, x.pod, testOptions(t))
-	r.Configure(allVIPs())
-	r.waitConfirmed(t, allVIPs()...)
+	x := startTopology(t)
 	for _, tt := range []struct {
 		name     string
 		ns       *lab.NetNS
@@ -296,11 +303,7 @@ func TestTCPFromVIPWorksThroughGateway(t *testing.T) {
 }
 
 func TestBoundSocketDoesNotLeak(t *testing.T) {
-	x := newTopology(t)
-	x.openGateway(t)
-	r := start(t, x.pod, testOptions(t))
-	r.Configure(allVIPs())
-	r.waitConfirmed(t, allVIPs()...)
+	x := startTopology(t)
 	for _, v := range localVIPs {
 		x.ports++
 		_ = send(t, x.pod, v.Prefix().Addr(), clients[v.Family()], x.ports, func(_, _ string, c syscall.RawConn) error {
@@ -316,11 +319,7 @@ func TestBoundSocketDoesNotLeak(t *testing.T) {
 }
 
 func TestPrimaryNeighborsUnreachableFromVIP(t *testing.T) {
-	x := newTopology(t)
-	x.openGateway(t)
-	r := start(t, x.pod, testOptions(t))
-	r.Configure(allVIPs())
-	r.waitConfirmed(t, allVIPs()...)
+	x := startTopology(t)
 	for _, v := range allVIPs() {
 		ns, to := x.target, netip.MustParseAddr("10.244.0.1")
 		if v == localVIPs[0] || v == localVIPs[1] {

@@ -193,8 +193,7 @@ for file; do
 done
 exec %s "$@"
 `, lab.BIRD()), 0o700))
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--bird-executable=" + executable))
+	f.startPod("--bird-executable=" + executable)
 	f.wantNotAdvertised("not_exported", every()...)
 	f.wantRoutes()
 	f.waitFrontend("Started", false, "not_exported") // Started never resets

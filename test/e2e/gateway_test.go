@@ -354,8 +354,7 @@ func TestLossOfOneGatewayOfTwo(t *testing.T) {
 	b := f.second()
 	f.must(f.pod.WriteTrench(edited(t, lineA6, lineA6+"\n    "+lineB4+"\n    "+lineB6)))
 	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--ecmp"))
+	f.startPod("--ecmp")
 	f.wantRoutes(vipA4, vipA6)
 	f.wantRoutesAt(b, vipA4, vipA6)
 	f.waitTable("-4", "via "+lab.GatewayA4.String(), "via "+lab.GatewayB4.String())
@@ -412,8 +411,7 @@ func TestDrainToEBGPAndIBGPGateways(t *testing.T) {
 			f.must(f.pod.WriteTrench(edited(t, lineA4, strings.TrimSuffix(lineA4, "}")+remote, lineA6,
 				strings.TrimSuffix(lineA6, "}")+remote)))
 			f.up(f.target1)
-			f.must(f.pod.StartLB())
-			f.must(f.pod.StartFrontend("--drain-time=10m"))
+			f.startPod("--drain-time=10m")
 			f.wantRoutes(vipA4, vipA6)
 			us := strconv.Itoa(lab.PodAS)
 			usual := func(r lab.Route) bool {
@@ -603,8 +601,7 @@ func TestReflectedVIPIsIgnored(t *testing.T) {
 			"vips: [%s, %q, %s, %q, %s]", vipA4, vipA6, vipB4, vipB6, wide,
 		),
 		fmt.Sprintf("vips: [%s, %q]\n", vipB4, vipB6), fmt.Sprintf("vips: [%s, %q, %s]\n", vipB4, vipB6, wide))))
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--import-routes=all"))
+	f.startPod("--import-routes=all")
 	// First the gateway's routes arrive, except the routes for VIPs.
 	f.waitTable("-4", "default via "+lab.GatewayA4.String(), beside+" via "+lab.GatewayA4.String())
 	f.waitTable("-6", "default via "+lab.GatewayA6.String())

@@ -239,8 +239,7 @@ func TestGatewayOfEachKindAvoidsDrainedPod(t *testing.T) {
 				})
 				w.must(w.pod.WriteTrench(trenchWith(t, fmt.Sprintf(", remoteASN: %d", as))))
 				w.up(w.target1)
-				w.must(w.pod.StartLB())
-				w.must(w.pod.StartFrontend("--drain-time=10m"))
+				w.startPod("--drain-time=10m")
 
 				us := strconv.Itoa(lab.PodAS)
 				path, longPath, preference := []string{us}, []string{us, us, us, us}, ""

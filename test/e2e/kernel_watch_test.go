@@ -130,8 +130,7 @@ func TestDivertedAnswersWithdraw(t *testing.T) {
 	f.up(f.target1)
 	// The pod's own default route.
 	f.podShell(fmt.Sprintf("ip route add default via %s; ip -6 route add default via %s", lab.Target2v4, lab.Target2v6))
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--flap-backoff=off"))
+	f.startPod("--flap-backoff=off")
 	f.wantRoutes(vipA4, vipA6)
 	for family, c := range []struct{ vip, kept, name, option, via string }{
 		{vipA4, vipA6, "ipv4", "-4", lab.Target1v4.String()}, {vipA6, vipA4, "ipv6", "-6", lab.Target1v6.String()},
@@ -224,8 +223,7 @@ func TestRequireRoute(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--require-route"))
+	f.startPod("--require-route")
 	f.wantRoutes(vipA4, vipA6)
 	f.gatewayDefaults("disable")
 	f.wantRoutes()

@@ -375,8 +375,7 @@ func TestLBLossKeepsVIPs(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--on-lb-loss=keep"))
+	f.startPod("--on-lb-loss=keep")
 	f.wantRoutes(vipA4, vipA6)
 	mark := f.mark()
 

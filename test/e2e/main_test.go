@@ -185,11 +185,11 @@ func (f *fixture) down(targets []*lab.Target) {
 	}
 }
 
-// startPod starts lb and frontend.
-func (f *fixture) startPod() {
+// startPod starts lb, and the frontend with additional flags.
+func (f *fixture) startPod(flags ...string) {
 	f.t.Helper()
 	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend())
+	f.must(f.pod.StartFrontend(flags...))
 }
 
 // wantRoutes waits until exactly these VIPs are in the gateway's table.

@@ -27,8 +27,7 @@ func (f *fixture) withTwoGateways(args ...string) *lab.Gateway {
 	b := f.second()
 	f.must(f.pod.WriteTrench(edited(f.t, lineA6, lineA6+"\n    "+lineB4+"\n    "+lineB6)))
 	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend(args...))
+	f.startPod(args...)
 	f.wantRoutes(vipA4, vipA6)
 	f.wantRoutesAt(b, vipA4, vipA6)
 	return b
@@ -116,8 +115,7 @@ func TestDrainsSurviveRestart(t *testing.T) {
 	f.must(f.pod.WriteTrench(strings.NewReplacer(fmt.Sprintf("vips: [%s, %q]", vipB4, vipB6),
 		fmt.Sprintf("vips: [%q]", vipB6), vipB4+", ", "").Replace(usualTrench())))
 	f.up(f.target1, f.target2)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend(shortDrain, shortSettle))
+	f.startPod(shortDrain, shortSettle)
 	f.wantRoutes(vipA4, vipA6, vipB6)
 	// Without kube, nothing is known about other pods.
 	f.operate(1, "it is not known whether another pod advertises "+vipA4, "drain", vipA4)

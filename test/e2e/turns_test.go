@@ -29,8 +29,7 @@ func newTurnsFixture(t *testing.T) *turnsFixture {
 	f.b = f.second()
 	f.up(f.target1, f.target2)
 	f.write(lineA4, lineA6, lineB4, lineB6)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend(shortDrain))
+	f.startPod(shortDrain)
 	f.wantRoutes(every()...)
 	f.wantRoutesAt(f.b, every()...)
 	return f
