@@ -168,7 +168,7 @@ func (f *fixture) wantAnnounced() {
 	f.wantRoutes(route4, route6)
 	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
-	f.must(f.WantVia(ctx))
+	f.must(f.WantVia(ctx, 1, 2))
 }
 
 // wantUpdates fails the test unless the gateway received perPod UPDATEs of each VIP from each pod.
