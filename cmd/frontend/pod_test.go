@@ -18,6 +18,7 @@ import (
 
 	"github.com/vipgate/vipgate/test/clitest"
 	"github.com/vipgate/vipgate/test/container"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -58,8 +59,7 @@ func newPod(t *testing.T) *pod {
 			"frontend": clitest.ReadImage(t, clitest.Deployments+"images/frontend.Dockerfile"),
 		},
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-	defer cancel()
+	ctx := harness.Context(t, 10*time.Minute)
 	p.must(lab.Build(ctx, "../..", p.binaries))
 	var err error
 	p.lab, err = lab.New(lab.QuickDAD)
@@ -74,9 +74,7 @@ func (p *pod) close() {
 			p.t.Logf("== last lines of %s\n%s", name, process.Tail(40))
 		}
 	}
-	if err := p.lab.Close(); err != nil {
-		p.t.Error(err)
-	}
+	harness.Check(p.t, p.lab.Close())
 }
 
 func (p *pod) must(err error) {
@@ -264,9 +262,7 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 	target := lab.NewTarget(p.lab.Backend, netip.AddrPortFrom(netip.IPv6Unspecified(), 5000))
 	p.must(target.Up())
 	t.Cleanup(func() {
-		if err := target.Down(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, target.Down())
 	})
 	var err error
 	p.gateway, err = p.lab.StartGateway(lab.GatewayA())
@@ -327,8 +323,7 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 		p.wantRoutes(vips...)
 	}
 
-	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(p.spec.GracePeriodSeconds)*time.Second)
-	defer cancel()
+	ctx := harness.Context(t, time.Duration(p.spec.GracePeriodSeconds)*time.Second)
 	p.must(lab.Stop(ctx, p.running["lb"], p.running["frontend"]))
 	p.wantRoutes()
 }

@@ -110,9 +110,7 @@ func TestFastPathFlags(t *testing.T) {
 }
 
 func TestKernelProblemsHaveRemedies(t *testing.T) {
-	if err := refuse(nil); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, refuse(nil))
 	err := refuse([]dataplane.Problem{
 		{Object: "net.ipv4.ip_forward", Detail: "is 0", Remedy: "sysctl -w net.ipv4.ip_forward=1"}, {
 			Object: "nft_hash",

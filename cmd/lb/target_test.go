@@ -149,11 +149,7 @@ func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
 			}
 			harness.Must(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
 			harness.Must(t, wait(t, ended))
-			for _, want := range []string{"deregistering\n", "s/a fd00::1: gone\n"} {
-				if !strings.Contains(out.String(), want) {
-					t.Errorf("printed\n%s\nwant %q", out.String(), want)
-				}
-			}
+			harness.WantText(t, out.String(), "deregistering\n", "s/a fd00::1: gone\n")
 			await.True(t, "the end of the target", func() bool { return len(d.States()) == 0 })
 		})
 	}
@@ -229,9 +225,7 @@ func TestTargetAddRegistersAgain(t *testing.T) {
 		await.True(t, "the registration", func() bool { return strings.Count(out.String(), "registered at") == n })
 		if n == 2 {
 			harness.Must(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
-			if err := wait(t, ended); err != nil {
-				t.Error(err)
-			}
+			harness.Check(t, wait(t, ended))
 		}
 		stop()
 	}
@@ -292,12 +286,8 @@ func TestTargetListAndDrains(t *testing.T) {
 		append([]string{"target", "remove", "a", "--stream=s", "--drain-time=0s"}, admin)...)
 	await.True(t, "the empty list", func() bool { return strings.Contains(watched.String(), "no targets") })
 	harness.Must(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
-	if err := wait(t, watch); err != nil {
-		t.Error(err)
-	}
-	if err := wait(t, ended); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, wait(t, watch))
+	harness.Check(t, wait(t, ended))
 	close(stops)
 
 	mustPrint(t, "drained: s/a\n", "target", "drain", "a", "b", "--stream=s", "--drain-time=30s", admin)

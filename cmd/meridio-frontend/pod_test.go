@@ -22,6 +22,7 @@ import (
 	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
 	"github.com/vipgate/vipgate/test/clitest"
 	"github.com/vipgate/vipgate/test/container"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/meridiotest"
@@ -82,8 +83,7 @@ func newMeridioPod(t *testing.T) *meridioPod {
 		t: t, binaries: t.TempDir(),
 		image: clitest.ReadImage(t, clitest.Deployments+"images/meridio-frontend.Dockerfile"),
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-	defer cancel()
+	ctx := harness.Context(t, 10*time.Minute)
 	p.must(lab.Build(ctx, "../..", p.binaries, "./cmd/meridio-frontend", "./cmd/grpc_health_probe"))
 	var err error
 	p.lab, err = lab.New(lab.QuickDAD)
@@ -92,9 +92,7 @@ func newMeridioPod(t *testing.T) *meridioPod {
 		if t.Failed() && p.frontend != nil {
 			t.Logf("== last lines of the frontend\n%s", p.frontend.Tail(40))
 		}
-		if err := p.lab.Close(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, p.lab.Close())
 	})
 	ca := identitytest.NewCA(t, "example.org")
 	p.volumes(ca)
@@ -128,9 +126,7 @@ func (p *meridioPod) must(err error) {
 }
 
 func (p *meridioPod) check(err error) {
-	if err != nil {
-		p.t.Error(err)
-	}
+	harness.Check(p.t, err)
 }
 
 func (p *meridioPod) context() context.Context {

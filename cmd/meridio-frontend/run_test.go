@@ -99,9 +99,7 @@ func TestAuthorization(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	c := &runCommand{}
 	member := c.authorizeLB(own, log)
-	if err := member(ca.ID("/ns/default/sa/lb"), nil); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, member(ca.ID("/ns/default/sa/lb"), nil))
 	if err := member(foreign.ID("/lb"), nil); err == nil || !strings.Contains(err.Error(), "trust domain example.org") {
 		t.Errorf("error %v, want that a member of example.org is expected", err)
 	}

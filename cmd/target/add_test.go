@@ -48,17 +48,11 @@ func TestAddRegistersEverywhere(t *testing.T) {
 		return command(t, status, "status", "--admin-socket="+filepath.Join(dir, "admin.sock")) == nil &&
 			strings.Count(status.String(), "READY") == 2
 	})
-	for _, want := range []string{at, "unix://" + socket, "10.0.0.1,fd00::1"} {
-		if !strings.Contains(status.String(), want) {
-			t.Errorf("the status lacks %q:\n%s", want, status.String())
-		}
-	}
+	harness.WantText(t, status.String(), at, "unix://"+socket, "10.0.0.1,fd00::1")
 	harness.Must(t, syscall.Kill(syscall.Getpid(), syscall.SIGTERM))
 	select {
 	case err := <-ended:
-		if err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, err)
 	case <-time.After(await.Timeout):
 		t.Fatal("the command did not end")
 	}

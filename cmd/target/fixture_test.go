@@ -253,9 +253,7 @@ func (f *fixture) start(arguments ...string) *lab.Process {
 	p, err := lab.StartProcess(f.target, f.dir, "target", command...)
 	f.must(err)
 	f.t.Cleanup(func() {
-		if err := p.Kill(); err != nil {
-			f.t.Error(err)
-		}
+		harness.Check(f.t, p.Kill())
 		if f.t.Failed() {
 			f.t.Logf("last lines of target:\n%s", p.Tail(30))
 		}

@@ -142,7 +142,5 @@ func TestDialReportsServerPID(t *testing.T) {
 	if _, err := c.Command(t.Context(), "show status"); err == nil {
 		t.Error("a closed connection answers")
 	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, c.Close())
 }

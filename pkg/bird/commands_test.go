@@ -48,9 +48,7 @@ func TestGatewaysDuringReconfiguration(t *testing.T) {
 	}
 	listed := func() (gateways [2]bool) {
 		text, err := ns.Run(t.Context(), "nft", "list", "set", "inet", bfdlease.TableName, "gateways4")
-		if err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, err)
 		return [2]bool{strings.Contains(text, "192.0.2.1"), strings.Contains(text, "192.0.2.2")}
 	}
 	f := &fakeBIRD{}

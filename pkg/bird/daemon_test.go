@@ -77,8 +77,7 @@ func TestGatewayReceivesAnnouncedVIPs(t *testing.T) {
 				}
 			}
 			p.Announce(announce.Withdrawn, vip4, vip6)
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
+			ctx := harness.Context(t, patience)
 			harness.Must(t, p.Confirm(ctx))
 			for _, v := range []vip.VIP{vip4, vip6} {
 				await.True(t, v.String()+" gone", func() bool { return !gw.Has(v) })
@@ -286,8 +285,7 @@ func TestOrphanWithdrawsAndIsTerminated(t *testing.T) {
 
 func servedBy(t *testing.T, socket string) int {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := harness.Context(t, patience)
 	c, err := bird.Dial(ctx, socket)
 	harness.Must(t, err)
 	defer c.Close()
@@ -421,8 +419,7 @@ func TestBlockedLogDoesNotBlockBIRD(t *testing.T) {
 func TestConfirmWaitsForWithdrawals(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	confirm := func(patience time.Duration) error {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
+		ctx := harness.Context(t, patience)
 		return p.Confirm(ctx)
 	}
 	p.Announce(announce.Announced, vip4, vip6)

@@ -1,7 +1,6 @@
 package bird_test
 
 import (
-	"context"
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/announce"
@@ -73,8 +72,7 @@ func TestExportBeforeConfigure(t *testing.T) {
 	p.await("both sessions up", up("gateway-ipv4", "gateway-ipv6"))
 	p.Announce(announce.Announced, vip4, vip6)
 	await.True(t, "VIP at the other gateway", func() bool { return gw.Has(vip6) })
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := harness.Context(t, patience)
 	harness.Must(t, p.Confirm(ctx))
 	if gw.Has(vip4) {
 		t.Error("the drained gateway received the VIP")

@@ -18,6 +18,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // The tests in this file run the polling loop against a fake BIRD in a synctest bubble, so that
@@ -418,15 +419,10 @@ func TestFastPollsOnlyWhileExpecting(t *testing.T) {
 		if n := polls(10 * time.Second); n > 10+2*fastExtra {
 			t.Errorf("%d polls although the state is as expected", n)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
-		if err := w.Confirm(ctx); err != nil {
-			t.Error(err)
-		}
+		ctx := harness.Context(t, 500*time.Millisecond)
+		harness.Check(t, w.Confirm(ctx))
 		w.Expect(0, 1) // of a family without a session: nothing to wait for
-		if err := w.Confirm(ctx); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, w.Confirm(ctx))
 		w.Expect(1, 0)
 		if err := w.Confirm(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 IPv4") {
 			t.Errorf("confirmed what is not exported: %v", err)
@@ -437,8 +433,7 @@ func TestFastPollsOnlyWhileExpecting(t *testing.T) {
 func TestConfirmWaitsForFreshPoll(t *testing.T) {
 	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 		f.with(func() { f.until = time.Now().Add(time.Hour) })
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
+		ctx := harness.Context(t, 500*time.Millisecond)
 		if err := w.Confirm(ctx); err == nil {
 			t.Error("a poll before the call confirmed something")
 		}
@@ -471,9 +466,7 @@ func TestConfirmCountsPollsAfterCall(t *testing.T) {
 		if poll(); len(confirmed) == 0 {
 			t.Fatalf("not confirmed by %d polls", fastExtra+1)
 		}
-		if err := <-confirmed; err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, <-confirmed)
 	})
 }
 
@@ -485,8 +478,7 @@ func TestConfirmWaitsForHungBIRD(t *testing.T) {
 		if s := w.State().Load(); s.Alive || s.PID == 0 {
 			t.Fatalf("state %+v", s)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
+		ctx := harness.Context(t, 500*time.Millisecond)
 		if err := w.Confirm(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a hung BIRD confirmed something: %v", err)
 		}
@@ -524,9 +516,7 @@ func TestForeignProcessOnControlSocket(t *testing.T) {
 func TestConfirmWithoutBIRD(t *testing.T) {
 	s := NewSupervisor(Options{})
 	s.Expect(3, 3)
-	if err := s.Confirm(t.Context()); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, s.Confirm(t.Context()))
 }
 
 func TestExports(t *testing.T) {

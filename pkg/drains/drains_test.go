@@ -136,9 +136,7 @@ func TestCorruptDrainsAreSetAside(t *testing.T) {
 		if err != nil || len(aside) != 1 || !strings.Contains(out.String(), "level=ERROR") {
 			t.Errorf("%q: moved aside %v, %v; log:\n%s", content, aside, err, out.String())
 		}
-		if err := d.Drain(now, map[key]Drain{"a": New(now, time.Second, 0)}); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, d.Drain(now, map[key]Drain{"a": New(now, time.Second, 0)}))
 		if all, _ := open(t, path).All(now); len(all) != 1 {
 			t.Errorf("%q: %v", content, all)
 		}

@@ -135,9 +135,7 @@ func TestHungReadIsRetried(t *testing.T) {
 		h.healthy.Store(true)
 		time.Sleep(12 * time.Hour)
 		for range 2 {
-			if err := h.read(t); err != nil {
-				t.Error(err)
-			}
+			harness.Check(t, h.read(t))
 		}
 	})
 }
@@ -146,9 +144,7 @@ func TestReplacedFileIsReadWithoutPause(t *testing.T) {
 	for name, replace := range map[string]func(t *testing.T, h *hung){
 		"another inode": func(t *testing.T, h *hung) { h.put(t) },
 		"no file": func(t *testing.T, h *hung) {
-			if err := os.Remove(h.calls.Path); err != nil {
-				t.Error(err)
-			}
+			harness.Check(t, os.Remove(h.calls.Path))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

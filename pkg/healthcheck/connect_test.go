@@ -281,9 +281,7 @@ func exhaust(t *testing.T) (release func()) {
 		for _, fd := range taken {
 			_ = unix.Close(fd)
 		}
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
 	}
 }
 

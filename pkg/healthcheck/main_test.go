@@ -18,6 +18,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -128,9 +129,7 @@ func run(t *testing.T, c *Checker) (stop func()) {
 	<-c.Ready()
 	return func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, <-done)
 	}
 }
 

@@ -42,9 +42,7 @@ func serveGRPC(t *testing.T, at netip.Addr, register func(*grpc.Server), o ...gr
 	register(s)
 	var serving sync.WaitGroup
 	serving.Go(func() {
-		if err := s.Serve(l); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, s.Serve(l))
 	})
 	t.Cleanup(func() {
 		s.Stop()

@@ -95,8 +95,7 @@ func untilClosed(conn net.Conn) error {
 // ask makes one check of the kind that the check is of.
 func ask(t *testing.T, p *plan, at netip.Addr, patience time.Duration) outcome {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := harness.Context(t, patience)
 	return p.probe(ctx, path{}.dial, at, at)
 }
 
@@ -278,8 +277,7 @@ func TestHTTPSilence(t *testing.T) {
 // wantDialFailures has a prober of port 1 fail to get a connection in every way.
 func wantDialFailures(t *testing.T, p *plan, at netip.Addr) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), impatient)
-	defer cancel()
+	ctx := harness.Context(t, impatient)
 	o := p.probe(ctx, func(ctx context.Context, _, _ string) (net.Conn, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()

@@ -19,6 +19,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -139,8 +140,7 @@ func fromVIP(p lab.Packet) bool {
 
 func waitPacket(t *testing.T, c *lab.Capture, what string, match func(lab.Packet) bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := harness.Context(t, patience)
 	if err := c.Wait(ctx, match); err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}

@@ -88,9 +88,7 @@ func TestStagesEndInOrder(t *testing.T) {
 				Stages: [][]task.Task{{recorded{"first", j, nil}}, {recorded{"second", j, c.err}}},
 				Drain: func(context.Context, <-chan struct{}) {
 					// The listeners serve until the drain has ended.
-					if err := health.CheckClient(t.Context(), "unix://"+socket, AdminSocket); err != nil {
-						t.Error(err)
-					}
+					harness.Check(t, health.CheckClient(t.Context(), "unix://"+socket, AdminSocket))
 					j.add("drain")
 				},
 			})

@@ -454,14 +454,10 @@ func TestProblemsOnFirstScreen(t *testing.T) {
 	}
 	lines := strings.SplitN(text, "\n", 25)
 	screen := strings.Join(lines[:24], "\n")
-	for _, want := range []string{
+	harness.WantText(t, screen,
 		"9999 of 10000 VIPs advertised", "no source routing. ", "next: SourceRouting",
 		"20.1.35.40/32   NO ",
-	} {
-		if !strings.Contains(screen, want) {
-			t.Errorf("the first screen has no %q:\n%s", want, screen)
-		}
-	}
+	)
 	if s.Vips[0].GetVip() != "20.1.0.0/32" {
 		t.Error("the status was reordered in place")
 	}
@@ -515,14 +511,10 @@ func TestFrontendWithNSP(t *testing.T) {
 	s.ConfigurationError = "VIP vip-a: VIP \"20.0.0.1\" has no prefix length; use 20.0.0.1/32"
 	s.Conditions = append(s.Conditions, &adminv1.Condition{Name: "NSPCli", Detail: "not refreshed since noon"})
 	text, _ = Frontend(s, now)
-	for _, want := range []string{
+	harness.WantText(t, text,
 		"NSP nsp-service-trench-a:7778, not refreshed since noon\n",
 		"The configuration of the NSP nsp-service-trench-a:7778 is not in force, or not all of it:\n  VIP vip-a: ",
-	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("the status\n%s\nlacks %q", text, want)
-		}
-	}
+	)
 }
 
 // An error that a condition reports is printed once, including the remedy at its end.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/admin"
 )
 
 const (
@@ -229,7 +230,7 @@ func withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 func (s *fixture) decided(ctx context.Context) (map[netip.Prefix]time.Time, error) {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()
-	r, err := s.pod.LBStatus(ctx)
+	r, err := admin.LBStatus(ctx, s.pod)
 	if err != nil {
 		return nil, fmt.Errorf("status of the lb: %w", err)
 	}

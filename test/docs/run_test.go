@@ -25,6 +25,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/meridio/nsp"
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/admin"
 )
 
 // The VIPs of the pod, and the port of its target. docs/operations.md uses the same names and
@@ -91,8 +92,7 @@ func newReader(t *testing.T) *reader {
 	must(err)
 	must(p.StartLB("--source=file", "--source=registry", "--target-id="+lab.AppID, "--dataplane=nftables"))
 	must(p.StartFrontend())
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	must(gateway.WantRoutes(ctx, vip4, vip6))
 
 	r := &reader{pod: p, at: l.Pod, tools: filepath.Join(l.Dir, "tools")}
@@ -180,8 +180,7 @@ func (r *reader) command(ctx context.Context, script string) *exec.Cmd {
 // do runs a script to its end and returns its output.
 func (r *reader) do(t *testing.T, script string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	cmd := r.command(ctx, script)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -223,8 +222,7 @@ func (r *reader) need(t *testing.T, b block) {
 // moment.
 func (r *reader) settled(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
 		out, err := r.do(t, "frontend status")
 		if err != nil {
@@ -306,9 +304,7 @@ func (r *reader) logged(t *testing.T, text string) {
 			return nil
 		})
 		cancel()
-		if err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, err)
 	}
 }
 
@@ -336,8 +332,7 @@ func TestTargetCommandsRun(t *testing.T) {
 	p, err := l.Start(l.Backend, "target", run...)
 	harness.Must(t, err)
 	r.at = l.Backend
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	if err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
 		_, err := r.do(t, "target status")
 		return err
@@ -377,7 +372,7 @@ func (r *reader) follow(t *testing.T, d *document, least int) {
 func (r *reader) healthServicesAreDocumented(t *testing.T) {
 	for socket, above := range map[string]string{r.pod.FrontendAdmin(): frontendServices, r.pod.LBAdmin(): lbServices} {
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-		list, err := lab.Admin(socket, func(conn *grpc.ClientConn) (*healthv1.HealthListResponse, error) {
+		list, err := admin.Call(socket, func(conn *grpc.ClientConn) (*healthv1.HealthListResponse, error) {
 			return healthv1.NewHealthClient(conn).List(ctx, &healthv1.HealthListRequest{})
 		})
 		cancel()

@@ -20,6 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/meridio/availability"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/nsptest"
 )
@@ -54,9 +55,7 @@ func (f *fixture) startMeridioFrontend() {
 	server.SetAttractors(nspAttractor())
 	f.must(server.Start())
 	f.t.Cleanup(func() {
-		if err := server.Stop(); err != nil {
-			f.t.Error(err)
-		}
+		harness.Check(f.t, server.Stop())
 	})
 	f.must(f.pod.StartMeridioFrontend(nspAddress, "trench-a", "attractor-a-1"))
 }

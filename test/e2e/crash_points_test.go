@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -27,8 +26,7 @@ func TestLBKilledAtEachStep(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	harness.Must(t, err)
 	mortal := t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, 4*waitTimeout)
 	harness.Must(t, lab.Build(ctx, root, mortal, "-overlay="+crashOverlay(t, root)))
 	want := endOfChange(t, mortal, "")
 	for _, step := range crash.Steps {
@@ -101,9 +99,7 @@ func endOfChange(t *testing.T, mortal, step string) string {
 	}))
 	f.must(g.WaitTargets(f.ctx, "target-2", "target-3"))
 	result := g.Stop(f.ctx)
-	if err := result.Lost("target-1"); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, result.Lost("target-1"))
 	return f.plane()
 }
 

@@ -89,9 +89,7 @@ func newDataPlaneFixtureWith(t *testing.T, config lab.TopologyConfig) *dataPlane
 				}
 			}
 		}
-		if err := topology.Close(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, topology.Close())
 	})
 	for _, a := range topology.Targets {
 		f.must(a.Start())
@@ -173,11 +171,7 @@ func TestDataPlaneForwardsAndCleansUp(t *testing.T) {
 	f.must(g.WaitFlows(f.ctx))
 	f.must(g.WaitTargets(f.ctx, "target-1", "target-2"))
 	status := f.waitOutput("confirmed   desired state", "status")
-	for _, want := range []string{"data plane  nftables", "stream-a  target-1  500", "serving"} {
-		if !strings.Contains(status, want) {
-			t.Errorf("the status does not say %q:\n%s", want, status)
-		}
-	}
+	harness.WantText(t, status, "data plane  nftables", "stream-a  target-1  500", "serving")
 	t.Logf("\n%s", status)
 	if out, err := f.pod.Run(f.ctx, "lb", "cleanup"); err == nil || !strings.Contains(out, "another lb (pid ") {
 		t.Errorf("cleanup beside a running lb: %v\n%s", err, out)

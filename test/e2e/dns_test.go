@@ -58,9 +58,7 @@ func (s *nameServer) start() {
 // stop closes the socket, so that the kernel refuses further queries.
 func (s *nameServer) stop() {
 	s.t.Helper()
-	if err := s.conn.Close(); err != nil {
-		s.t.Error(err)
-	}
+	harness.Check(s.t, s.conn.Close())
 	<-s.done
 	s.conn = nil
 }

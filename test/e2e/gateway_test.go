@@ -16,6 +16,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -67,8 +68,7 @@ func (f *fixture) second() *lab.Gateway {
 // wantRoutesAt is wantRoutes for any gateway.
 func (f *fixture) wantRoutesAt(g *lab.Gateway, prefixes ...string) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	f.must(g.WantRoutes(ctx, prefixes...))
 }
 

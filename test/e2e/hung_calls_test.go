@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"os"
@@ -18,6 +17,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -78,8 +78,7 @@ func (f *hungFixture) hang(c hungCall) {
 func (f *hungFixture) wantHungTask(task string) {
 	f.t.Helper()
 	client := healthv1.NewHealthClient(f.dial(lab.FrontendHealth))
-	ctx, cancel := context.WithTimeout(f.t.Context(), health.HungTask+waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, health.HungTask+waitTimeout)
 	f.must(lab.Eventually(ctx, 100*time.Millisecond, func() error {
 		r, err := client.Check(ctx, &healthv1.HealthCheckRequest{Service: "Liveness"})
 		if err == nil && r.GetStatus() != healthv1.HealthCheckResponse_NOT_SERVING {
@@ -479,8 +478,7 @@ func TestHungCallsStop(t *testing.T) {
 				if c.slow {
 					bound = lastResort
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), bound)
-				defer cancel()
+				ctx := harness.Context(t, bound)
 				_, err := f.process.Wait(ctx)
 				f.must(err)
 				t.Logf("last line: %s", f.process.Tail(1))

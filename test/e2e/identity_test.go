@@ -182,8 +182,7 @@ func TestTLSSessionsAreNeverResumed(t *testing.T) {
 	f.startLBAs(nil, as(f.pod.LBArgs(), "--identity=files", "--svid-dir="+svids))
 	f.waitLB("Readiness", true)
 
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	cache := &sessions{ClientSessionCache: tls.NewLRUClientSessionCache(8)}
 	config := showing(before.SVID(operatorID, time.Hour))
 	config.ClientSessionCache, config.ServerName = cache, "localhost"
@@ -383,8 +382,7 @@ func TestReaderCannotReport(t *testing.T) {
 	t.Parallel()
 	f := newServing(t, 1)
 	mark := f.mark()
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	conn := f.operator()
 	client := readinessv1.NewReadinessServiceClient(conn)
 
@@ -456,8 +454,7 @@ func TestGRPCurlWithOperatorSVID(t *testing.T) {
 	f.must(f.pod.StartLB())
 	f.waitGet(f.operator())
 	curl := func(args ...string) (string, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-		defer cancel()
+		ctx := harness.Context(t, waitTimeout)
 		var out, problem bytes.Buffer
 		cmd := exec.CommandContext(ctx, tool, args...)
 		cmd.Stdout, cmd.Stderr = &out, &problem

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/load"
 )
@@ -104,9 +105,7 @@ func TestLastResortForwards(t *testing.T) {
 	}
 	result, err := g.Take(f.ctx)
 	f.must(err)
-	if err := result.Lost(); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, result.Lost())
 
 	// The first target that recovers gets all new flows.
 	f.must(f.Targets[1].Start())

@@ -148,9 +148,7 @@ func newFixtureWith(t *testing.T, options ...lab.Option) *fixture {
 // close stops the lab and, after a failure, prints the logs.
 func (f *fixture) close() {
 	for _, t := range append(f.target1, f.target2...) {
-		if err := t.Down(); err != nil {
-			f.t.Error(err)
-		}
+		harness.Check(f.t, t.Down())
 	}
 	if f.t.Failed() {
 		for _, p := range []*lab.Process{f.pod.LB, f.pod.Frontend, f.gateway.Process} {
@@ -159,9 +157,7 @@ func (f *fixture) close() {
 			}
 		}
 	}
-	if err := f.Close(); err != nil {
-		f.t.Error(err)
-	}
+	harness.Check(f.t, f.Close())
 }
 
 func (f *fixture) must(err error) {
@@ -195,16 +191,14 @@ func (f *fixture) startPod(flags ...string) {
 // wantRoutes waits until exactly these VIPs are in the gateway's table.
 func (f *fixture) wantRoutes(prefixes ...string) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	f.must(f.gateway.WantRoutes(ctx, prefixes...))
 }
 
 // waitFor waits until condition returns nil.
 func (f *fixture) waitFor(condition func() error) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	f.must(lab.Eventually(ctx, 10*time.Millisecond, condition))
 }
 

@@ -177,9 +177,7 @@ func TestPathMTUDiscoveryThroughVIP(t *testing.T) {
 					go func() { errs <- transfer(ctx, from, vip) }()
 				}
 				for range client.addrs {
-					if err := <-errs; err != nil {
-						t.Error(err)
-					}
+					harness.Check(t, <-errs)
 				}
 			}
 			// The test is only valid if the link was too small for the packets.

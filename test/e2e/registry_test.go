@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"crypto/rand"
 	"fmt"
 	"os"
@@ -11,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -76,8 +76,7 @@ func (f *fixture) startRegistration(stream, name, id string, ips ...fmt.Stringer
 
 // lbRun runs a sub-command of lb on the admin socket.
 func (f *fixture) lbRun(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	return f.pod.Run(ctx, "lb", append(args, "--admin-socket=unix://"+f.pod.LBAdmin())...)
 }
 

@@ -323,8 +323,7 @@ func TestAdminSocketPeerUser(t *testing.T) {
 				}))
 			f.must(err)
 			defer conn.Close()
-			ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-			defer cancel()
+			ctx := harness.Context(t, waitTimeout)
 			if names, err := services(ctx, conn); status.Code(err) != codes.Unavailable {
 				t.Errorf("another user got %v, error %v", names, err)
 			}
@@ -355,8 +354,7 @@ func modeOf(t *testing.T, path string) fs.FileMode {
 // runAs runs lb or frontend as another user and returns its output and exit status.
 func (f *fixture) runAs(uid uint32, program string, args ...string) (string, int) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	// Only root may read the folder of the binaries.
 	path := f.path("open-" + program)
 	if _, err := os.Stat(path); err != nil {

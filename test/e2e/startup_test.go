@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -44,8 +43,7 @@ var firstRise = `VIP changed" vip=%s from=.+ to=ready .*ready_targets=(\d+) tota
 func waitFirstRise(t *testing.T, lb *lab.Process, vip string) (ready, total string) {
 	t.Helper()
 	pattern := regexp.MustCompile(fmt.Sprintf(firstRise, regexp.QuoteMeta(vip)))
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	harness.Must(t, lab.Eventually(ctx, 10*time.Millisecond, func() error {
 		m := pattern.FindStringSubmatch(lb.Output())
 		if m == nil {

@@ -28,9 +28,7 @@ func openTrench(t *testing.T, o traffic.Options) (context.Context, *traffic.Tren
 	trench, err := traffic.Open(ctx, o)
 	harness.Must(t, err)
 	t.Cleanup(func() {
-		if err := trench.Close(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, trench.Close())
 	})
 	return ctx, trench
 }

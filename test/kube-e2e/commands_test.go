@@ -1,7 +1,6 @@
 package kubee2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -68,8 +67,7 @@ func newUser(t *testing.T, programs ...string) *user {
 
 // run runs a script in the user's directory and returns its output.
 func (u *user) run(script, stdin string) (string, error) {
-	ctx, cancel := context.WithTimeout(u.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(u.t, waitTimeout)
 	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", script)
 	cmd.Dir, cmd.Env, cmd.Stdin = u.dir, u.env, strings.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
@@ -114,9 +112,7 @@ func (u *user) startKube(namespace string) {
 	ns, err := lab.Create(lab.WithoutDAD)
 	harness.Must(u.t, err)
 	u.t.Cleanup(func() {
-		if err := ns.Close(); err != nil {
-			u.t.Error(err)
-		}
+		harness.Check(u.t, ns.Close())
 	})
 	u.cluster.ApplyIn(u.t, namespace, `
 apiVersion: v1
@@ -142,17 +138,14 @@ status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
 		if u.t.Failed() {
 			u.t.Logf("== last lines of kube\n%s", kube.Tail(30))
 		}
-		if err := kube.Kill(); err != nil {
-			u.t.Error(err)
-		}
+		harness.Check(u.t, kube.Kill())
 	})
 }
 
 // wantAddresses waits until the Service shows the addresses.
 func (u *user) wantAddresses(namespace string, addresses ...string) {
 	u.t.Helper()
-	ctx, cancel := context.WithTimeout(u.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(u.t, waitTimeout)
 	err := lab.Eventually(ctx, pollInterval, func() error {
 		out, err := u.run("kubectl -n "+namespace+" get service web", "")
 		for _, address := range addresses {

@@ -16,7 +16,9 @@ import (
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/admin"
 	"github.com/vipgate/vipgate/test/load"
 )
 
@@ -157,8 +159,7 @@ func (f *fixture) wantStatus(advertised metav1.ConditionStatus) {
 // wantRoutes waits until the gateway has routes to exactly these prefixes.
 func (f *fixture) wantRoutes(prefixes ...string) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	f.must(f.gateway.WantRoutes(ctx, prefixes...))
 }
 
@@ -166,8 +167,7 @@ func (f *fixture) wantRoutes(prefixes ...string) {
 func (f *fixture) wantAnnounced() {
 	f.t.Helper()
 	f.wantRoutes(route4, route6)
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	f.must(f.WantVia(ctx, 1, 2))
 }
 
@@ -189,8 +189,7 @@ func (f *fixture) wantAnswers(g *load.Generator, apps ...*lab.App) {
 	for _, app := range apps {
 		names = append(names, app.Name)
 	}
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	if err := errors.Join(g.WaitAnswered(ctx, calm), g.WaitTargets(ctx, names...)); err != nil {
 		f.t.Fatalf("%v; failures: %v", err, g.Now().Failures)
 	}
@@ -208,8 +207,7 @@ func (f *fixture) wantNoAnswers(g *load.Generator, app *lab.App) {
 		}
 		return nil
 	})
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	before, err := g.Take(ctx)
 	f.must(err)
 	f.lost(before)
@@ -224,7 +222,7 @@ func (f *fixture) wantNoAnswers(g *load.Generator, app *lab.App) {
 
 // wantNoEntries returns an error while a table of a trench pod contains a target.
 func wantNoEntries(ctx context.Context, p *lab.Pod, target string) error {
-	r, err := p.LBStatus(ctx)
+	r, err := admin.LBStatus(ctx, p)
 	if err != nil {
 		return err
 	}
@@ -247,29 +245,28 @@ func (f *fixture) lost(r load.Result) {
 }
 
 // wantStates waits until the targets of each trench pod satisfy a condition.
-func (f *fixture) wantStates(condition lab.TargetCondition) {
+func (f *fixture) wantStates(condition admin.Condition) {
 	f.t.Helper()
-	f.wait(func(ctx context.Context) error { return f.WantTargets(ctx, condition) })
+	f.wait(func(ctx context.Context) error { return admin.WantTargets(ctx, f.Topology, condition) })
 }
 
 // wantReady waits until a target is ready in each trench pod.
 func (f *fixture) wantReady(app *lab.App) {
 	f.t.Helper()
-	f.wantStates(lab.Ready(app.Name))
+	f.wantStates(admin.Ready(app.Name))
 }
 
 // wantGone waits until no trench pod has a target.
 func (f *fixture) wantGone(app *lab.App) {
 	f.t.Helper()
-	f.wantStates(lab.Gone(app.Name))
+	f.wantStates(admin.Gone(app.Name))
 }
 
 // wantNoTarget fails the test if a trench pod has a target.
 func (f *fixture) wantNoTarget(app *lab.App) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
-	f.must(f.WantTargets(ctx, lab.Gone(app.Name)))
+	ctx := harness.Context(f.t, waitTimeout)
+	f.must(admin.WantTargets(ctx, f.Topology, admin.Gone(app.Name)))
 }
 
 // wantDrainBeforeEnd waits until a target of a deleted pod drains in each trench pod, or has

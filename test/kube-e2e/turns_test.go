@@ -15,6 +15,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/kube/turn"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/test/lab/admin"
 	"github.com/vipgate/vipgate/test/load"
 )
 
@@ -82,7 +83,7 @@ func (f *fixture) wrongChangeReachesOnePod() {
 	failed := 0
 	f.wait(func(ctx context.Context) error {
 		for n, p := range f.Pods {
-			status, err := p.FrontendStatus(ctx)
+			status, err := admin.FrontendStatus(ctx, p)
 			if err != nil {
 				return err
 			}
@@ -109,7 +110,7 @@ func (f *fixture) sessions() map[string]time.Time {
 	all := map[string]time.Time{}
 	f.wait(func(ctx context.Context) error {
 		for n, p := range f.Pods {
-			status, err := p.FrontendStatus(ctx)
+			status, err := admin.FrontendStatus(ctx, p)
 			if err != nil {
 				return err
 			}

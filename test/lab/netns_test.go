@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -38,8 +37,7 @@ func TestNamespaceIsolation(t *testing.T) {
 	if _, err := net.InterfaceByName("left"); err == nil {
 		t.Error("left is seen outside")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	if out, err := a.Run(ctx, "ip", "-br", "link"); err != nil || !strings.Contains(out, "left") {
 		t.Errorf("a command in a: %q, %v", out, err)
 	}
@@ -83,8 +81,7 @@ func TestCaptureDirections(t *testing.T) {
 	harness.Must(t, a.Addr("left", "10.0.0.1/24", "fd00::1/64"))
 	harness.Must(t, b.Addr("right", "10.0.0.2/24", "fd00::2/64"))
 	left, right := NewCapture(t, a, "left"), NewCapture(t, b, "right")
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	for _, to := range []string{"10.0.0.2", "fd00::2"} {
 		harness.Must(t, a.Do(func() error {
 			c, err := net.Dial("udp", net.JoinHostPort(to, "4242"))

@@ -68,7 +68,7 @@ func TestReceiverUpdatesFromBIRD(t *testing.T) {
 		}
 	}
 	// The peer received the default routes.
-	if err := Eventually(ctx, 10*time.Millisecond, func() error {
+	harness.Check(t, Eventually(ctx, 10*time.Millisecond, func() error {
 		routes := map[netip.Prefix]Route{}
 		out, err := control.Command(learned)
 		if err != nil {
@@ -82,9 +82,7 @@ func TestReceiverUpdatesFromBIRD(t *testing.T) {
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	}))
 
 	// The session survives a ROUTE-REFRESH from the peer (RFC 2918).
 	if out, err := control.Command("reload in trench0"); err != nil || !strings.Contains(out, "trench0: reloading") {
@@ -133,15 +131,13 @@ func TestReceiverResetAndRefuse(t *testing.T) {
 	// BIRD's status shows the reset only until the session is back, a second later. Its log keeps
 	// it.
 	log := filepath.Join(l.Dir, "peer", "bird.log")
-	if err := Eventually(ctx, 10*time.Millisecond, func() error {
+	harness.Check(t, Eventually(ctx, 10*time.Millisecond, func() error {
 		text, err := os.ReadFile(log)
 		if err == nil && !hasText(string(text), "trench0: Received: Administrative reset") {
 			err = fmt.Errorf("BIRD says of the reset: %s", text)
 		}
 		return err
-	}); err != nil {
-		t.Error(err)
-	}
+	}))
 	// BIRD comes back after its error wait time.
 	up, err := r.Established(ctx)
 	harness.Must(t, err)
@@ -197,9 +193,7 @@ func TestReceiverWaitContext(t *testing.T) {
 		_, err := r.WaitCount(t.Context(), 1)
 		waiting <- err
 	}()
-	if err := r.Close(); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, r.Close())
 	if err := <-waiting; err == nil {
 		t.Error("the wait survived the receiver")
 	}
@@ -296,8 +290,7 @@ func TestReceiverSecondSession(t *testing.T) {
 	r, err := StartReceiver(ns, ReceiverConfig{Local: []netip.Addr{GatewayA4}})
 	harness.Must(t, err)
 	defer r.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	dial := func() net.Conn {
 		var conn net.Conn
 		harness.Must(t, ns.Do(func() (err error) {

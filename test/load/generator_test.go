@@ -439,8 +439,7 @@ func TestShutdownAnswersAccepted(t *testing.T) {
 	half := len(request) / 2
 	_, err = io.WriteString(conn, request[:half])
 	must(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	for {
 		if n, _ := s.Connections(); n == 1 {
 			break

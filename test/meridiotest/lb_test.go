@@ -137,9 +137,7 @@ func TestWaitsForFrontend(t *testing.T) {
 	n := nsptest.New(nsptest.Options{Credentials: nsptest.ServerCredentials(svid, ca.Bundle())})
 	harness.Must(t, n.Start())
 	defer func() {
-		if err := n.Stop(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, n.Stop())
 	}()
 	c, err := grpc.NewClient(n.Addr(), grpc.WithTransportCredentials(nsptest.ClientCredentials(svid, ca.Bundle())))
 	harness.Must(t, err)

@@ -128,8 +128,7 @@ func lastLines(path string) string {
 // run runs a command and returns its output.
 func (c *cluster) run(args ...string) string {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(c.t, waitTimeout)
 	out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput()
 	if err != nil {
 		c.t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
@@ -146,7 +145,6 @@ func (c *cluster) kubectl(args ...string) string {
 // wait waits until condition returns nil.
 func (c *cluster) wait(condition func(context.Context) error) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(c.t, waitTimeout)
 	harness.Must(c.t, lab.Eventually(ctx, pollInterval, func() error { return condition(ctx) }))
 }

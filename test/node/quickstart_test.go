@@ -111,8 +111,7 @@ func (q *quickstart) step(t *testing.T, name string, most int, change func()) {
 		q.t = t
 		change()
 		q.calm()
-		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-		defer cancel()
+		ctx := harness.Context(t, waitTimeout)
 		r, err := q.load.Take(ctx)
 		harness.Must(t, err)
 		t.Logf("%v: %d requests, %d failed, slowest answer %v, by pod %v", r.Took.Round(time.Second), r.Sent, r.Failed,

@@ -172,8 +172,7 @@ func TestTargets(t *testing.T) {
 		t.Fatal("the target did not survive the restart")
 	}
 	harness.Must(t, n.Start())
-	ctx, cancel := context.WithTimeout(t.Context(), await.Timeout)
-	defer cancel()
+	ctx := harness.Context(t, await.Timeout)
 	harness.Must(t, n.WaitTargets(ctx, func(l []*nspv1.Target) bool { return len(l) == 0 }))
 	if _, err := c.Unregister(ctx, frontend, grpc.WaitForReady(true)); err != nil {
 		t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
-	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/admin"
 	"github.com/vipgate/vipgate/test/load"
 )
 
@@ -47,7 +47,7 @@ func repliesOverAllPods(ctx context.Context, t *Trench, g *load.Generator) ([]st
 			return nil, fmt.Errorf("restart %s: %w", name, err)
 		}
 	}
-	if err := errors.Join(t.scale(len(first)), t.wantTargets(ctx, lab.Gone(more...)), g.WaitAnswered(bound, calm)); err != nil {
+	if err := errors.Join(t.scale(len(first)), t.wantTargets(ctx, admin.Gone(more...)), g.WaitAnswered(bound, calm)); err != nil {
 		return nil, fmt.Errorf("scale in: %w", err)
 	}
 	// The flows of this target end with it.
@@ -83,7 +83,7 @@ func (t *Trench) undrainEverywhere(ctx context.Context, name string) error {
 // eachLB calls the lb of every pod.
 func (t *Trench) eachLB(call func(lbv1.LBServiceClient) error) error {
 	for n, p := range t.Pods {
-		if _, err := lab.Admin(p.LBAdmin(), func(conn *grpc.ClientConn) (any, error) {
+		if _, err := admin.Call(p.LBAdmin(), func(conn *grpc.ClientConn) (any, error) {
 			return nil, call(lbv1.NewLBServiceClient(conn))
 		}); err != nil {
 			return fmt.Errorf("pod %d: %w", n+1, err)

@@ -12,6 +12,7 @@ import (
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/admin"
 )
 
 const (
@@ -191,7 +192,7 @@ func (t *Trench) names() []string {
 // settle waits until every target is ready in every pod that is not lost, and the gateways use
 // all of these pods.
 func (t *Trench) settle(ctx context.Context) error {
-	return errors.Join(t.wantTargets(ctx, lab.Ready(t.names()...)), t.wantVia(ctx, t.without(0)...))
+	return errors.Join(t.wantTargets(ctx, admin.Ready(t.names()...)), t.wantVia(ctx, t.without(0)...))
 }
 
 // without returns the pods that are not lost, except one.
@@ -225,10 +226,10 @@ func (t *Trench) wantDown(ctx context.Context, names ...string) error {
 }
 
 // wantTargets waits until the targets of every pod that is not lost satisfy a condition.
-func (t *Trench) wantTargets(ctx context.Context, condition lab.TargetCondition) error {
+func (t *Trench) wantTargets(ctx context.Context, condition admin.Condition) error {
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
-	return lab.Eventually(ctx, pollInterval, func() error { return t.WantTargets(ctx, condition, t.lost) })
+	return lab.Eventually(ctx, pollInterval, func() error { return admin.WantTargets(ctx, t.Topology, condition, t.lost) })
 }
 
 // wantEgress waits until the frontend of a pod has a session with the gateway in
@@ -236,7 +237,7 @@ func (t *Trench) wantTargets(ctx context.Context, condition lab.TargetCondition)
 func (t *Trench) wantEgress(ctx context.Context, p *lab.Pod) error {
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
-	return lab.Eventually(ctx, pollInterval, func() error { return lab.WantServing(ctx, p.FrontendAdmin(), "Egress") })
+	return lab.Eventually(ctx, pollInterval, func() error { return admin.WantServing(ctx, p.FrontendAdmin(), "Egress") })
 }
 
 // app returns a target by its name.

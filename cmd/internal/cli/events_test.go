@@ -100,11 +100,7 @@ func TestFollowResumesAfterADisconnect(t *testing.T) {
 		if got, want := strings.Join(s.asked, " "), "/0/5 a/10/0 a/14/0"; got != want {
 			t.Errorf("asked for %s, want %s", got, want)
 		}
-		for _, want := range []string{"the frontend is gone, waiting for it: ", "connected again", "3 events lost"} {
-			if !strings.Contains(notes, want) {
-				t.Errorf("no %q in\n%s", want, notes)
-			}
-		}
+		harness.WantText(t, notes, "the frontend is gone, waiting for it: ", "connected again", "3 events lost")
 	})
 }
 

@@ -321,9 +321,7 @@ func TestHungServerIsLeft(t *testing.T) {
 		cancel()
 		<-ended
 		c.clients.connections.CloseAll()
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, server.Close())
 		synctest.Wait()
 	})
 }

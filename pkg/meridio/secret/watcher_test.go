@@ -99,9 +99,7 @@ func (f *fixture) content(path string) string {
 	if errors.Is(err, fs.ErrNotExist) {
 		return "(none)"
 	}
-	if err != nil {
-		f.t.Error(err)
-	}
+	harness.Check(f.t, err)
 	return string(b)
 }
 

@@ -1,4 +1,5 @@
-package lab
+// Package admin asks the programs of pods for their states at the admin sockets.
+package admin
 
 import (
 	"context"
@@ -14,11 +15,12 @@ import (
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Admin calls an admin socket over a separate connection. A program that does not listen is an
+// Call calls an admin socket over a separate connection. A program that does not listen is an
 // error without a retry.
-func Admin[Answer any](socket string, call func(*grpc.ClientConn) (Answer, error)) (Answer, error) {
+func Call[Answer any](socket string, call func(*grpc.ClientConn) (Answer, error)) (Answer, error) {
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		var none Answer
@@ -29,22 +31,22 @@ func Admin[Answer any](socket string, call func(*grpc.ClientConn) (Answer, error
 }
 
 // LBStatus returns the status of the lb.
-func (p *Pod) LBStatus(ctx context.Context) (*lbv1.Status, error) {
-	return Admin(p.LBAdmin(), func(conn *grpc.ClientConn) (*lbv1.Status, error) {
+func LBStatus(ctx context.Context, p *lab.Pod) (*lbv1.Status, error) {
+	return Call(p.LBAdmin(), func(conn *grpc.ClientConn) (*lbv1.Status, error) {
 		return lbv1.NewLBServiceClient(conn).GetStatus(ctx, &adminv1.GetStatusRequest{})
 	})
 }
 
 // FrontendStatus returns the status of the frontend.
-func (p *Pod) FrontendStatus(ctx context.Context) (*frontendv1.Status, error) {
-	return Admin(p.FrontendAdmin(), func(conn *grpc.ClientConn) (*frontendv1.Status, error) {
+func FrontendStatus(ctx context.Context, p *lab.Pod) (*frontendv1.Status, error) {
+	return Call(p.FrontendAdmin(), func(conn *grpc.ClientConn) (*frontendv1.Status, error) {
 		return frontendv1.NewFrontendServiceClient(conn).GetStatus(ctx, &adminv1.GetStatusRequest{})
 	})
 }
 
 // WantServing returns an error unless a health service of an admin socket serves.
 func WantServing(ctx context.Context, socket, service string) error {
-	answer, err := Admin(socket, func(conn *grpc.ClientConn) (*healthv1.HealthCheckResponse, error) {
+	answer, err := Call(socket, func(conn *grpc.ClientConn) (*healthv1.HealthCheckResponse, error) {
 		return healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: service})
 	})
 	if err == nil && answer.GetStatus() != healthv1.HealthCheckResponse_SERVING {
@@ -54,8 +56,8 @@ func WantServing(ctx context.Context, socket, service string) error {
 }
 
 // TargetStates returns the state of each target in the pod: the worst state of its addresses.
-func (p *Pod) TargetStates(ctx context.Context) (map[string]targetv1.State, error) {
-	list, err := Admin(p.LBAdmin(), func(conn *grpc.ClientConn) (*targetv1.ListResponse, error) {
+func TargetStates(ctx context.Context, p *lab.Pod) (map[string]targetv1.State, error) {
+	list, err := Call(p.LBAdmin(), func(conn *grpc.ClientConn) (*targetv1.ListResponse, error) {
 		return targetv1.NewTargetServiceClient(conn).List(ctx, &targetv1.ListRequest{})
 	})
 	states := map[string]targetv1.State{}
@@ -67,17 +69,17 @@ func (p *Pod) TargetStates(ctx context.Context) (map[string]targetv1.State, erro
 	return states, err
 }
 
-// TargetCondition returns an error unless the states of a pod's targets satisfy it.
-type TargetCondition func(states map[string]targetv1.State) error
+// Condition returns an error unless the states of a pod's targets satisfy it.
+type Condition func(states map[string]targetv1.State) error
 
 // WantTargets returns an error unless the targets of all pods except the lost ones satisfy a
 // condition.
-func (t *Topology) WantTargets(ctx context.Context, condition TargetCondition, lost ...int) error {
+func WantTargets(ctx context.Context, t *lab.Topology, condition Condition, lost ...int) error {
 	for i, p := range t.Pods {
 		if slices.Contains(lost, i+1) {
 			continue
 		}
-		states, err := p.TargetStates(ctx)
+		states, err := TargetStates(ctx, p)
 		if err != nil {
 			return fmt.Errorf("pod %d: %w", i+1, err)
 		}
@@ -89,7 +91,7 @@ func (t *Topology) WantTargets(ctx context.Context, condition TargetCondition, l
 }
 
 // Ready requires that targets are ready.
-func Ready(names ...string) TargetCondition {
+func Ready(names ...string) Condition {
 	return func(states map[string]targetv1.State) error {
 		for _, name := range names {
 			if states[name] != targetv1.State_STATE_READY {
@@ -101,7 +103,7 @@ func Ready(names ...string) TargetCondition {
 }
 
 // Gone requires that the pod has no targets with these names.
-func Gone(names ...string) TargetCondition {
+func Gone(names ...string) Condition {
 	return func(states map[string]targetv1.State) error {
 		for _, name := range names {
 			if state, ok := states[name]; ok {
