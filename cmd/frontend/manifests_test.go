@@ -59,7 +59,7 @@ func TestContainerAndImageFitProgram(t *testing.T) {
 
 func TestMistakesInTheImageAreSeen(t *testing.T) {
 	yes, no := true, false
-	tests := []struct {
+	for _, tt := range []struct {
 		name  string
 		spoil func(*clitest.Container)
 		want  string
@@ -78,8 +78,7 @@ func TestMistakesInTheImageAreSeen(t *testing.T) {
 			c.SecurityContext.Capabilities.Add = append(c.SecurityContext.Capabilities.Add, "SYS_ADMIN")
 		}, "SYS_ADMIN"},
 		{"another user", func(c *clitest.Container) { c.SecurityContext.RunAsUser = 1 }, "the image's user is 10002:10002"},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := deployed(t)
 			c := p.Container(t)
@@ -140,7 +139,7 @@ func TestThePodIsConsistent(t *testing.T) {
 }
 
 func TestMistakesInThePodAreSeen(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		name  string
 		spoil func(*clitest.Pod)
 		want  string
@@ -164,8 +163,7 @@ func TestMistakesInThePodAreSeen(t *testing.T) {
 			"capabilities kept", func(p *clitest.Pod) { p.Containers[0].SecurityContext.Capabilities.Drop = nil },
 			"does not drop all",
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := deployment(t).Spec.Template.Spec
 			tt.spoil(&p)

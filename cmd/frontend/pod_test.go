@@ -84,11 +84,7 @@ func (p *pod) must(err error) {
 	}
 }
 
-func (p *pod) context() context.Context {
-	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
-	p.t.Cleanup(cancel)
-	return ctx
-}
+func (p *pod) context() context.Context { return harness.Context(p.t, patience) }
 
 func (p *pod) eventually(condition func() error) {
 	p.t.Helper()
@@ -335,7 +331,7 @@ func TestTheFrontendNeedsPrivilegeEscalation(t *testing.T) {
 	api := identitytest.NewWorkloadAPI(t)
 	api.Start()
 	p.volumes(api)
-	tests := []struct {
+	for _, tt := range []struct {
 		name  string
 		spoil func(*container.Container)
 		want  string
@@ -345,8 +341,7 @@ func TestTheFrontendNeedsPrivilegeEscalation(t *testing.T) {
 			"with a capability fewer", func(c *container.Container) { c.Capabilities = c.Capabilities[:2] },
 			"execute /usr/local/bin/frontend: operation not permitted",
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := p.container("frontend", "cleanup")
 			c.Root = filepath.Join(p.lab.Dir, "root")

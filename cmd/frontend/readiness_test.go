@@ -68,7 +68,7 @@ func TestAReadinessDirectoryNeedsNoIdentity(t *testing.T) {
 }
 
 func TestBadReadinessDirectoriesAreRefused(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		name      string
 		variables map[string]string
 		arguments []string
@@ -96,8 +96,7 @@ func TestBadReadinessDirectoriesAreRefused(t *testing.T) {
 		},
 		{"negative age", nil, []string{"--readiness-dir=/d", "--readiness-max-age=-1s"}, "--readiness-max-age=-1s"},
 		{"neither it nor an ID", nil, nil, "--lb-id"},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := readinessOptions(t, tt.variables, tt.arguments...); err == nil ||
 				!strings.Contains(err.Error(), tt.want) {

@@ -36,7 +36,7 @@ func TestMistakesInTheContainerAreSeen(t *testing.T) {
 			f(&c.VolumeMounts[slices.IndexFunc(c.VolumeMounts, func(m clitest.Mount) bool { return m.MountPath == path })])
 		}
 	}
-	tests := []struct {
+	for _, tt := range []struct {
 		name  string
 		spoil func(*clitest.Container)
 		want  string
@@ -82,8 +82,7 @@ func TestMistakesInTheContainerAreSeen(t *testing.T) {
 			"the Workload API elsewhere", set("SPIFFE_ENDPOINT_SOCKET", "unix:///run/spire/agent.sock"),
 			"SPIFFE_ENDPOINT_SOCKET is /run/spire/agent.sock, which lies in no mount",
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			lb := deployed(t)
 			c := lb.Container(t)

@@ -129,11 +129,7 @@ func (p *meridioPod) check(err error) {
 	harness.Check(p.t, err)
 }
 
-func (p *meridioPod) context() context.Context {
-	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
-	p.t.Cleanup(cancel)
-	return ctx
-}
+func (p *meridioPod) context() context.Context { return harness.Context(p.t, patience) }
 
 func (p *meridioPod) eventually(condition func() error) {
 	p.t.Helper()

@@ -209,11 +209,7 @@ func (f *fixture) wantTraffic(when string) {
 	f.via(0)
 }
 
-func (f *fixture) context() context.Context {
-	ctx, cancel := context.WithTimeout(f.t.Context(), patience)
-	f.t.Cleanup(cancel)
-	return ctx
-}
+func (f *fixture) context() context.Context { return harness.Context(f.t, patience) }
 
 func (f *fixture) eventually(condition func() error) {
 	f.t.Helper()

@@ -92,7 +92,7 @@ func TestRenderNoVIPRouteNoMaskedSecret(t *testing.T) {
 }
 
 func TestParsePassword(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		content, want, problem string
 	}{
 		{content: "secret\n", want: "secret"},
@@ -103,8 +103,7 @@ func TestParsePassword(t *testing.T) {
 		{content: `a"b`, problem: "quote"},
 		{content: "a\nb\n", problem: "control character"},
 		{content: strings.Repeat("x", 81), problem: "81 bytes"},
-	}
-	for _, tt := range tests {
+	} {
 		got, err := parsePassword([]byte(tt.content))
 		if tt.problem != "" {
 			if err == nil || !strings.Contains(err.Error(), tt.problem) {

@@ -43,7 +43,7 @@ func addr(prefix string, flags ...string) rtnetlink.Address {
 }
 
 func TestSelectLocal(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		name, gateway, current string
 		addrs                  []rtnetlink.Address
 		want, problem          string
@@ -127,8 +127,7 @@ func TestSelectLocal(t *testing.T) {
 			name: "other address, current one removed", gateway: "fd00::9", current: "fd00::1",
 			addrs: []rtnetlink.Address{addr("fd00::2/64")}, want: "fd00::2",
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var current netip.Addr
 			if tt.current != "" {

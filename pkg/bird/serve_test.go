@@ -522,7 +522,7 @@ func TestConfirmWithoutBIRD(t *testing.T) {
 func TestExports(t *testing.T) {
 	up := func(f vip.Family, n int) GatewayState { return GatewayState{Family: f, Up: true, Exported: n} }
 	down := GatewayState{Family: vip.IPv4, Exported: 7}
-	tests := []struct {
+	for i, tt := range []struct {
 		gateways []GatewayState
 		want     [len(vip.Families)]int
 		ok       bool
@@ -533,8 +533,7 @@ func TestExports(t *testing.T) {
 		{[]GatewayState{up(vip.IPv4, 1), up(vip.IPv4, 0)}, [...]int{1, 2}, false},
 		{[]GatewayState{up(vip.IPv6, 1)}, [...]int{1, 2}, false},
 		{[]GatewayState{up(vip.IPv4, 2)}, [...]int{1, 2}, false}, // not withdrawn yet
-	}
-	for i, tt := range tests {
+	} {
 		if got := exports(tt.gateways, tt.want); got != tt.ok {
 			t.Errorf("%d: %v", i, got)
 		}

@@ -31,7 +31,7 @@ func overlap(a, b nft.Range) bool {
 }
 
 func TestElementsRoundTripInAnyOrder(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		name  string
 		vips  []string
 		spans string
@@ -52,8 +52,7 @@ func TestElementsRoundTripInAnyOrder(t *testing.T) {
 			name: "IPv6", vips: []string{"2000::1/128", "2000::2/128", "2000:0:0:1::/64"},
 			spans: "[2000::1 2000::2 2000:0:0:1::-2000::1:ffff:ffff:ffff:ffff]",
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			set := vip.NewSet(vips(tt.vips...)...)
 			var f vip.Family

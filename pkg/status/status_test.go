@@ -288,7 +288,7 @@ func TestFrontend(t *testing.T) {
 			Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NEVER_SEEN,
 		}},
 	}
-	tests := []struct {
+	for _, tt := range []struct {
 		name     string
 		status   *frontendv1.Status
 		complete bool
@@ -299,8 +299,7 @@ func TestFrontend(t *testing.T) {
 		{"frontend-readiness-files", files, true},
 		{"frontend-just-started", fresh, false},
 		{"frontend-empty", nil, true},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, complete := Frontend(tt.status, now)
 			if complete != tt.complete {

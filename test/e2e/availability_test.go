@@ -251,8 +251,7 @@ func TestMeridioLBUpgradeAfterDeath(t *testing.T) {
 // oldFrontend watches the lb with Meridio's protocol.
 func (f *fixture) oldFrontend() grpc.ServerStreamingClient[loadbalancerv1.Response] {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), 2*waitTimeout)
-	f.t.Cleanup(cancel)
+	ctx := harness.Context(f.t, 2*waitTimeout)
 	stream, err := loadbalancerv1.NewStreamAvailabilityServiceClient(f.dialAsFrontend()).Watch(ctx, &emptypb.Empty{},
 		grpc.WaitForReady(true))
 	f.must(err)

@@ -76,10 +76,7 @@ func TestFrontendPausedWithdraws(t *testing.T) {
 func TestFrontendTermDrainsFirst(t *testing.T) {
 	t.Parallel()
 	const drain = 500 * time.Millisecond
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod("--drain-time=" + drain.String())
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1, "--drain-time="+drain.String())
 	f.waitReported(vipA4, readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED)
 	mark, bird := f.mark(), f.birdPID()
 
@@ -158,10 +155,7 @@ func (f *fixture) wantRules(want bool) {
 // `frontend cleanup`, or --remove-rules-on-exit, removes the rules (docs/architecture.md#stopping).
 func TestFrontendTermRemovesRules(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod("--remove-rules-on-exit", shortDrain, shortSettle)
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1, "--remove-rules-on-exit", shortDrain, shortSettle)
 	f.wantRules(true)
 	f.stop(f.pod.Frontend)
 	f.wantRoutes()
@@ -172,10 +166,7 @@ func TestFrontendTermRemovesRules(t *testing.T) {
 // (docs/architecture.md#stopping).
 func TestFrontendTermProbesAndSecondTerm(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod("--drain-time=10m")
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1, "--drain-time=10m")
 	const serving, notServing = healthv1.HealthCheckResponse_SERVING, healthv1.HealthCheckResponse_NOT_SERVING
 	f.wantHealth(lab.FrontendHealth, "Readiness", serving)
 	f.wantHealth(lab.FrontendHealth, "Liveness", serving)
@@ -205,10 +196,7 @@ func TestFrontendTermProbesAndSecondTerm(t *testing.T) {
 // BIRD that does not end within 2 s is killed (docs/architecture.md#stopping).
 func TestFrontendTermWithHungBIRD(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod("--drain-time=0s", "--settle=1m")
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1, "--drain-time=0s", "--settle=1m")
 	mark, bird := f.mark(), f.birdPID()
 
 	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
@@ -227,10 +215,7 @@ func TestFrontendTermWithHungBIRD(t *testing.T) {
 // drain time, then withdrawn.
 func TestOperatorDrainsVIP(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1, f.target2)
-	f.startPod(shortDrain, shortSettle)
-	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	f := newServing(t, 2, shortDrain, shortSettle)
 	mark := f.mark()
 	admin := "--admin-socket=unix://" + f.pod.FrontendAdmin()
 

@@ -221,10 +221,7 @@ func TestRouteBackIsWatched(t *testing.T) {
 // With --require-route the VIPs of a family without a route back are withdrawn.
 func TestRequireRoute(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod("--require-route")
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1, "--require-route")
 	f.gatewayDefaults("disable")
 	f.wantRoutes()
 	f.waitStatus("no gateway gives a route back to clients")

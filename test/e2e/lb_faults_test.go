@@ -373,10 +373,7 @@ func (h *hangingTarget) close() {
 // (docs/architecture.md#the-gate).
 func TestLBLossKeepsVIPs(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod("--on-lb-loss=keep")
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1, "--on-lb-loss=keep")
 	mark := f.mark()
 
 	f.must(f.pod.LB.Kill())

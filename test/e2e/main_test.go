@@ -116,12 +116,13 @@ func newFixture(t *testing.T) *fixture {
 	return newFixtureWith(t, lab.QuickDAD)
 }
 
-// newServing is newFixture with a running pod and the first targets up, whose VIPs are at the gateway.
-func newServing(t *testing.T, targets int) *fixture {
+// newServing is newFixture with a running pod, whose frontend has additional flags, and the first
+// targets up, whose VIPs are at the gateway.
+func newServing(t *testing.T, targets int, flags ...string) *fixture {
 	t.Helper()
 	f := newFixture(t)
 	f.up([][]*lab.Target{f.target1, f.target2}[:targets]...)
-	f.startPod()
+	f.startPod(flags...)
 	f.wantRoutes(every()[:2*targets]...)
 	return f
 }

@@ -22,8 +22,7 @@ func openTrench(t *testing.T, o traffic.Options) (context.Context, *traffic.Tren
 	if lack := lab.MissingForTopology(); lack != "" {
 		t.Fatalf("this machine lacks %s", lack)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), scenarioTimeout)
-	t.Cleanup(cancel)
+	ctx := harness.Context(t, scenarioTimeout)
 	o.Binaries = binaries
 	trench, err := traffic.Open(ctx, o)
 	harness.Must(t, err)

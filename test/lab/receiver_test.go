@@ -24,8 +24,7 @@ func startReceived(t *testing.T, routes ...string) (context.Context, *Lab, *Rece
 	if errs := Missing(); len(errs) > 0 {
 		t.Fatal(errs)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	t.Cleanup(cancel)
+	ctx := harness.Context(t, waitTimeout)
 	l, err := New()
 	harness.Must(t, err)
 	t.Cleanup(func() { harness.Must(t, l.Close()) })
