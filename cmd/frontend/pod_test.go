@@ -79,9 +79,7 @@ func (p *pod) close() {
 
 func (p *pod) must(err error) {
 	p.t.Helper()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	harness.Must(p.t, err)
 }
 
 func (p *pod) context() context.Context { return harness.Context(p.t, patience) }

@@ -28,8 +28,6 @@ import (
 	"github.com/vipgate/vipgate/test/registrytest"
 )
 
-const patience = 20 * time.Second
-
 // registryFixture serves targets on an admin socket and over mTLS.
 type registryFixture struct {
 	*registrytest.Registry
@@ -117,17 +115,6 @@ func (d *registryFixture) keep(out *harness.Log, name string) (stops chan struct
 	return stops, ended
 }
 
-func wait(t *testing.T, ended <-chan error) error {
-	t.Helper()
-	select {
-	case err := <-ended:
-		return err
-	case <-time.After(patience):
-		t.Fatal("the command did not end")
-		return nil
-	}
-}
-
 // SIGTERM takes the target away gently, on each way to the registry.
 func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
 	d := newRegistryFixture(t, 50*time.Millisecond)
@@ -148,7 +135,7 @@ func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
 				t.Errorf("printed\n%s", out.String())
 			}
 			harness.Must(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
-			harness.Must(t, wait(t, ended))
+			harness.Must(t, await.Receive(t, "the end of the command", ended))
 			harness.WantText(t, out.String(), "deregistering\n", "s/a fd00::1: gone\n")
 			await.True(t, "the end of the target", func() bool { return len(d.States()) == 0 })
 		})
@@ -163,7 +150,7 @@ func TestASecondSignalEndsTargetAddAtOnce(t *testing.T) {
 	stops <- struct{}{}
 	await.True(t, "the drain", func() bool { return strings.Contains(out.String(), "draining: ") })
 	stops <- struct{}{}
-	harness.Must(t, wait(t, ended))
+	harness.Must(t, await.Receive(t, "the end of the command", ended))
 	if len(d.States()) != 1 {
 		t.Error("the target does not drain on")
 	}
@@ -192,14 +179,14 @@ func TestTargetAddEndsWhenRefused(t *testing.T) {
 	await.True(t, "the first registration", func() bool { return len(d.States()) == 1 })
 	var second harness.Log
 	stops, ended := d.keep(&second, "a")
-	if err := wait(t, first); err == nil || !strings.Contains(err.Error(), "another call registered a") {
+	if err := await.Receive(t, "the end of the command", first); err == nil || !strings.Contains(err.Error(), "another call registered a") {
 		t.Errorf("the first ended with %v", err)
 	}
 	await.True(t, "the second registration", func() bool { return strings.Contains(second.String(), "ready") })
 	// An operator removes it: there is nothing to do any more.
 	mustPrint(t, "deregistered in stream s: a; flows continue for 0s", "target", "remove", "a", "--stream=s",
 		"--drain-time=0s", "--admin-socket="+d.admin)
-	if err := wait(t, ended); err != nil {
+	if err := await.Receive(t, "the end of the command", ended); err != nil {
 		t.Errorf("the second ended with %v", err)
 	}
 	close(stops)
@@ -225,7 +212,7 @@ func TestTargetAddRegistersAgain(t *testing.T) {
 		await.True(t, "the registration", func() bool { return strings.Count(out.String(), "registered at") == n })
 		if n == 2 {
 			harness.Must(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
-			harness.Check(t, wait(t, ended))
+			harness.Check(t, await.Receive(t, "the end of the command", ended))
 		}
 		stop()
 	}
@@ -286,8 +273,8 @@ func TestTargetListAndDrains(t *testing.T) {
 		append([]string{"target", "remove", "a", "--stream=s", "--drain-time=0s"}, admin)...)
 	await.True(t, "the empty list", func() bool { return strings.Contains(watched.String(), "no targets") })
 	harness.Must(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
-	harness.Check(t, wait(t, watch))
-	harness.Check(t, wait(t, ended))
+	harness.Check(t, await.Receive(t, "the end of the command", watch))
+	harness.Check(t, await.Receive(t, "the end of the command", ended))
 	close(stops)
 
 	mustPrint(t, "drained: s/a\n", "target", "drain", "a", "b", "--stream=s", "--drain-time=30s", admin)
@@ -335,7 +322,7 @@ func TestTargetAddFailsToDeregister(t *testing.T) {
 		}
 		await.True(t, "a complaint", func() bool { return strings.Contains(out.String(), "trying again") })
 		stops <- struct{}{}
-		err = wait(t, ended)
+		err = await.Receive(t, "the end of the command", ended)
 		if registered && (err == nil || !strings.Contains(err.Error(), "could not be deregistered, its grace ends it")) {
 			t.Errorf("got %v", err)
 		}

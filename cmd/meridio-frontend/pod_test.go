@@ -120,9 +120,7 @@ func (p *meridioPod) in(t *testing.T) *meridioPod {
 
 func (p *meridioPod) must(err error) {
 	p.t.Helper()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	harness.Must(p.t, err)
 }
 
 func (p *meridioPod) check(err error) {

@@ -50,12 +50,7 @@ func TestAddRegistersEverywhere(t *testing.T) {
 	})
 	harness.WantText(t, status.String(), at, "unix://"+socket, "10.0.0.1,fd00::1")
 	harness.Must(t, syscall.Kill(syscall.Getpid(), syscall.SIGTERM))
-	select {
-	case err := <-ended:
-		harness.Check(t, err)
-	case <-time.After(await.Timeout):
-		t.Fatal("the command did not end")
-	}
+	harness.Check(t, await.Receive(t, "the end of the command", ended))
 	for _, lb := range []string{at, "unix://" + socket} {
 		for _, line := range []string{
 			"registered at the load balancer; without this process the target stays for 3s", "s/a 10.0.0.1: ready",

@@ -78,9 +78,7 @@ func (f *fixture) binary() string { return filepath.Join(f.dir, "target") }
 
 func (f *fixture) must(err error) {
 	f.t.Helper()
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 }
 
 func (f *fixture) mkdir(name string, mode os.FileMode) string {

@@ -53,9 +53,7 @@ type viaVIPTarget struct {
 
 func (x *viaVIPTarget) must(err error) {
 	x.t.Helper()
-	if err != nil {
-		x.t.Fatal(err)
-	}
+	harness.Must(x.t, err)
 }
 
 // each runs an ip command for each VIP, with the options of its family.

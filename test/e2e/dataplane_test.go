@@ -102,9 +102,7 @@ func newDataPlaneFixtureWith(t *testing.T, config lab.TopologyConfig) *dataPlane
 
 func (f *dataPlaneFixture) must(err error) {
 	f.t.Helper()
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 }
 
 func (f *dataPlaneFixture) start(extra ...string) {

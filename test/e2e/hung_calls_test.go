@@ -17,6 +17,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -247,11 +248,7 @@ func (f *hungFixture) silentPeer(path string) (waitAccepted func()) {
 	}()
 	return func() {
 		f.t.Helper()
-		select {
-		case <-accepted:
-		case <-time.After(waitTimeout):
-			f.t.Fatal("no connection to the silent listener")
-		}
+		await.Receive(f.t, "a connection to the silent listener", accepted)
 	}
 }
 
@@ -310,12 +307,8 @@ func silentTarget(f *hungFixture) *lab.Process {
 	}()
 	p := rewritten("{tcp: {port: 5000}, interval: 100ms, timeout: 100ms,",
 		"{http: {port: 5000}, interval: 1h, timeout: 1h,", lbServes())(f)
-	select {
-	case c := <-accepted:
-		f.t.Cleanup(func() { _ = c.Close() })
-	case <-time.After(waitTimeout):
-		f.t.Fatal("no check of the silent target")
-	}
+	c := await.Receive(f.t, "a check of the silent target", accepted)
+	f.t.Cleanup(func() { _ = c.Close() })
 	return p
 }
 

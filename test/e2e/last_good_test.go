@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/crash"
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
@@ -107,11 +107,7 @@ func (p *lastGood) edit(prefix string) string {
 // ends waits until the process has ended.
 func (p *lastGood) ends() {
 	p.t.Helper()
-	select {
-	case <-p.process().Done():
-	case <-time.After(waitTimeout):
-		p.t.Fatalf("%s did not end", p.program)
-	}
+	await.Receive(p.t, "the end of "+p.program, p.process().Done())
 }
 
 // servesLastGood starts the process, and wants the VIPs of the last good configuration at the

@@ -163,9 +163,7 @@ func (f *fixture) close() {
 
 func (f *fixture) must(err error) {
 	f.t.Helper()
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 }
 
 // wait waits until condition returns nil.

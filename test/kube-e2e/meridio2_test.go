@@ -152,9 +152,7 @@ func newMeridio2(t *testing.T) *meridio2 {
 
 func (m *meridio2) must(err error) {
 	m.t.Helper()
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	harness.Must(m.t, err)
 }
 
 func (m *meridio2) file(path string) string {

@@ -163,9 +163,7 @@ func newPublishers(t *testing.T, pods, ingresses int, manifests ...string) *publ
 
 func (p *publishers) must(err error) {
 	p.t.Helper()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	harness.Must(p.t, err)
 }
 
 func (p *publishers) apply(manifest string) {

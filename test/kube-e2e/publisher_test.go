@@ -154,9 +154,7 @@ func (p *publisher) socket() string { return "unix://" + filepath.Join(p.pod.Lab
 
 func (p *publisher) must(err error) {
 	p.Helper()
-	if err != nil {
-		p.Fatal(err)
-	}
+	harness.Must(p, err)
 }
 
 func (p *publisher) file(path string) string {

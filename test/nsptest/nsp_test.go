@@ -2,6 +2,7 @@ package nsptest_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -137,11 +138,7 @@ func TestStalledReaderBlocksOthers(t *testing.T) {
 		}
 	}()
 	for ; count <= events; count++ { // and the first list
-		select {
-		case <-received:
-		case <-time.After(await.Timeout):
-			t.Fatalf("%d lists were received", count)
-		}
+		await.Receive(t, fmt.Sprintf("list %d", count), received)
 	}
 	<-sent
 }
