@@ -179,7 +179,8 @@ func TestTargetAddEndsWhenRefused(t *testing.T) {
 	await.True(t, "the first registration", func() bool { return len(d.States()) == 1 })
 	var second harness.Log
 	stops, ended := d.keep(&second, "a")
-	if err := await.Receive(t, "the end of the command", first); err == nil || !strings.Contains(err.Error(), "another call registered a") {
+	err := await.Receive(t, "the end of the command", first)
+	if err == nil || !strings.Contains(err.Error(), "another call registered a") {
 		t.Errorf("the first ended with %v", err)
 	}
 	await.True(t, "the second registration", func() bool { return strings.Contains(second.String(), "ready") })

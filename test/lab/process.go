@@ -91,7 +91,7 @@ func (p *Process) Kill() error {
 	return err
 }
 
-// Stop ends processes with SIGTERM and waits for their ends. An exit status other than 0 is an error.
+// Stop ends processes with SIGTERM and waits for their ends. It fails unless each exit status is 0.
 func Stop(ctx context.Context, processes ...*Process) error {
 	for _, p := range processes {
 		if err := p.Signal(unix.SIGTERM); err != nil {

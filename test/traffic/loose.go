@@ -47,7 +47,8 @@ func repliesOverAllPods(ctx context.Context, t *Trench, g *load.Generator) ([]st
 			return nil, fmt.Errorf("restart %s: %w", name, err)
 		}
 	}
-	if err := errors.Join(t.scale(len(first)), t.wantTargets(ctx, admin.Gone(more...)), g.WaitAnswered(bound, calm)); err != nil {
+	if err := errors.Join(t.scale(len(first)), t.wantTargets(ctx, admin.Gone(more...)),
+		g.WaitAnswered(bound, calm)); err != nil {
 		return nil, fmt.Errorf("scale in: %w", err)
 	}
 	// The flows of this target end with it.
