@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -23,9 +24,7 @@ func TestCredentialsOfLoadBalancer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, err := readinessOptions(t, nil, tt.flag, "--identity=files", "--svid-dir="+dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			identitytest.Run(t, o.Identity)
 			<-o.Identity.Ready()
 			for peer, want := range map[*identity.Source]bool{lb: tt.lb, other: tt.otherLB} {

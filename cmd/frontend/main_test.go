@@ -8,7 +8,9 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/cmd/internal/frontendcmd"
+	"github.com/vipgate/vipgate/test/clitest"
 	"github.com/vipgate/vipgate/test/container"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) {
@@ -21,8 +23,10 @@ func parser(t *testing.T) *kong.Kong { return parserOf(t, &commandLine{}) }
 func parserOf(t *testing.T, line *commandLine) *kong.Kong {
 	t.Helper()
 	k, err := cli.New(frontendcmd.Program(), line)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return k
+}
+
+func TestConfigurationDocument(t *testing.T) {
+	clitest.Texts(t, "frontend", true, parser(t), cli.Variables(frontendcmd.Program(), parser(t)))
 }

@@ -19,67 +19,47 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/test/clitest"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const (
-	deployments = "../../deployments/"
-	base        = deployments + "base/"
-	example     = deployments + "example/"
-	components  = deployments + "components/"
+	base       = clitest.Deployments + "base/"
+	example    = clitest.Deployments + "example/"
+	components = clitest.Deployments + "components/"
 )
 
 func deployment(t *testing.T) clitest.Deployment {
 	return clitest.Read[clitest.Deployment](t, base+"deployment.yaml")
 }
 
-func manifest(t *testing.T) *clitest.Container {
-	d := deployment(t)
-	return d.Spec.Template.Spec.Container(t, "frontend")
-}
-
-func manifestLine(t *testing.T) clitest.CommandLine {
-	readme, err := os.ReadFile(deployments + "README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return clitest.CommandLine{
+func deployed(t *testing.T) *clitest.Program {
+	return &clitest.Program{Name: "frontend", Manifest: "base/deployment.yaml", CommandLine: clitest.CommandLine{
 		Parser: parser(t),
 		Services: []string{
 			"", frontend.Liveness, frontend.Readiness, frontend.Egress, frontend.Configuration, frontend.Identity,
 			frontend.BIRD, frontend.Stream, frontend.Routing, frontend.Stopping,
 		},
-		Variables:  []string{"GOMEMLIMIT", "SPIFFE_ENDPOINT_SOCKET", "POD_UID"},
-		Reads:      []string{"trench-file", "lb-socket"},
-		Documented: func(path string) bool { return strings.Contains(string(readme), "`"+path+"`") },
-	}
+		Variables: []string{"GOMEMLIMIT", "SPIFFE_ENDPOINT_SOCKET", "POD_UID"},
+		Reads:     []string{"trench-file", "lb-socket"},
+	}}
 }
 
-func TestTheContainerFitsTheProgram(t *testing.T) {
-	for _, problem := range manifest(t).Problems(t, manifestLine(t)) {
-		t.Error(problem)
-	}
-}
-
-func TestTheImageFitsTheContainer(t *testing.T) {
-	image := clitest.ReadImage(t, base+"../images/frontend.Dockerfile")
-	for _, problem := range manifest(t).ImageProblems(image) {
-		t.Error(problem)
-	}
-	if image.EntryPoint != "/usr/local/bin/frontend" {
-		t.Errorf("the entry point is %q", image.EntryPoint)
-	}
+func TestContainerAndImageFitProgram(t *testing.T) {
+	p := deployed(t)
+	p.Fits(t)
+	image := p.Image(t)
 	// BIRD inherits the capabilities of the frontend.
 	if len(image.Capabilities) != 1 || len(image.Capabilities[image.EntryPoint]) == 0 {
 		t.Errorf("file capabilities %v, want those of the frontend alone", image.Capabilities)
 	}
-	if !slices.Contains(manifest(t).SecurityContext.Capabilities.Add, "SYS_PTRACE") {
+	if !slices.Contains(p.Container(t).SecurityContext.Capabilities.Add, "SYS_PTRACE") {
 		t.Error("RuntimeDefault denies pidfd_getfd(2) without SYS_PTRACE: no TCP_NODELAY for BIRD")
 	}
 }
 
 func TestMistakesInTheImageAreSeen(t *testing.T) {
 	yes, no := true, false
-	tests := []struct {
+	for _, tt := range []struct {
 		name  string
 		spoil func(*clitest.Container)
 		want  string
@@ -91,30 +71,23 @@ func TestMistakesInTheImageAreSeen(t *testing.T) {
 		{
 			"a capability fewer",
 			func(c *clitest.Container) {
-				c.SecurityContext.Capabilities.Add = []string{
-					"NET_ADMIN",
-					"NET_RAW",
-					"SYS_PTRACE",
-				}
+				c.SecurityContext.Capabilities.Add = []string{"NET_ADMIN", "NET_RAW", "SYS_PTRACE"}
 			}, "the container allows [NET_ADMIN NET_RAW]",
 		},
 		{"a capability more", func(c *clitest.Container) {
 			c.SecurityContext.Capabilities.Add = append(c.SecurityContext.Capabilities.Add, "SYS_ADMIN")
 		}, "SYS_ADMIN"},
 		{"another user", func(c *clitest.Container) { c.SecurityContext.RunAsUser = 1 }, "the image's user is 10002:10002"},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := manifest(t)
+			p := deployed(t)
+			c := p.Container(t)
 			tt.spoil(c)
-			problems := c.ImageProblems(clitest.ReadImage(t, deployments+"images/frontend.Dockerfile"))
-			if !slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, tt.want) }) {
-				t.Errorf("got %q, want %q", problems, tt.want)
-			}
+			clitest.WantProblem(t, c.ImageProblems(p.Image(t)), tt.want)
 		})
 	}
 	t.Run("capabilities without files that have them", func(t *testing.T) {
-		c := manifest(t)
+		c := deployed(t).Container(t)
 		c.SecurityContext.AllowPrivilegeEscalation = &yes
 		if problems := c.ImageProblems(clitest.Image{User: "10002:10002"}); len(problems) != 2 {
 			t.Errorf("got %q", problems)
@@ -166,7 +139,7 @@ func TestThePodIsConsistent(t *testing.T) {
 }
 
 func TestMistakesInThePodAreSeen(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		name  string
 		spoil func(*clitest.Pod)
 		want  string
@@ -190,15 +163,11 @@ func TestMistakesInThePodAreSeen(t *testing.T) {
 			"capabilities kept", func(p *clitest.Pod) { p.Containers[0].SecurityContext.Capabilities.Drop = nil },
 			"does not drop all",
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := deployment(t).Spec.Template.Spec
 			tt.spoil(&p)
-			if problems := p.Problems(); !slices.ContainsFunc(problems,
-				func(p string) bool { return strings.Contains(p, tt.want) }) {
-				t.Errorf("got %q, want %q", problems, tt.want)
-			}
+			clitest.WantProblem(t, p.Problems(), tt.want)
 		})
 	}
 }
@@ -290,7 +259,7 @@ func networks(t *testing.T) []network {
 
 func TestExternalInterfaceIsAttached(t *testing.T) {
 	n := networks(t)[0]
-	if want := manifest(t).Variable("VIPGATE_EXTERNAL_INTERFACE"); n.Interface != want {
+	if want := deployed(t).Container(t).Variable("VIPGATE_EXTERNAL_INTERFACE"); n.Interface != want {
 		t.Errorf("the pod gets the interface %q, the frontend uses %q", n.Interface, want)
 	}
 }
@@ -314,7 +283,7 @@ func readTrench(t *testing.T, file string) trenchObject {
 // trenchFile returns the trench file of the component without kube.
 func trenchFile(t *testing.T) []byte {
 	t.Helper()
-	name := path.Base(manifest(t).Variable("VIPGATE_TRENCH_FILE"))
+	name := path.Base(deployed(t).Container(t).Variable("VIPGATE_TRENCH_FILE"))
 	m := clitest.Read[struct {
 		Metadata struct{ Name string }
 		Data     map[string]string
@@ -338,17 +307,13 @@ func trenches(t *testing.T) map[string]*trench.Config {
 	for _, name := range []string{base + "trench.yaml", example + "trench.yaml"} {
 		object := readTrench(t, name)
 		text, err := yaml.Dump(map[string]any{"trench": object.Metadata.Name, "attractor": object.Spec.Attractor})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		texts[name] = text
 	}
 	configs := map[string]*trench.Config{}
 	for name, text := range texts {
 		c, err := trenchfile.Parse(name, text, trench.DefaultDefaults())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		configs[name] = c
 	}
 	return configs
@@ -387,9 +352,7 @@ func readNetwork(t *testing.T, file, name string) attached {
 			Sysctl map[string]string
 		}
 	}
-	if err := json.Unmarshal([]byte(definition.Spec.Config), &config); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, json.Unmarshal([]byte(definition.Spec.Config), &config))
 	if len(config.Plugins) != 2 || config.Plugins[1].Type != "tuning" {
 		t.Fatalf("%s: plugins %+v", file, config.Plugins)
 	}
@@ -495,9 +458,7 @@ func TestKustomizationsAreComplete(t *testing.T) {
 			}
 		}
 		files, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for _, f := range files {
 			if !slices.Contains(named, f.Name()) && !slices.Contains(apart, f.Name()) {
 				t.Errorf("%s/%s is in no kustomization", dir, f.Name())
@@ -509,9 +470,7 @@ func TestKustomizationsAreComplete(t *testing.T) {
 // The overlay authorizes the identities that SPIRE issues by the name of the container.
 func TestTheExamplesIdentitiesAgree(t *testing.T) {
 	b, err := os.ReadFile(example + "identities.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	patch := clitest.Read[clitest.Deployment](t, example+"spiffe-ids.yaml").Spec.Template.Spec
 	original := deployment(t).Spec.Template.Spec
 	given := map[string]string{}
@@ -541,21 +500,20 @@ func TestTheExamplesIdentitiesAgree(t *testing.T) {
 }
 
 func TestMeridio2ContainerFitsProgram(t *testing.T) {
-	d := clitest.Read[clitest.Deployment](t, deployments+"meridio2/swap.yaml")
-	c := d.Spec.Template.Spec.Container(t, "frontend")
-	line := manifestLine(t)
-	documented := line.Documented
-	line.Documented = func(path string) bool {
-		return path == c.Variable("VIPGATE_READINESS_DIR") || path == "/var/run/secrets/kubernetes.io/serviceaccount" ||
-			documented(path)
+	p := deployed(t)
+	p.Manifest = "meridio2/swap.yaml"
+	c := p.Container(t)
+	const readinessDir = "/var/run/meridio"
+	p.Documented = func(path string) bool {
+		return slices.Contains([]string{readinessDir, "/tmp", "/var/run/secrets/kubernetes.io/serviceaccount"}, path)
 	}
-	for _, problem := range c.Problems(t, line) {
+	for _, problem := range c.Problems(t, p.CommandLine) {
 		// The directory of readiness files replaces the socket.
 		if !strings.Contains(problem, "--lb-socket") {
 			t.Error(problem)
 		}
 	}
-	if dir := c.Variable("VIPGATE_READINESS_DIR"); dir != "/var/run/meridio" {
+	if dir := c.Variable("VIPGATE_READINESS_DIR"); dir != readinessDir {
 		t.Errorf("readiness files are looked for in %q", dir)
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/vipgate/vipgate/test/clitest"
 	"github.com/vipgate/vipgate/test/container"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -52,14 +53,13 @@ func newPod(t *testing.T) *pod {
 		lab.Skip(t, errs[0].Error())
 	}
 	p := &pod{
-		t: t, spec: deployment(t).Spec.Template.Spec, binaries: t.TempDir(), running: map[string]*lab.Process{},
+		t: t, spec: clitest.ReadPod(t, "base/deployment.yaml"), binaries: t.TempDir(), running: map[string]*lab.Process{},
 		images: map[string]clitest.Image{
-			"lb":       clitest.ReadImage(t, deployments+"images/lb.Dockerfile"),
-			"frontend": clitest.ReadImage(t, deployments+"images/frontend.Dockerfile"),
+			"lb":       clitest.ReadImage(t, clitest.Deployments+"images/lb.Dockerfile"),
+			"frontend": clitest.ReadImage(t, clitest.Deployments+"images/frontend.Dockerfile"),
 		},
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-	defer cancel()
+	ctx := harness.Context(t, 10*time.Minute)
 	p.must(lab.Build(ctx, "../..", p.binaries))
 	var err error
 	p.lab, err = lab.New(lab.QuickDAD)
@@ -74,23 +74,15 @@ func (p *pod) close() {
 			p.t.Logf("== last lines of %s\n%s", name, process.Tail(40))
 		}
 	}
-	if err := p.lab.Close(); err != nil {
-		p.t.Error(err)
-	}
+	harness.Check(p.t, p.lab.Close())
 }
 
 func (p *pod) must(err error) {
 	p.t.Helper()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	harness.Must(p.t, err)
 }
 
-func (p *pod) context() context.Context {
-	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
-	p.t.Cleanup(cancel)
-	return ctx
-}
+func (p *pod) context() context.Context { return harness.Context(p.t, patience) }
 
 func (p *pod) eventually(condition func() error) {
 	p.t.Helper()
@@ -264,9 +256,7 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 	target := lab.NewTarget(p.lab.Backend, netip.AddrPortFrom(netip.IPv6Unspecified(), 5000))
 	p.must(target.Up())
 	t.Cleanup(func() {
-		if err := target.Down(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, target.Down())
 	})
 	var err error
 	p.gateway, err = p.lab.StartGateway(lab.GatewayA())
@@ -327,16 +317,8 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 		p.wantRoutes(vips...)
 	}
 
-	for _, c := range p.spec.Containers {
-		p.must(p.running[c.Name].Signal(unix.SIGTERM))
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(p.spec.GracePeriodSeconds)*time.Second)
-	defer cancel()
-	for name, process := range p.running {
-		if status, err := process.Wait(ctx); err != nil || status != 0 {
-			t.Errorf("%s after SIGTERM: status %d, %v", name, status, err)
-		}
-	}
+	ctx := harness.Context(t, time.Duration(p.spec.GracePeriodSeconds)*time.Second)
+	p.must(lab.Stop(ctx, p.running["lb"], p.running["frontend"]))
 	p.wantRoutes()
 }
 
@@ -347,7 +329,7 @@ func TestTheFrontendNeedsPrivilegeEscalation(t *testing.T) {
 	api := identitytest.NewWorkloadAPI(t)
 	api.Start()
 	p.volumes(api)
-	tests := []struct {
+	for _, tt := range []struct {
 		name  string
 		spoil func(*container.Container)
 		want  string
@@ -357,8 +339,7 @@ func TestTheFrontendNeedsPrivilegeEscalation(t *testing.T) {
 			"with a capability fewer", func(c *container.Container) { c.Capabilities = c.Capabilities[:2] },
 			"execute /usr/local/bin/frontend: operation not permitted",
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := p.container("frontend", "cleanup")
 			c.Root = filepath.Join(p.lab.Dir, "root")

@@ -12,6 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/test/clitest"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const smallTrench = `trench: t
@@ -22,9 +23,7 @@ attractor: {name: a, vips: [20.0.0.1/32], gateways: [{name: g, address: 169.254.
 func readinessOptions(t *testing.T, variables map[string]string, arguments ...string) (frontend.Options, error) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "trench.yaml")
-	if err := os.WriteFile(file, []byte(smallTrench), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte(smallTrench), 0o600))
 	c := clitest.Container{}
 	for name, value := range variables {
 		c.Env = append(c.Env, clitest.Env{Name: name, Value: value})
@@ -42,9 +41,7 @@ func readinessOptions(t *testing.T, variables map[string]string, arguments ...st
 func TestAReadinessDirectoryNeedsNoIdentity(t *testing.T) {
 	o, err := readinessOptions(t, nil, "--readiness-dir=/var/run/meridio", "--readiness-dir-missing=ready",
 		"--readiness-max-age=5s", "--on-missing-directory=drain", "--drain-time=3s")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if o.Identity != nil || o.Directory == nil {
 		t.Fatalf("%+v", o)
 	}
@@ -71,7 +68,7 @@ func TestAReadinessDirectoryNeedsNoIdentity(t *testing.T) {
 }
 
 func TestBadReadinessDirectoriesAreRefused(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		name      string
 		variables map[string]string
 		arguments []string
@@ -99,8 +96,7 @@ func TestBadReadinessDirectoriesAreRefused(t *testing.T) {
 		},
 		{"negative age", nil, []string{"--readiness-dir=/d", "--readiness-max-age=-1s"}, "--readiness-max-age=-1s"},
 		{"neither it nor an ID", nil, nil, "--lb-id"},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := readinessOptions(t, tt.variables, tt.arguments...); err == nil ||
 				!strings.Contains(err.Error(), tt.want) {

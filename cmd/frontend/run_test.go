@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // drain needs names or --all, so that an empty variable of a script does not drain every VIP.
@@ -48,9 +49,7 @@ func TestValidateNamesGatewaysOffTheLink(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "trench.yaml")
 	trench := "trench: a\nattractor:\n  name: a\n  vips: [20.0.0.1/32]\n  gateways:\n" +
 		"  - {name: off, address: 169.254.100.150}\n"
-	if err := os.WriteFile(file, []byte(trench), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte(trench), 0o600))
 	for device, want := range map[string]string{
 		"lo": "frontend: warning: gateway off has no session: interface lo: gateway 169.254.100.150 is in the " +
 			"network of none of its addresses (127.0.0.1/8)",
@@ -58,9 +57,7 @@ func TestValidateNamesGatewaysOffTheLink(t *testing.T) {
 	} {
 		t.Run(device, func(t *testing.T) {
 			stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			defer stderr.Close()
 			defer func(usual *os.File) { os.Stderr = usual }(os.Stderr)
 			os.Stderr = stderr
@@ -69,13 +66,9 @@ func TestValidateNamesGatewaysOffTheLink(t *testing.T) {
 				"--spiffe-id=spiffe://example.org/frontend", "--lb-id=spiffe://example.org/lb", "--trench-file=" + file,
 				"--external-interface=" + device,
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			parsed.BindTo(t.Context(), (*context.Context)(nil))
-			if err := parsed.Run(&cli.Output{Writer: io.Discard}); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, parsed.Run(&cli.Output{Writer: io.Discard}))
 			content, err := os.ReadFile(stderr.Name())
 			if err != nil || strings.Count(string(content), "warning") != 1 || !strings.Contains(string(content), want) {
 				t.Errorf("stderr is %q (%v), want %q", content, err, want)

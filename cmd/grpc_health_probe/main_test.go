@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -24,21 +25,12 @@ func serve(t *testing.T, h *health.Server) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "health.sock")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
 	if h != nil {
 		h.RegisterForContainer(server)
 	}
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	harness.Serve(t, server, l)
 	return "unix://" + path
 }
 
@@ -47,9 +39,7 @@ func silent(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "silent.sock")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	return "unix://" + path
 }
@@ -91,9 +81,7 @@ func TestExitStatuses(t *testing.T) {
 func TestCallTimeout(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "health.sock")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	limit, release := make(chan time.Duration, 1), make(chan struct{})
 	handle := func(_ any, s grpc.ServerStream) error {
 		deadline, _ := s.Context().Deadline()
@@ -102,8 +90,7 @@ func TestCallTimeout(t *testing.T) {
 		return nil
 	}
 	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(handle))
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
+	harness.Serve(t, server, l)
 	var out bytes.Buffer
 	args := []string{"-addr=unix://" + path, "-rpc-timeout=50ms"}
 	if status := run(t.Context(), args, &out, &out); status != callFailed || !strings.Contains(out.String(), "in time") {
@@ -113,8 +100,4 @@ func TestCallTimeout(t *testing.T) {
 		t.Errorf("the call has %v", d)
 	}
 	close(release)
-	server.Stop()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
 }

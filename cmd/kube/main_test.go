@@ -7,6 +7,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/test/clitest"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -14,10 +16,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func parser(t *testing.T) *kong.Kong {
 	t.Helper()
 	k, err := cli.New(program(), &commandLine{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return k
+}
+
+func TestConfigurationDocument(t *testing.T) {
+	clitest.Texts(t, "kube", true, parser(t), cli.Variables(program(), parser(t)))
 }
 
 func TestPodName(t *testing.T) {

@@ -1,47 +1,35 @@
 package main
 
 import (
-	"os"
-	"strings"
 	"testing"
 
-	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/kube"
 	"github.com/vipgate/vipgate/test/clitest"
 )
 
-const deployments = "../../deployments/"
-
-func manifest(t *testing.T) *clitest.Container {
-	d := clitest.Read[clitest.Deployment](t, deployments+"base/deployment.yaml")
-	return d.Spec.Template.Spec.Container(t, "kube")
+func deployed(t *testing.T) *clitest.Program {
+	return &clitest.Program{Name: "kube", Manifest: "base/deployment.yaml", CommandLine: clitest.CommandLine{
+		Parser:    parser(t),
+		Services:  []string{"", kube.Liveness, kube.Readiness},
+		Variables: []string{"GOMEMLIMIT", "POD_NAME", "POD_NAMESPACE"},
+		Reads:     []string{"frontend-admin-socket"},
+	}}
 }
 
-func TestContainerFitsProgram(t *testing.T) {
-	readme, err := os.ReadFile(deployments + "README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	parser, err := cli.New(program(), &commandLine{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, problem := range manifest(t).Problems(t, clitest.CommandLine{
-		Parser:     parser,
-		Services:   []string{"", kube.Liveness, kube.Readiness},
-		Variables:  []string{"GOMEMLIMIT", "POD_NAME", "POD_NAMESPACE"},
-		Reads:      []string{"frontend-admin-socket"},
-		Documented: func(path string) bool { return strings.Contains(string(readme), "`"+path+"`") },
-	}) {
-		t.Error(problem)
-	}
+func TestContainerAndImageFitProgram(t *testing.T) { deployed(t).Fits(t) }
+
+func TestMeridio2ContainerFitsProgram(t *testing.T) {
+	swapped := deployed(t)
+	swapped.Manifest = "meridio2/swap.yaml"
+	swapped.Documented = func(string) bool { return false }
+	swapped.Fits(t)
 }
 
 // kube writes the trench file to the path that lb and frontend read, and uses the admin socket of
 // a frontend container that runs as the same user.
 func TestContainersMeet(t *testing.T) {
-	pod := clitest.Read[clitest.Deployment](t, deployments+"base/deployment.yaml").Spec.Template.Spec
-	kube, frontend := manifest(t), pod.Container(t, "frontend")
+	pod := clitest.ReadPod(t, "base/deployment.yaml")
+	kube, frontend := pod.Container(t, "kube"), pod.Container(t, "frontend")
 	for _, c := range pod.Containers {
 		if got, want := c.Variable("VIPGATE_TRENCH_FILE"), kube.Variable("VIPGATE_TRENCH_FILE"); got != want {
 			t.Errorf("%s reads %s, kube writes %s", c.Name, got, want)
@@ -65,32 +53,5 @@ func TestContainersMeet(t *testing.T) {
 	}
 	if a, b := volumes["/run/vipgate/frontend"], volumes["/run/vipgate"]; a == "" || a != b {
 		t.Errorf("kube looks for the frontend's socket in volume %s, it is in %s", a, b)
-	}
-}
-
-func TestImageFitsContainer(t *testing.T) {
-	image := clitest.ReadImage(t, deployments+"images/kube.Dockerfile")
-	for _, problem := range manifest(t).ImageProblems(image) {
-		t.Error(problem)
-	}
-	if image.EntryPoint != "/usr/local/bin/kube" {
-		t.Errorf("the entry point is %q", image.EntryPoint)
-	}
-}
-
-func TestMeridio2ContainerFitsProgram(t *testing.T) {
-	parser, err := cli.New(program(), &commandLine{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := clitest.Read[clitest.Deployment](t, deployments+"meridio2/swap.yaml")
-	kubeContainer := d.Spec.Template.Spec.Container(t, "kube")
-	for _, problem := range kubeContainer.Problems(t, clitest.CommandLine{
-		Parser:    parser,
-		Services:  []string{"", kube.Liveness, kube.Readiness},
-		Variables: []string{"GOMEMLIMIT", "POD_NAME", "POD_NAMESPACE"},
-		Reads:     []string{"frontend-admin-socket"},
-	}) {
-		t.Error(problem)
 	}
 }

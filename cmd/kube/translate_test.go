@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // With this variable the test binary runs kube.
@@ -61,9 +62,7 @@ spec: {type: LoadBalancer, loadBalancerClass: ` + class + `, ports: [{port: 80}]
 
 func TestTranslate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "trench.yaml")
-	if err := os.WriteFile(file, []byte(trenchObject), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte(trenchObject), 0o600))
 	for name, c := range map[string]struct {
 		stdin          string
 		args           []string

@@ -17,6 +17,7 @@ import (
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/clitest"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const docs = "../../docs/"
@@ -28,9 +29,7 @@ func TestConfigurationDocument(t *testing.T) {
 func document(t *testing.T) string {
 	t.Helper()
 	b, err := os.ReadFile(docs + "configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return string(b)
 }
 
@@ -43,9 +42,7 @@ func TestTheExampleOfTheTrenchFileIsValid(t *testing.T) {
 		t.Fatal("docs/configuration.md has no example of the trench file")
 	}
 	full, err := trenchfile.Parse("docs/configuration.md", []byte(example), trench.DefaultDefaults())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	optional := regexp.MustCompile(`(?m)^ +(protocol|localASN|remoteASN|localPort|remotePort|holdTime|` +
 		`minReady|drainTime|maglev): .*\n|, interval: .*, fall: 3`)
 	short := optional.ReplaceAllString(example, "")
@@ -79,16 +76,12 @@ type schemaObject struct {
 // defaults and bounds. A test of pkg/trench compares the schema with the reader.
 func TestTrenchFieldsAreDocumented(t *testing.T) {
 	data, err := os.ReadFile(docs + "trench.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var schema struct {
 		schemaObject
 		Defs map[string]schemaObject `json:"$defs"`
 	}
-	if err := json.Unmarshal(data, &schema); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, json.Unmarshal(data, &schema))
 	objects := map[string]schemaObject{"The file": schema.schemaObject}
 	for name, o := range schema.Defs {
 		if len(o.Properties) > 0 {

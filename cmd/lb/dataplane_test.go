@@ -8,6 +8,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // runLine parses the flags of lb run.
@@ -69,16 +70,12 @@ func TestNumberBoundsMatchDataPlane(t *testing.T) {
 
 func TestFlagsOfTheDataPlaneBecomeOptions(t *testing.T) {
 	f, err := runLine(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if o := f.dataPlaneFlags.options(); o != nil || f.staleGrace() != 0 {
 		t.Errorf("without a data plane there are %+v and a grace of %v", o, f.staleGrace())
 	}
 	f, err = runLine(t, "--dataplane=nftables")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	want := dataplane.Config{
 		First: dataplane.DefaultFirst, Mask: dataplane.DefaultMask,
 		Priority: dataplane.DefaultPriority,
@@ -88,9 +85,7 @@ func TestFlagsOfTheDataPlaneBecomeOptions(t *testing.T) {
 	}
 	f, err = runLine(t, strings.Fields("--dataplane=nftables --conntrack=loose --first-table=5300 --mark-mask=0xffff "+
 		"--dataplane-priority=50 --stale-grace=0s")...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	want = dataplane.Config{First: 5300, Mask: 0xffff, Priority: 50, Conntrack: dataplane.ConntrackLoose}
 	if o := f.dataPlaneFlags.options(); o.Config != want || f.staleGrace() != 0 {
 		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
@@ -115,9 +110,7 @@ func TestFastPathFlags(t *testing.T) {
 }
 
 func TestKernelProblemsHaveRemedies(t *testing.T) {
-	if err := refuse(nil); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, refuse(nil))
 	err := refuse([]dataplane.Problem{
 		{Object: "net.ipv4.ip_forward", Detail: "is 0", Remedy: "sysctl -w net.ipv4.ip_forward=1"}, {
 			Object: "nft_hash",

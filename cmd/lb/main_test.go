@@ -7,6 +7,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -14,8 +15,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func parser(t *testing.T) *kong.Kong {
 	t.Helper()
 	k, err := cli.New(program(), &commandLine{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return k
 }

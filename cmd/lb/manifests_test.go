@@ -1,51 +1,23 @@
 package main
 
 import (
-	"os"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/test/clitest"
 )
 
-const deployments = "../../deployments/"
-
-func manifest(t *testing.T) *clitest.Container {
-	d := clitest.Read[clitest.Deployment](t, deployments+"base/deployment.yaml")
-	return d.Spec.Template.Spec.Container(t, "lb")
+func deployed(t *testing.T) *clitest.Program {
+	return &clitest.Program{Name: "lb", Manifest: "base/deployment.yaml", CommandLine: clitest.CommandLine{
+		Parser:    parser(t),
+		Services:  []string{"", lb.Liveness, lb.Readiness, lb.Egress, lb.Configuration, lb.Identity, lb.Serving},
+		Variables: []string{"GOMEMLIMIT", "SPIFFE_ENDPOINT_SOCKET"},
+		Reads:     []string{"trench-file"},
+	}}
 }
 
-func manifestLine(t *testing.T) clitest.CommandLine {
-	readme, err := os.ReadFile(deployments + "README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return clitest.CommandLine{
-		Parser:     parser(t),
-		Services:   []string{"", lb.Liveness, lb.Readiness, lb.Egress, lb.Configuration, lb.Identity, lb.Serving},
-		Variables:  []string{"GOMEMLIMIT", "SPIFFE_ENDPOINT_SOCKET"},
-		Reads:      []string{"trench-file"},
-		Documented: func(path string) bool { return strings.Contains(string(readme), "`"+path+"`") },
-	}
-}
-
-func TestTheContainerFitsTheProgram(t *testing.T) {
-	for _, problem := range manifest(t).Problems(t, manifestLine(t)) {
-		t.Error(problem)
-	}
-}
-
-func TestTheImageFitsTheContainer(t *testing.T) {
-	image := clitest.ReadImage(t, deployments+"images/lb.Dockerfile")
-	for _, problem := range manifest(t).ImageProblems(image) {
-		t.Error(problem)
-	}
-	if image.EntryPoint != "/usr/local/bin/lb" {
-		t.Errorf("the entry point is %q", image.EntryPoint)
-	}
-}
+func TestContainerAndImageFitProgram(t *testing.T) { deployed(t).Fits(t) }
 
 // The comparison with the manifest sees each kind of mistake.
 func TestMistakesInTheContainerAreSeen(t *testing.T) {
@@ -64,7 +36,7 @@ func TestMistakesInTheContainerAreSeen(t *testing.T) {
 			f(&c.VolumeMounts[slices.IndexFunc(c.VolumeMounts, func(m clitest.Mount) bool { return m.MountPath == path })])
 		}
 	}
-	tests := []struct {
+	for _, tt := range []struct {
 		name  string
 		spoil func(*clitest.Container)
 		want  string
@@ -110,15 +82,12 @@ func TestMistakesInTheContainerAreSeen(t *testing.T) {
 			"the Workload API elsewhere", set("SPIFFE_ENDPOINT_SOCKET", "unix:///run/spire/agent.sock"),
 			"SPIFFE_ENDPOINT_SOCKET is /run/spire/agent.sock, which lies in no mount",
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := manifest(t)
+			lb := deployed(t)
+			c := lb.Container(t)
 			tt.spoil(c)
-			problems := c.Problems(t, manifestLine(t))
-			if !slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, tt.want) }) {
-				t.Errorf("got %q\nwant %q", problems, tt.want)
-			}
+			clitest.WantProblem(t, c.Problems(t, lb.CommandLine), tt.want)
 		})
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/registry"
 	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // parsed are the flags of targets out of a command line.
@@ -62,9 +63,7 @@ func TestInvalidTargetFlags(t *testing.T) {
 
 func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 	f, err := parsed(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defaults := lb.TargetOptions{
 		File: true, OnFileGone: targetset.Hold, StateDir: "/run/vipgate/lb",
 		Registry: registry.Options{
@@ -80,9 +79,7 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 		"--target-subnet=172.16.0.0/16 --target-subnet=fd00::/8 "+
 		"--registry-address=10.0.0.5:7790 --write-readiness-dir=/run/y --state-dir=/s --target-quota=3 "+
 		"--registry-grace=1s --registry-settle=2s")...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	o := f.options()
 	r := o.Registry
 	if o.File || r.Off || r.OnGone != targetset.Hold || r.Quota != 3 || r.Grace != time.Second || len(r.Allow) != 1 ||
@@ -101,9 +98,7 @@ func TestRenamedFlags(t *testing.T) {
 	} {
 		t.Run(tt.old, func(t *testing.T) {
 			want, err := parsed(t, tt.renamed+"="+tt.value)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			got, err := parsed(t, tt.old+"="+tt.value)
 			if d := cmp.Diff(want.options(), got.options()); err != nil || d != "" {
 				t.Errorf("by flag: %v (-want +got):\n%s", err, d)
@@ -131,9 +126,7 @@ func TestRenamedFlags(t *testing.T) {
 func TestPeersBecomeOptions(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "trench.yaml")
 	const trench = "trench: t\nattractor: {name: a, vips: [20.0.0.1/32], gateways: []}\nstreams: []\n"
-	if err := os.WriteFile(file, []byte(trench), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte(trench), 0o600))
 	k := parser(t)
 	if _, err := k.Parse([]string{
 		"run", "--trench-file=" + file, "--identity=dev", "--dev-authority-dir=" + t.TempDir(),
@@ -145,9 +138,7 @@ func TestPeersBecomeOptions(t *testing.T) {
 	}
 	line := k.Model.Target.Addr().Interface().(*commandLine)
 	o, err := line.Run.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	got := fmt.Sprint(o.Frontends, o.FrontendDomain, o.Readers, o.Targets.Registry.Allow, o.Targets.Registry.Off,
 		o.Targets.Registry.Quota, o.SocketMode)
 	const want = "[spiffe://a/f1 spiffe://a/f2] b [spiffe://a/r] [s=spiffe://a/t/*] false 3 -rw-rw----"

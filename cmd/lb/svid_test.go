@@ -16,6 +16,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const operator = "spiffe://vipgate.local/operator"
@@ -25,9 +26,7 @@ func svid(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	for _, name := range []string{"VIPGATE_IDENTITY", "VIPGATE_DEV_AUTHORITY_DIR"} {
 		t.Setenv(name, "") // restores the variable after the test
-		if err := os.Unsetenv(name); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.Unsetenv(name))
 	}
 	parsed, err := parser(t).Parse(append([]string{"svid"}, args...))
 	if err != nil {
@@ -57,13 +56,9 @@ func TestSVIDIsSignedByTheAuthority(t *testing.T) {
 		t.Errorf("directory: %v, %v", info.Mode(), err)
 	}
 	own, err := x509svid.Load(filepath.Join(out, "tls.crt"), filepath.Join(out, "tls.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	bundle, err := x509bundle.Load(spiffeid.RequireTrustDomainFromString("vipgate.local"), filepath.Join(out, "ca.crt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	id, _, err := x509svid.Verify(own.Certificates, bundle)
 	if err != nil || id.String() != operator {
 		t.Errorf("%v, %v", id, err)
@@ -83,12 +78,8 @@ func TestSVIDIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	open := filepath.Join(t.TempDir(), "open")
-	if err := os.Mkdir(open, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(open, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Mkdir(open, 0o700))
+	harness.Must(t, os.Chmod(open, 0o777))
 	nothing := filepath.Join(t.TempDir(), "nothing")
 	for _, tt := range []struct {
 		name string

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,11 +23,10 @@ import (
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/registrytest"
 )
-
-const patience = 20 * time.Second
 
 // registryFixture serves targets on an admin socket and over mTLS.
 type registryFixture struct {
@@ -85,26 +83,8 @@ func newRegistryFixture(t *testing.T, drainTime time.Duration) *registryFixture 
 	return d
 }
 
-// screen holds the output of a command.
-type screen struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *screen) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *screen) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
-
 // command runs a command, which prints to out.
-func command(t *testing.T, out *screen, args ...string) error {
+func command(t *testing.T, out *harness.Log, args ...string) error {
 	t.Helper()
 	parsed, err := parser(t).Parse(args)
 	if err != nil {
@@ -116,7 +96,7 @@ func command(t *testing.T, out *screen, args ...string) error {
 
 func mustPrint(t *testing.T, want string, args ...string) {
 	t.Helper()
-	var out screen
+	var out harness.Log
 	if err := command(t, &out, args...); err != nil {
 		t.Fatalf("lb %s: %v", strings.Join(args, " "), err)
 	}
@@ -126,24 +106,13 @@ func mustPrint(t *testing.T, want string, args ...string) {
 }
 
 // keep starts `target add` on the admin socket. A send to stops is a signal.
-func (d *registryFixture) keep(out *screen, name string) (stops chan struct{}, ended chan error) {
+func (d *registryFixture) keep(out *harness.Log, name string) (stops chan struct{}, ended chan error) {
 	d.t.Helper()
 	stops, ended = make(chan struct{}, 2), make(chan error, 1)
 	c := targetAddCommand{AdminFlags: cli.AdminFlags{AdminSocket: d.admin}}
 	c.Name, c.Stream, c.IP = name, "s", []netip.Addr{netip.MustParseAddr("10.0.0.1")}
 	go func() { ended <- c.run(context.Background(), &cli.Output{Writer: out}, stops) }()
 	return stops, ended
-}
-
-func wait(t *testing.T, ended <-chan error) error {
-	t.Helper()
-	select {
-	case err := <-ended:
-		return err
-	case <-time.After(patience):
-		t.Fatal("the command did not end")
-		return nil
-	}
 }
 
 // SIGTERM takes the target away gently, on each way to the registry.
@@ -155,7 +124,7 @@ func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
 		"tcp":   append([]string{"--registry=" + d.tcp}, d.client...),
 	} {
 		t.Run(name, func(t *testing.T) {
-			var out screen
+			var out harness.Log
 			ended := make(chan error, 1)
 			args := append([]string{"target", "add", "a", "--stream=s", "--ip=10.0.0.1", "--ip=fd00::1", "--grace=3s"}, flags...)
 			go func() { ended <- command(t, &out, args...) }()
@@ -165,17 +134,9 @@ func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
 			if !strings.Contains(out.String(), "the target stays for 3s") {
 				t.Errorf("printed\n%s", out.String())
 			}
-			if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
-			if err := wait(t, ended); err != nil {
-				t.Fatal(err)
-			}
-			for _, want := range []string{"deregistering\n", "s/a fd00::1: gone\n"} {
-				if !strings.Contains(out.String(), want) {
-					t.Errorf("printed\n%s\nwant %q", out.String(), want)
-				}
-			}
+			harness.Must(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+			harness.Must(t, await.Receive(t, "the end of the command", ended))
+			harness.WantText(t, out.String(), "deregistering\n", "s/a fd00::1: gone\n")
 			await.True(t, "the end of the target", func() bool { return len(d.States()) == 0 })
 		})
 	}
@@ -183,15 +144,13 @@ func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
 
 func TestASecondSignalEndsTargetAddAtOnce(t *testing.T) {
 	d := newRegistryFixture(t, time.Hour)
-	var out screen
+	var out harness.Log
 	stops, ended := d.keep(&out, "a")
 	await.True(t, "the target being ready", func() bool { return strings.Contains(out.String(), "ready") })
 	stops <- struct{}{}
 	await.True(t, "the drain", func() bool { return strings.Contains(out.String(), "draining: ") })
 	stops <- struct{}{}
-	if err := wait(t, ended); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, await.Receive(t, "the end of the command", ended))
 	if len(d.States()) != 1 {
 		t.Error("the target does not drain on")
 	}
@@ -199,7 +158,7 @@ func TestASecondSignalEndsTargetAddAtOnce(t *testing.T) {
 
 func TestTargetAddEndsWhenRefused(t *testing.T) {
 	d := newRegistryFixture(t, time.Hour)
-	var out screen
+	var out harness.Log
 	for want, args := range map[string][]string{
 		"no stream":                    {"--stream=nowhere", "--ip=10.0.0.1"},
 		"multicast":                    {"--stream=s", "--ip=224.0.0.1"},
@@ -218,16 +177,17 @@ func TestTargetAddEndsWhenRefused(t *testing.T) {
 	}
 	_, first := d.keep(&out, "a")
 	await.True(t, "the first registration", func() bool { return len(d.States()) == 1 })
-	var second screen
+	var second harness.Log
 	stops, ended := d.keep(&second, "a")
-	if err := wait(t, first); err == nil || !strings.Contains(err.Error(), "another call registered a") {
+	err := await.Receive(t, "the end of the command", first)
+	if err == nil || !strings.Contains(err.Error(), "another call registered a") {
 		t.Errorf("the first ended with %v", err)
 	}
 	await.True(t, "the second registration", func() bool { return strings.Contains(second.String(), "ready") })
 	// An operator removes it: there is nothing to do any more.
 	mustPrint(t, "deregistered in stream s: a; flows continue for 0s", "target", "remove", "a", "--stream=s",
 		"--drain-time=0s", "--admin-socket="+d.admin)
-	if err := wait(t, ended); err != nil {
+	if err := await.Receive(t, "the end of the command", ended); err != nil {
 		t.Errorf("the second ended with %v", err)
 	}
 	close(stops)
@@ -237,7 +197,7 @@ func TestTargetAddEndsWhenRefused(t *testing.T) {
 func TestTargetAddRegistersAgain(t *testing.T) {
 	dir := identitytest.ShortDir(t)
 	admin := filepath.Join(dir, "admin.sock")
-	var out screen
+	var out harness.Log
 	ended := make(chan error, 1)
 	go func() {
 		ended <- command(t, &out, "target", "add", "a", "--stream=s", "--ip=10.0.0.1", "--admin-socket="+admin)
@@ -246,26 +206,16 @@ func TestTargetAddRegistersAgain(t *testing.T) {
 	for n := 1; n <= 2; n++ {
 		f := &flakyService{leave: make(chan struct{})}
 		l, err := net.Listen("unix", admin)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		server := grpc.NewServer(grpc.WaitForHandlers(true))
 		targetv1.RegisterTargetServiceServer(server, f)
-		served := make(chan error, 1)
-		go func() { served <- server.Serve(l) }()
+		stop := harness.Serve(t, server, l)
 		await.True(t, "the registration", func() bool { return strings.Count(out.String(), "registered at") == n })
 		if n == 2 {
-			if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil {
-				t.Fatal(err)
-			}
-			if err := wait(t, ended); err != nil {
-				t.Error(err)
-			}
+			harness.Must(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
+			harness.Check(t, await.Receive(t, "the end of the command", ended))
 		}
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
+		stop()
 	}
 }
 
@@ -298,7 +248,7 @@ func TestTargetListAndDrains(t *testing.T) {
 	d := newRegistryFixture(t, time.Hour)
 	admin := "--admin-socket=" + d.admin
 	mustPrint(t, "no targets\n", "target", "list", admin)
-	var out screen
+	var out harness.Log
 	stops, ended := d.keep(&out, "a")
 	await.True(t, "the target being ready", func() bool { return strings.Contains(out.String(), "ready") })
 	mustPrint(t, "s       a       10.0.0.1  ready", "target", "list", admin)
@@ -307,10 +257,8 @@ func TestTargetListAndDrains(t *testing.T) {
 	over := append([]string{"target", "list", "--registry=" + d.tcp}, d.client...)
 	mustPrint(t, "s       a       10.0.0.1  ready", over...)
 
-	var text screen
-	if err := command(t, &text, "target", "list", "-o", "json", admin); err != nil {
-		t.Fatal(err)
-	}
+	var text harness.Log
+	harness.Must(t, command(t, &text, "target", "list", "-o", "json", admin))
 	var list struct {
 		Targets []struct{ Name, State string }
 	}
@@ -318,22 +266,16 @@ func TestTargetListAndDrains(t *testing.T) {
 		list.Targets[0].State != "STATE_READY" {
 		t.Errorf("%v: %s", err, text.String())
 	}
-	var watched screen
+	var watched harness.Log
 	watch := make(chan error, 1)
 	go func() { watch <- command(t, &watched, "target", "list", "--watch", admin) }()
 	await.True(t, "the first list", func() bool { return strings.Contains(watched.String(), "1 of 1 addresses") })
 	mustPrint(t, "flows continue for 0s",
 		append([]string{"target", "remove", "a", "--stream=s", "--drain-time=0s"}, admin)...)
 	await.True(t, "the empty list", func() bool { return strings.Contains(watched.String(), "no targets") })
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := wait(t, watch); err != nil {
-		t.Error(err)
-	}
-	if err := wait(t, ended); err != nil {
-		t.Error(err)
-	}
+	harness.Must(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	harness.Check(t, await.Receive(t, "the end of the command", watch))
+	harness.Check(t, await.Receive(t, "the end of the command", ended))
 	close(stops)
 
 	mustPrint(t, "drained: s/a\n", "target", "drain", "a", "b", "--stream=s", "--drain-time=30s", admin)
@@ -361,38 +303,32 @@ func TestTargetAddFailsToDeregister(t *testing.T) {
 	for _, registered := range []bool{false, true} {
 		admin := filepath.Join(identitytest.ShortDir(t), "admin.sock")
 		l, err := net.Listen("unix", admin)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		server := grpc.NewServer(grpc.WaitForHandlers(true))
 		if registered {
 			targetv1.RegisterTargetServiceServer(server, &flakyService{})
 		}
-		served := make(chan error, 1)
 		d := &registryFixture{t: t, admin: admin}
+		stopServer := func() {}
 		if registered {
-			go func() { served <- server.Serve(l) }()
+			stopServer = harness.Serve(t, server, l)
 		} else {
-			served <- l.Close()
+			harness.Must(t, l.Close())
 		}
-		var out screen
+		var out harness.Log
 		stops, ended := d.keep(&out, "a")
 		if registered {
 			await.True(t, "the registration", func() bool { return strings.Contains(out.String(), "registered at") })
-			server.Stop()
+			stopServer()
 		}
 		await.True(t, "a complaint", func() bool { return strings.Contains(out.String(), "trying again") })
 		stops <- struct{}{}
-		err = wait(t, ended)
+		err = await.Receive(t, "the end of the command", ended)
 		if registered && (err == nil || !strings.Contains(err.Error(), "could not be deregistered, its grace ends it")) {
 			t.Errorf("got %v", err)
 		}
 		if !registered && err != nil {
 			t.Errorf("nothing was registered: %v", err)
-		}
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/test/clitest"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // adopted sets variables and returns the resulting variables of vipgate. nil sets no additional
@@ -88,9 +89,7 @@ func TestMeridioVariablesSetFlags(t *testing.T) {
 			}
 			adopted(t, map[string]string{tt.variable: tt.value})
 			parsed, err := parser(t).Parse([]string{"run"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			for _, f := range parsed.Flags() {
 				if f.Name == tt.flag {
 					if got := fmt.Sprint(reflect.Indirect(f.Target).Interface()); got != tt.want {
@@ -164,9 +163,7 @@ NFE_LB_SOCKET NFE_CONFIG_MAP_NAME`
 
 func TestEveryMeridioVariableIsKnown(t *testing.T) {
 	page, err := os.ReadFile("../../docs/meridio.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var environ []string
 	for _, name := range strings.Fields(meridioVariables) {
 		environ = append(environ, name+"=1")

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -25,9 +26,7 @@ func TestCredentialsOfConnections(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, err := runOptions(t, nspVariables(t), append(tt.flags, "--identity=files", "--svid-dir="+dir)...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			identitytest.Run(t, o.Identity)
 			<-o.Identity.Ready()
 			client := (&runCommand{}).nspOptions(o.Identity, "pod-1", slog.New(slog.DiscardHandler))

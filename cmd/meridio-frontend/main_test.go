@@ -8,6 +8,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/test/container"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) {
@@ -20,8 +21,6 @@ func parser(t *testing.T) *kong.Kong { return parserOf(t, &commandLine{}) }
 func parserOf(t *testing.T, line *commandLine) *kong.Kong {
 	t.Helper()
 	k, err := cli.New(program(), line)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return k
 }

@@ -22,6 +22,7 @@ import (
 	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
 	"github.com/vipgate/vipgate/test/clitest"
 	"github.com/vipgate/vipgate/test/container"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/meridiotest"
@@ -29,7 +30,6 @@ import (
 )
 
 const (
-	deployments = "../../deployments/"
 	// patience bounds every wait for a condition.
 	patience = 30 * time.Second
 	// podIP4 is the pod's address in the cluster network.
@@ -81,10 +81,9 @@ func newMeridioPod(t *testing.T) *meridioPod {
 	}
 	p := &meridioPod{
 		t: t, binaries: t.TempDir(),
-		image: clitest.ReadImage(t, deployments+"images/meridio-frontend.Dockerfile"),
+		image: clitest.ReadImage(t, clitest.Deployments+"images/meridio-frontend.Dockerfile"),
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-	defer cancel()
+	ctx := harness.Context(t, 10*time.Minute)
 	p.must(lab.Build(ctx, "../..", p.binaries, "./cmd/meridio-frontend", "./cmd/grpc_health_probe"))
 	var err error
 	p.lab, err = lab.New(lab.QuickDAD)
@@ -93,9 +92,7 @@ func newMeridioPod(t *testing.T) *meridioPod {
 		if t.Failed() && p.frontend != nil {
 			t.Logf("== last lines of the frontend\n%s", p.frontend.Tail(40))
 		}
-		if err := p.lab.Close(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, p.lab.Close())
 	})
 	ca := identitytest.NewCA(t, "example.org")
 	p.volumes(ca)
@@ -123,22 +120,14 @@ func (p *meridioPod) in(t *testing.T) *meridioPod {
 
 func (p *meridioPod) must(err error) {
 	p.t.Helper()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	harness.Must(p.t, err)
 }
 
 func (p *meridioPod) check(err error) {
-	if err != nil {
-		p.t.Error(err)
-	}
+	harness.Check(p.t, err)
 }
 
-func (p *meridioPod) context() context.Context {
-	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
-	p.t.Cleanup(cancel)
-	return ctx
-}
+func (p *meridioPod) context() context.Context { return harness.Context(p.t, patience) }
 
 func (p *meridioPod) eventually(condition func() error) {
 	p.t.Helper()
@@ -370,10 +359,7 @@ func TestMeridioPod(t *testing.T) {
 	p.must(p.nsp.Start())
 	p.wantFiles("lb-socket", "lb.sock")
 
-	p.must(p.frontend.Signal(unix.SIGTERM))
-	if status, err := p.frontend.Wait(p.context()); err != nil || status != 0 {
-		t.Errorf("after SIGTERM: status %d, %v", status, err)
-	}
+	p.check(lab.Stop(p.context(), p.frontend))
 	p.wantRoutes()
 	p.must(p.nsp.WaitTargets(p.context(), func(targets []*nspv1.Target) bool { return len(targets) == 0 }))
 	t.Run("debug document of no frontend", func(t *testing.T) {
@@ -388,7 +374,7 @@ func TestMeridioPod(t *testing.T) {
 
 // The image has the user, the paths and the capabilities that Meridio's pod allows.
 func TestMeridioImageFitsPod(t *testing.T) {
-	image := clitest.ReadImage(t, deployments+"images/meridio-frontend.Dockerfile")
+	image := clitest.ReadImage(t, clitest.Deployments+"images/meridio-frontend.Dockerfile")
 	if image.User != "10001:10001" || image.EntryPoint != "./frontend" {
 		t.Errorf("user %s, entry point %s", image.User, image.EntryPoint)
 	}
@@ -402,10 +388,10 @@ func TestMeridioImageFitsPod(t *testing.T) {
 			t.Errorf("%s has %s: the pod does not start it", program, capability)
 		}
 	}
-	patch := clitest.Read[clitest.Deployment](t, deployments+"meridio/swap.yaml")
-	c := patch.Spec.Template.Spec.Container(t, "frontend")
-	if len(patch.Spec.Template.Spec.Containers) != 1 || c.Image != "vipgate/meridio-frontend" || len(c.Env) > 0 {
-		t.Errorf("the patch changes more than one image: %+v", patch.Spec.Template.Spec.Containers)
+	patch := clitest.ReadPod(t, "meridio/swap.yaml")
+	c := patch.Container(t, "frontend")
+	if len(patch.Containers) != 1 || c.Image != "vipgate/meridio-frontend" || len(c.Env) > 0 {
+		t.Errorf("the patch changes more than one image: %+v", patch.Containers)
 	}
 }
 

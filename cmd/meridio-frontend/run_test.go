@@ -14,6 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -41,9 +42,7 @@ func runOptions(t *testing.T, variables map[string]string, arguments ...string) 
 func TestOptionsOfMeridioPod(t *testing.T) {
 	for _, arguments := range []string{"", "--gating=off", "--readiness-dir=/var/run/meridio"} {
 		o, err := runOptions(t, nspVariables(t), strings.Fields(arguments)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if o.SourceName != "NSP nsp-service-trench-a.default:7778" || o.StaleCondition != "NSPCli" || o.Identity == nil ||
 			o.HealthSocket == "" || len(o.Collectors) != 1 || o.Fallback == nil {
 			t.Errorf("%s: %+v", arguments, o)
@@ -100,9 +99,7 @@ func TestAuthorization(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	c := &runCommand{}
 	member := c.authorizeLB(own, log)
-	if err := member(ca.ID("/ns/default/sa/lb"), nil); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, member(ca.ID("/ns/default/sa/lb"), nil))
 	if err := member(foreign.ID("/lb"), nil); err == nil || !strings.Contains(err.Error(), "trust domain example.org") {
 		t.Errorf("error %v, want that a member of example.org is expected", err)
 	}
@@ -152,9 +149,7 @@ func TestAuthorization(t *testing.T) {
 	}
 	// Before the first SVID the trust domain is unknown.
 	waiting, err := identity.NewFiles(t.TempDir(), identity.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if err := identity.AuthorizeOwnDomain(waiting)(ca.ID("/lb"), nil); err == nil {
 		t.Error("a peer is authorized without an own SVID")
 	}

@@ -1,42 +1,23 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/registrytest"
 )
 
-// screen holds the output of a command.
-type screen struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *screen) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *screen) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
-
 // command runs a command that prints to out.
-func command(t *testing.T, out *screen, args ...string) error {
+func command(t *testing.T, out *harness.Log, args ...string) error {
 	t.Helper()
 	parsed, err := parser(t).Parse(args)
 	if err != nil {
@@ -53,36 +34,23 @@ func TestAddRegistersEverywhere(t *testing.T) {
 	tcp, unix := registrytest.New(t, ca, 50*time.Millisecond), registrytest.New(t, ca, 50*time.Millisecond)
 	at, _ := tcp.Serve("tcp", "127.0.0.1:0", false)
 	socket, _ := unix.Serve("unix", filepath.Join(dir, "lb.sock"), false)
-	var out screen
+	var out harness.Log
 	ended := make(chan error, 1)
 	go func() {
 		ended <- command(t, &out, "add", "a", "--stream=s", "--ip=10.0.0.1", "--ip=fd00::1", "--registry="+at,
 			"--registry=unix://"+socket, "--lb-id=spiffe://example.org/lb", "--identity=files", "--svid-dir="+svid,
 			"--admin-socket=unix://"+add, "--grace=3s")
 	}()
-	var status screen
+	var status *harness.Log
 	await.True(t, "the target being ready at both", func() bool {
-		status = screen{}
+		status = &harness.Log{}
 		// While a registration is not in force the exit status is 1.
-		return command(t, &status, "status", "--admin-socket="+filepath.Join(dir, "admin.sock")) == nil &&
+		return command(t, status, "status", "--admin-socket="+filepath.Join(dir, "admin.sock")) == nil &&
 			strings.Count(status.String(), "READY") == 2
 	})
-	for _, want := range []string{at, "unix://" + socket, "10.0.0.1,fd00::1"} {
-		if !strings.Contains(status.String(), want) {
-			t.Errorf("the status lacks %q:\n%s", want, status.String())
-		}
-	}
-	if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case err := <-ended:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(await.Timeout):
-		t.Fatal("the command did not end")
-	}
+	harness.WantText(t, status.String(), at, "unix://"+socket, "10.0.0.1,fd00::1")
+	harness.Must(t, syscall.Kill(syscall.Getpid(), syscall.SIGTERM))
+	harness.Check(t, await.Receive(t, "the end of the command", ended))
 	for _, lb := range []string{at, "unix://" + socket} {
 		for _, line := range []string{
 			"registered at the load balancer; without this process the target stays for 3s", "s/a 10.0.0.1: ready",
@@ -106,7 +74,7 @@ func TestAddRefusesFlags(t *testing.T) {
 		"is not a unix socket":         append(dev, "--admin-socket=tcp://here"),
 		"must not be negative":         append(dev, "--grace=-1s"),
 	} {
-		err := command(t, &screen{}, append(valid, args...)...)
+		err := command(t, &harness.Log{}, append(valid, args...)...)
 		var refused *cli.UsageError
 		if !errors.As(err, &refused) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", args, err, want)
@@ -119,7 +87,7 @@ func TestAddRefusesFlags(t *testing.T) {
 				args = append(args, a)
 			}
 		}
-		if err := command(t, &screen{}, args...); err == nil || !strings.Contains(err.Error(), missing) {
+		if err := command(t, &harness.Log{}, args...); err == nil || !strings.Contains(err.Error(), missing) {
 			t.Errorf("without %s: %v", missing, err)
 		}
 	}

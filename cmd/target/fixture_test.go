@@ -15,12 +15,12 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
 	"github.com/vipgate/vipgate/test/clitest"
 	"github.com/vipgate/vipgate/test/container"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -56,13 +56,10 @@ func newFixture(t *testing.T) *fixture {
 		}
 	}
 	dir, err := os.MkdirTemp("/tmp", "vg-target") // short, since paths of unix sockets end at 108 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	f := &fixture{
-		t: t, dir: dir, pod: application(t), image: image(t),
-	}
+	target := deployed(t)
+	f := &fixture{t: t, dir: dir, pod: clitest.ReadPod(t, target.Manifest), image: target.Image(t)}
 	for _, ns := range []**lab.NetNS{&f.client, &f.a, &f.b, &f.target} {
 		*ns = lab.NewNetNS(t, lab.WithoutDAD)
 	}
@@ -81,9 +78,7 @@ func (f *fixture) binary() string { return filepath.Join(f.dir, "target") }
 
 func (f *fixture) must(err error) {
 	f.t.Helper()
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 }
 
 func (f *fixture) mkdir(name string, mode os.FileMode) string {
@@ -212,11 +207,7 @@ func (f *fixture) wantTraffic(when string) {
 	f.via(0)
 }
 
-func (f *fixture) context() context.Context {
-	ctx, cancel := context.WithTimeout(f.t.Context(), patience)
-	f.t.Cleanup(cancel)
-	return ctx
-}
+func (f *fixture) context() context.Context { return harness.Context(f.t, patience) }
 
 func (f *fixture) eventually(condition func() error) {
 	f.t.Helper()
@@ -256,9 +247,7 @@ func (f *fixture) start(arguments ...string) *lab.Process {
 	p, err := lab.StartProcess(f.target, f.dir, "target", command...)
 	f.must(err)
 	f.t.Cleanup(func() {
-		if err := p.Kill(); err != nil {
-			f.t.Error(err)
-		}
+		harness.Check(f.t, p.Kill())
 		if f.t.Failed() {
 			f.t.Logf("last lines of target:\n%s", p.Tail(30))
 		}
@@ -273,9 +262,8 @@ func (f *fixture) start(arguments ...string) *lab.Process {
 // stop ends a process with SIGTERM.
 func (f *fixture) stop(p *lab.Process) {
 	f.t.Helper()
-	f.must(p.Signal(unix.SIGTERM))
-	if status, err := p.Wait(f.context()); err != nil || status != 0 {
-		f.t.Fatalf("exit status %d, %v\n%s", status, err, p.Tail(5))
+	if err := lab.Stop(f.context(), p); err != nil {
+		f.t.Fatalf("%v\n%s", err, p.Tail(5))
 	}
 }
 

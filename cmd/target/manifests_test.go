@@ -9,30 +9,19 @@ import (
 	"github.com/vipgate/vipgate/test/clitest"
 )
 
-const deployments = "../../deployments/"
-
-func application(t *testing.T) clitest.Pod {
-	return clitest.Read[clitest.Deployment](t, deployments+"example/application.yaml").Spec.Template.Spec
-}
-
-func image(t *testing.T) clitest.Image {
-	return clitest.ReadImage(t, deployments+"images/target.Dockerfile")
-}
-
-func TestContainerFitsProgram(t *testing.T) {
-	pod := application(t)
-	for _, problem := range pod.Container(t, "target").Problems(t, clitest.CommandLine{
+func deployed(t *testing.T) *clitest.Program {
+	return &clitest.Program{Name: "target", Manifest: "example/application.yaml", CommandLine: clitest.CommandLine{
 		Parser:       parser(t),
 		Services:     []string{"", sidecar.Liveness, sidecar.Readiness},
 		Variables:    []string{"GOMEMLIMIT"},
 		EveryAddress: true,
-	}) {
-		t.Error(problem)
-	}
+	}}
 }
 
+func TestContainerAndImageFitProgram(t *testing.T) { deployed(t).Fits(t) }
+
 func TestPodIsRestricted(t *testing.T) {
-	pod := application(t)
+	pod := clitest.ReadPod(t, "example/application.yaml")
 	for _, problem := range pod.Problems() {
 		// The application is not one of the project's programs.
 		if !strings.HasPrefix(problem, "web: ") {
@@ -43,12 +32,5 @@ func TestPodIsRestricted(t *testing.T) {
 	if got := c.SecurityContext.Capabilities; !slices.Equal(got.Add, []string{"NET_ADMIN"}) ||
 		!slices.Equal(got.Drop, []string{"ALL"}) || c.RestartPolicy != "Always" {
 		t.Errorf("capabilities %+v, restart policy %q", got, c.RestartPolicy)
-	}
-}
-
-func TestImageFitsContainer(t *testing.T) {
-	pod := application(t)
-	for _, problem := range pod.Container(t, "target").ImageProblems(image(t)) {
-		t.Error(problem)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vipgate/vipgate/test/clitest"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -16,9 +18,7 @@ const installed = "/usr/local/bin/target"
 func unit(t *testing.T, file string) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	values := map[string][]string{}
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSpace(line)
@@ -35,7 +35,7 @@ func TestUnitsFitProgram(t *testing.T) {
 		"vipgate-target-add@.service": "target-add.env",
 	} {
 		t.Run(name, func(t *testing.T) {
-			u := unit(t, deployments+"systemd/"+name)
+			u := unit(t, clitest.Deployments+"systemd/"+name)
 			known := map[string]bool{}
 			for _, f := range parser(t).Model.Leaves(true) {
 				for _, flag := range f.Flags {
@@ -44,7 +44,7 @@ func TestUnitsFitProgram(t *testing.T) {
 					}
 				}
 			}
-			for v, values := range unit(t, deployments+"systemd/"+environment) {
+			for v, values := range unit(t, clitest.Deployments+"systemd/"+environment) {
 				if t.Setenv(v, values[0]); !known[v] {
 					t.Errorf("%s: nothing reads %s", environment, v)
 				}
@@ -72,7 +72,7 @@ func TestUnitsAreValid(t *testing.T) {
 	if err != nil {
 		lab.Skip(t, "missing: systemd-analyze (Debian: apt-get install systemd)")
 	}
-	files, err := filepath.Glob(deployments + "systemd/*.service")
+	files, err := filepath.Glob(clitest.Deployments + "systemd/*.service")
 	if err != nil || len(files) != 2 {
 		t.Fatalf("units %v, %v", files, err)
 	}
@@ -80,15 +80,11 @@ func TestUnitsAreValid(t *testing.T) {
 	args := []string{"verify", "--man=no"}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		copied := filepath.Join(dir, strings.Replace(filepath.Base(file), "@.", "@web-1.", 1))
 		// systemd-analyze requires that the program of the unit exists.
 		unit := strings.ReplaceAll(string(text), installed, os.Args[0])
-		if err := os.WriteFile(copied, []byte(unit), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(copied, []byte(unit), 0o600))
 		args = append(args, copied)
 	}
 	if out, err := exec.CommandContext(t.Context(), analyze, args...).CombinedOutput(); err != nil || len(out) > 0 {

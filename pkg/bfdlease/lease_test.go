@@ -144,9 +144,7 @@ func TestLease(t *testing.T) {
 	if !f.state(false, false)() {
 		t.Error("packets leave after Run")
 	}
-	if err := ns.Do(func() error { return errors.Join(Cleanup(t.Context()), Cleanup(t.Context())) }); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, ns.Do(func() error { return errors.Join(Cleanup(t.Context()), Cleanup(t.Context())) }))
 	if out := ns.Shell(t, "nft list ruleset"); out != "" {
 		t.Errorf("left after Cleanup: %s", out)
 	}

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // conversation returns a client whose server sends a greeting and then runs respond.
@@ -44,9 +46,7 @@ func TestCommandDeadline(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c, err := conversation(t, greeting, respond)
-				if err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, err)
 				begin := time.Now()
 				reply, err := c.Command(t.Context(), "show status")
 				if reply != nil || !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(begin) != commandTimeout {
@@ -70,9 +70,7 @@ func drip(c net.Conn, text string) {
 func TestContextInterruptsCommand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, err := conversation(t, greeting, func(c net.Conn) { _, _ = bufio.NewReader(c).ReadString('\n') })
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(300*time.Millisecond, cancel)
 		begin := time.Now()
@@ -119,18 +117,14 @@ func TestHarmfulCommandsAreRefused(t *testing.T) {
 
 func TestDialReportsServerPID(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	path := filepath.Join(dir, "s")
 	if _, err := Dial(t.Context(), path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no socket: %v", err)
 	}
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	served := make(chan struct{})
 	go func() {
@@ -148,7 +142,5 @@ func TestDialReportsServerPID(t *testing.T) {
 	if _, err := c.Command(t.Context(), "show status"); err == nil {
 		t.Error("a closed connection answers")
 	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, c.Close())
 }

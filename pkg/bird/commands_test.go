@@ -14,6 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -47,9 +48,7 @@ func TestGatewaysDuringReconfiguration(t *testing.T) {
 	}
 	listed := func() (gateways [2]bool) {
 		text, err := ns.Run(t.Context(), "nft", "list", "set", "inet", bfdlease.TableName, "gateways4")
-		if err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, err)
 		return [2]bool{strings.Contains(text, "192.0.2.1"), strings.Contains(text, "192.0.2.2")}
 	}
 	f := &fakeBIRD{}
@@ -65,12 +64,8 @@ func TestGatewaysDuringReconfiguration(t *testing.T) {
 	defer func() { cancel(); <-ended }()
 	s.apply.current.input.Sessions = []Session{static(1)}
 	s.apply.pending.input.Sessions = []Session{static(2)}
-	if err := os.WriteFile(s.file.staged(), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.reconfigure(ctx); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(s.file.staged(), nil, 0o600))
+	harness.Must(t, s.reconfigure(ctx))
 	if after := listed(); during != [2]bool{true, true} || after != [2]bool{false, true} {
 		t.Errorf("with a lease are %v while the configuration is loaded, and %v afterwards", during, after)
 	}

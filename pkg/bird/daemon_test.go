@@ -20,6 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // bothUp starts a pod with a gateway of each family and waits for the sessions.
@@ -76,11 +77,8 @@ func TestGatewayReceivesAnnouncedVIPs(t *testing.T) {
 				}
 			}
 			p.Announce(announce.Withdrawn, vip4, vip6)
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			if err := p.Confirm(ctx); err != nil {
-				t.Fatal(err)
-			}
+			ctx := harness.Context(t, patience)
+			harness.Must(t, p.Confirm(ctx))
 			for _, v := range []vip.VIP{vip4, vip6} {
 				await.True(t, v.String()+" gone", func() bool { return !gw.Has(v) })
 			}
@@ -247,9 +245,7 @@ func TestOrphanWithdrawsAndIsTerminated(t *testing.T) {
 			p := newPod(t, l.Dev)
 			frontend := exec.Command("/proc/self/exe", "-test.run", "^TestFrontendToBeKilled$")
 			frontend.Env = append(os.Environ(), frontendVariable+"="+p.Options.Dir+" "+l.Dev)
-			if err := frontend.Start(); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, frontend.Start())
 			ended := make(chan struct{})
 			go func() { defer close(ended); _ = frontend.Wait() }()
 			t.Cleanup(func() { _ = frontend.Process.Kill(); <-ended })
@@ -270,9 +266,7 @@ func TestOrphanWithdrawsAndIsTerminated(t *testing.T) {
 				t.Fatal("BIRD went with the frontend: there is no orphan")
 			}
 			if forget {
-				if err := os.Remove(p.Options.Socket + ".pid"); err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, os.Remove(p.Options.Socket+".pid"))
 			}
 			// The kernel closes the files of a killed process one after another: its lock on the
 			// control socket may outlive its connection to BIRD.
@@ -291,12 +285,9 @@ func TestOrphanWithdrawsAndIsTerminated(t *testing.T) {
 
 func servedBy(t *testing.T, socket string) int {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := harness.Context(t, patience)
 	c, err := bird.Dial(ctx, socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer c.Close()
 	return c.PID
 }
@@ -322,18 +313,12 @@ func TestForeignProcessInPIDFileSurvives(t *testing.T) {
 			args := command(p)
 			other := exec.Command(args[0], args[1:]...)
 			stdin, err := other.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := other.Start(); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
+			harness.Must(t, other.Start())
 			ended := make(chan struct{})
 			go func() { defer close(ended); _ = other.Wait() }()
 			t.Cleanup(func() { _ = other.Process.Kill(); _ = stdin.Close(); <-ended })
-			if err := os.WriteFile(p.Options.Socket+".pid", fmt.Appendf(nil, "%d\n", other.Process.Pid), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.WriteFile(p.Options.Socket+".pid", fmt.Appendf(nil, "%d\n", other.Process.Pid), 0o600))
 			p.Configure(nil, nil)
 			p.Start()
 			p.await("BIRD alive", func(s bird.State) bool { return s.Alive })
@@ -350,9 +335,7 @@ func TestForeignProcessInPIDFileSurvives(t *testing.T) {
 func idleBIRD(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bird.conf")
-	if err := os.WriteFile(path, []byte("router id 10.3.3.3; protocol device {}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(path, []byte("router id 10.3.3.3; protocol device {}\n"), 0o600))
 	return path
 }
 
@@ -436,22 +419,17 @@ func TestBlockedLogDoesNotBlockBIRD(t *testing.T) {
 func TestConfirmWaitsForWithdrawals(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	confirm := func(patience time.Duration) error {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
+		ctx := harness.Context(t, patience)
 		return p.Confirm(ctx)
 	}
 	p.Announce(announce.Announced, vip4, vip6)
-	if err := confirm(patience); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, confirm(patience))
 	p.Expect(0, 1)
 	if err := confirm(200 * time.Millisecond); err == nil {
 		t.Fatal("confirmed although a VIP is still exported")
 	}
 	p.Announce(announce.Withdrawn, vip4)
-	if err := confirm(patience); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, confirm(patience))
 	if !gw.Has(vip6) {
 		t.Error("the other family's VIP went with it")
 	}
@@ -471,9 +449,7 @@ func TestManyVIPsCauseNoStall(t *testing.T) {
 	var many []vip.VIP
 	for i := range 10_000 {
 		v, err := vip.FromPrefix(netip.PrefixFrom(netip.AddrFrom4([4]byte{20, 1, byte(i >> 8), byte(i)}), 32))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		many = append(many, v)
 	}
 	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4)}, many)

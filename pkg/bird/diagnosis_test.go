@@ -10,6 +10,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // failsWith waits for an error of the IPv4 gateway that is down.
@@ -77,9 +78,7 @@ func TestUnsignedSideIsNamed(t *testing.T) {
 	gw := l.Router(routerConfig{})
 	p := newPod(t, l.Dev)
 	file := filepath.Join(p.Options.Dir, "key")
-	if err := os.WriteFile(file, []byte("own"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte("own"), 0o600))
 	signed := gatewayOf(vip.IPv4, func(g *trench.Gateway) { g.PasswordFile = file })
 	p.Configure([]trench.Gateway{signed}, []vip.VIP{vip4})
 	p.Start()

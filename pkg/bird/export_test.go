@@ -1,7 +1,6 @@
 package bird_test
 
 import (
-	"context"
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/announce"
@@ -9,6 +8,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // The export of one gateway changes without a reset of its session, and without an effect on the
@@ -72,11 +72,8 @@ func TestExportBeforeConfigure(t *testing.T) {
 	p.await("both sessions up", up("gateway-ipv4", "gateway-ipv6"))
 	p.Announce(announce.Announced, vip4, vip6)
 	await.True(t, "VIP at the other gateway", func() bool { return gw.Has(vip6) })
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	if err := p.Confirm(ctx); err != nil {
-		t.Fatal(err)
-	}
+	ctx := harness.Context(t, patience)
+	harness.Must(t, p.Confirm(ctx))
 	if gw.Has(vip4) {
 		t.Error("the drained gateway received the VIP")
 	}

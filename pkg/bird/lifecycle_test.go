@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // fake writes an executable that accepts the check of the configuration and otherwise runs the
@@ -26,9 +27,7 @@ func fake(t *testing.T, script string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bird")
 	text := "#!/bin/sh\nfor a; do [ \"$a\" = -p ] && exit 0; done\n" + script + "\n"
-	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(path, []byte(text), 0o700))
 	return path
 }
 
@@ -102,9 +101,7 @@ func TestUnwritableConfigurationIsRetried(t *testing.T) {
 	before := p.State().Load()
 	// A write to a directory fails even for root.
 	blocked := filepath.Join(p.Options.Dir, "vipgate.conf.new.tmp")
-	if err := os.Mkdir(blocked, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Mkdir(blocked, 0o700))
 	ghost := gatewayOf(vip.IPv4,
 		func(g *trench.Gateway) { g.Name, g.Address = "ghost", netip.MustParseAddr("169.254.100.77") })
 	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4), ghost}, []vip.VIP{vip4})
@@ -115,17 +112,13 @@ func TestUnwritableConfigurationIsRetried(t *testing.T) {
 	// A BIRD that is killed in this state restarts with the configuration on the disk.
 	kill(t, s.PID, syscall.SIGKILL)
 	p.await("back", func(s bird.State) bool { return s.PID != before.PID && s.Restarts == 1 && up("gateway-ipv4")(s) })
-	if err := os.Remove(blocked); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Remove(blocked))
 	p.await("taken", func(s bird.State) bool {
 		return s.ConfigErr == nil && s.Configures > before.Configures && up("gateway-ipv4")(s) && len(s.Gateways) == 2 &&
 			s.Gateways[1].Problem == ""
 	})
 	left, err := filepath.Glob(filepath.Join(p.Options.Dir, "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, f := range left {
 		if strings.HasSuffix(f, ".new") || strings.HasSuffix(f, ".tmp") {
 			t.Errorf("%s was left behind", f)
@@ -184,9 +177,7 @@ func TestSessionWaitsForDAD(t *testing.T) {
 	// With three probes a second apart the address is tentative for long enough to be seen.
 	path := "/proc/sys/net/ipv6/conf/" + l.Dev + "/"
 	for file, value := range map[string]string{"accept_dad": "1", "dad_transmits": "3"} {
-		if err := os.WriteFile(path+file, []byte(value), 0); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(path+file, []byte(value), 0))
 	}
 	p := newPod(t, l.Dev)
 	p.Configure([]trench.Gateway{gatewayOf(vip.IPv6)}, []vip.VIP{vip6})
@@ -370,9 +361,7 @@ func TestForeignConfigurationIsReplaced(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	p.Announce(announce.Announced, vip4, vip6)
 	foreign := filepath.Join(t.TempDir(), "bird.conf")
-	if err := os.WriteFile(foreign, []byte("router id 9.9.9.9;\nprotocol device { }\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(foreign, []byte("router id 9.9.9.9;\nprotocol device { }\n"), 0o600))
 	if _, err := ask(p.Options.Socket, `configure "`+foreign+`"`); err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // tcpOptions holds options of a TCP connection.
@@ -32,20 +33,14 @@ type tcpOptions struct {
 func connections(t *testing.T, pid int) map[netip.Addr]tcpOptions {
 	t.Helper()
 	pidfd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer unix.Close(pidfd)
 	entries, err := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	found := map[netip.Addr]tcpOptions{}
 	for _, e := range entries {
 		n, err := strconv.Atoi(e.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		fd, err := unix.PidfdGetfd(pidfd, n, 0)
 		if err != nil {
 			continue // closed after the listing
@@ -120,9 +115,7 @@ func TestNoDelayRefused(t *testing.T) {
 	const dropped = "-sys_ptrace,-dac_override,-dac_read_search" // which override that
 	if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_PTRACE, 0, 0, 0); err != nil || has == 1 {
 		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		cmd := exec.CommandContext(t.Context(), "setpriv", "--bounding-set="+dropped, "--inh-caps="+dropped,
 			self, "-test.run=^TestNoDelayRefused$", "-test.v")
 		cmd.Env = append(os.Environ(), insideVariable+"=")
@@ -133,18 +126,12 @@ func TestNoDelayRefused(t *testing.T) {
 		return
 	}
 	content, err := os.ReadFile(birdExecutable)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	dir, err := os.MkdirTemp("/tmp", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	file := filepath.Join(dir, "bird")
-	if err := errors.Join(os.WriteFile(file, content, 0o711), os.Chown(file, 65534, 65534)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, errors.Join(os.WriteFile(file, content, 0o711), os.Chown(file, 65534, 65534)))
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4)
 	gw := l.Router(routerConfig{})

@@ -1,11 +1,9 @@
 package bird_test
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -23,6 +21,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // The tests in this file run a real BIRD in the network namespace that TestMain created for this
@@ -126,14 +125,10 @@ func (l *link) Router(c routerConfig) *router {
 	l.t.Helper()
 	c.AS = cmp.Or(c.AS, remoteAS)
 	dir, err := os.MkdirTemp("/tmp", "vg")
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	harness.Must(l.t, err)
 	l.t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	r := &router{t: l.t, link: l, dir: dir}
-	if err := os.WriteFile(r.config(), []byte(c.text()), 0o600); err != nil {
-		l.t.Fatal(err)
-	}
+	harness.Must(l.t, os.WriteFile(r.config(), []byte(c.text()), 0o600))
 	r.Start()
 	l.t.Cleanup(r.Kill)
 	return r
@@ -187,9 +182,7 @@ func (r *router) socket() string { return filepath.Join(r.dir, "bird.ctl") }
 func (r *router) Start() {
 	r.t.Helper()
 	r.cmd = exec.Command("ip", "netns", "exec", r.link.Namespace, systemBIRD, "-f", "-c", r.config(), "-s", r.socket())
-	if err := r.cmd.Start(); err != nil {
-		r.t.Fatal(err)
-	}
+	harness.Must(r.t, r.cmd.Start())
 	exited, cmd := make(chan struct{}), r.cmd
 	r.exited = exited
 	go func() { defer close(exited); _ = cmd.Wait() }()
@@ -203,9 +196,7 @@ func (r *router) Start() {
 func (r *router) Reconfigure(c routerConfig) {
 	r.t.Helper()
 	c.AS = cmp.Or(c.AS, remoteAS)
-	if err := os.WriteFile(r.config(), []byte(c.text()), 0o600); err != nil {
-		r.t.Fatal(err)
-	}
+	harness.Must(r.t, os.WriteFile(r.config(), []byte(c.text()), 0o600))
 	r.Command("configure")
 }
 
@@ -272,7 +263,7 @@ type pod struct {
 	dev       string
 	Options   bird.Options
 	Announcer *announce.Announcer
-	Log       *syncBuffer
+	Log       *harness.Log
 	revision  uint64
 	attract   atomic.Pointer[[len(vip.Families)]bool]
 	stop      func()
@@ -283,17 +274,15 @@ const loopbackPassword = "0123456789abcdef"
 func newPod(t *testing.T, dev string, change ...func(*bird.Options)) *pod {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	log := &syncBuffer{}
+	log := &harness.Log{}
 	p := &pod{t: t, Log: log, dev: dev}
 	p.Options = bird.Options{
 		Executable: birdExecutable, Dir: dir, Socket: filepath.Join(dir,
 			"bird.ctl"), RouterID: netip.MustParseAddr("10.1.1.1"),
 		LoopbackPort: 1790, Password: loopbackPassword, TableID: tableID, KernelScanTime: 10 * time.Second,
-		Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Log: log.Logger(),
 	}
 	for _, c := range change {
 		c(&p.Options)
@@ -306,7 +295,7 @@ func newPod(t *testing.T, dev string, change ...func(*bird.Options)) *pod {
 	t.Cleanup(func() {
 		p.Stop()
 		if t.Failed() {
-			t.Logf("log:\n%s", log.Tail(16000))
+			t.Logf("log:\n%s", log)
 		}
 	})
 	return p
@@ -456,29 +445,5 @@ func kill(t *testing.T, pid int, s syscall.Signal) {
 	if pid <= 1 {
 		t.Fatalf("no process to signal: pid %d", pid)
 	}
-	if err := syscall.Kill(pid, s); err != nil {
-		t.Fatal(err)
-	}
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(b []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(b)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
-
-func (s *syncBuffer) Tail(n int) string {
-	text := s.String()
-	return text[max(0, len(text)-n):]
+	harness.Must(t, syscall.Kill(pid, s))
 }

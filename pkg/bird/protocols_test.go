@@ -14,14 +14,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func replyOf(t *testing.T, text string) Reply {
 	t.Helper()
 	r, err := readReply(bufio.NewReader(strings.NewReader(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return r
 }
 
@@ -29,9 +28,7 @@ func replyOf(t *testing.T, text string) Reply {
 func replyIn(t *testing.T, name string) Reply {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return replyOf(t, string(b))
 }
 
@@ -69,7 +66,7 @@ func TestProtocolsOfBIRD2012(t *testing.T) {
 }
 
 func TestProtocolsInOtherForms(t *testing.T) {
-	tests := map[string]struct {
+	for name, tt := range map[string]struct {
 		text string
 		want []protocolState
 	}{
@@ -121,8 +118,7 @@ func TestProtocolsInOtherForms(t *testing.T) {
 		"none matches":         {text: "8003 No protocols match\n"},
 		"a detail before any":  {text: "1006-  BGP state: Established\n0000 \n"},
 		"a head that is short": {text: "1002-NBR-a BGP\n0000 \n"},
-	}
-	for name, tt := range tests {
+	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(tt.want, parseProtocols(replyOf(t, tt.text))); diff != "" {
 				t.Error(diff)
@@ -168,7 +164,7 @@ func TestBFDSessions(t *testing.T) {
 }
 
 func TestParseEvent(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		line  string
 		want  stateEvent
 		state bool
@@ -215,8 +211,7 @@ func TestParseEvent(t *testing.T) {
 		{"", stateEvent{}, false},
 		{"<TRACE>", stateEvent{Text: "<TRACE>"}, false},
 		{"\x00\xff<", stateEvent{Text: "\x00\xff<"}, false},
-	}
-	for _, tt := range tests {
+	} {
 		got := parseEvent(tt.line)
 		if got != tt.want || got.StateChanged() != tt.state {
 			t.Errorf("ParseEvent(%q) = %+v, state changed %v; want %+v, %v", tt.line, got, got.StateChanged(), tt.want, tt.state)

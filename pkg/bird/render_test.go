@@ -11,6 +11,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // fullInput uses every feature of the template.
@@ -42,9 +43,7 @@ func fullInput() renderInput {
 func checkWithBIRD(t *testing.T, content []byte) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bird.conf")
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(path, content, 0o600))
 	if out, err := exec.Command(Executable(""), "-p", "-c", path).CombinedOutput(); err != nil {
 		t.Fatalf("BIRD refuses it: %v: %s\n%s", err, out, content)
 	}
@@ -68,9 +67,7 @@ func TestBIRDAcceptsConfiguration(t *testing.T) {
 	for name, in := range tests {
 		t.Run(name, func(t *testing.T) {
 			content, err := render(in)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			checkWithBIRD(t, content)
 		})
 	}
@@ -79,9 +76,7 @@ func TestBIRDAcceptsConfiguration(t *testing.T) {
 func TestRenderNoVIPRouteNoMaskedSecret(t *testing.T) {
 	in := fullInput()
 	content, err := render(in.Masked())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	text := string(content)
 	if strings.Contains(text, "route 20.") || strings.Contains(text, "protocol static") {
 		t.Error("the configuration announces something by itself")
@@ -97,7 +92,7 @@ func TestRenderNoVIPRouteNoMaskedSecret(t *testing.T) {
 }
 
 func TestParsePassword(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		content, want, problem string
 	}{
 		{content: "secret\n", want: "secret"},
@@ -108,8 +103,7 @@ func TestParsePassword(t *testing.T) {
 		{content: `a"b`, problem: "quote"},
 		{content: "a\nb\n", problem: "control character"},
 		{content: strings.Repeat("x", 81), problem: "81 bytes"},
-	}
-	for _, tt := range tests {
+	} {
 		got, err := parsePassword([]byte(tt.content))
 		if tt.problem != "" {
 			if err == nil || !strings.Contains(err.Error(), tt.problem) {
@@ -141,14 +135,10 @@ func TestOptionsInConfiguration(t *testing.T) {
 	in := fullInput()
 	in.KernelScanTime = 7500 * time.Millisecond
 	content, err := render(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	in.ECMP, in.Password, in.Sessions[0].Password = false, "", ""
 	without, err := render(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for text, n := range map[string][2]int{
 		"router id 1.2.3.4;":                        {1, 1},
 		"scan time 7;":                              {2, 2}, // of both families

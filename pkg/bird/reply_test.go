@@ -12,7 +12,7 @@ import (
 )
 
 func TestParseLine(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		in       string
 		previous int
 		want     replyLine
@@ -37,8 +37,7 @@ func TestParseLine(t *testing.T) {
 		{in: "8103,4248829953", previous: noCode, problem: "has no reply code"},
 		{in: "HTTP/1.1 400 Bad Request", previous: noCode, problem: "has no reply code"},
 		{in: "\x16\x03\x01\x00\x00", previous: noCode, problem: "has no reply code"},
-	}
-	for _, tt := range tests {
+	} {
 		line, last, async, err := parseLine(tt.in, tt.previous)
 		if tt.problem != "" {
 			if err == nil || !strings.Contains(err.Error(), tt.problem) {

@@ -21,6 +21,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func addr(prefix string, flags ...string) rtnetlink.Address {
@@ -42,7 +43,7 @@ func addr(prefix string, flags ...string) rtnetlink.Address {
 }
 
 func TestSelectLocal(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		name, gateway, current string
 		addrs                  []rtnetlink.Address
 		want, problem          string
@@ -126,8 +127,7 @@ func TestSelectLocal(t *testing.T) {
 			name: "other address, current one removed", gateway: "fd00::9", current: "fd00::1",
 			addrs: []rtnetlink.Address{addr("fd00::2/64")}, want: "fd00::2",
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var current netip.Addr
 			if tt.current != "" {
@@ -255,21 +255,15 @@ func TestBadPasswordFileDisablesGateway(t *testing.T) {
 		"": "empty", "\n": "empty", "a\"b": "quote",
 		strings.Repeat("x", 81): "81 bytes",
 	} {
-		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(file, []byte(content), 0o600))
 		expect(problem)
 	}
-	if err := os.WriteFile(file, []byte("s3cret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte("s3cret\n"), 0o600))
 	v, _ := a.resolveAgain()
 	if len(v.problems) != 0 || !strings.Contains(string(v.content), `password "s3cret";`) {
 		t.Errorf("problems %v", v.problems)
 	}
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Remove(file))
 	expect("does not exist") // and never a session without a password
 	if v, _ := a.resolveAgain(); strings.Contains(string(v.content), "NBR-a") {
 		t.Error("the session is there without its password")
@@ -368,9 +362,7 @@ func TestPreview(t *testing.T) {
 // A secret mount that hangs must not end a session, and a FIFO is refused without blocking.
 func TestBlockedPasswordFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(path, []byte("secret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(path, []byte("secret\n"), 0o600))
 	g := someGateway()
 	g.PasswordFile = path
 	a := newAround(t, g)
@@ -393,9 +385,7 @@ func TestBlockedPasswordFile(t *testing.T) {
 
 	// The first read never ends, and the file that takes its place is read. It has another inode,
 	// since both exist for a moment.
-	if err := errors.Join(syscall.Mkfifo(path+".new", 0o600), os.Rename(path+".new", path)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, errors.Join(syscall.Mkfifo(path+".new", 0o600), os.Rename(path+".new", path)))
 	for deadline := time.Now().Add(10 * time.Second); ; {
 		v, _ := a.resolveAgain()
 		if len(v.input.Sessions) == 0 && strings.Contains(v.problems["a"], "not a regular file") {

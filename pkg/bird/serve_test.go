@@ -18,6 +18,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // The tests in this file run the polling loop against a fake BIRD in a synctest bubble, so that
@@ -176,6 +177,17 @@ func watch(t *testing.T, f *fakeBIRD, holds ...time.Duration) *watched {
 	return w
 }
 
+// watchIdle watches a BIRD whose session is up, in a bubble, after the fast polls of the start.
+func watchIdle(t *testing.T, f func(*testing.T, *fakeBIRD, *watched)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		bird := &fakeBIRD{up: true}
+		w := watch(t, bird, 3*time.Second)
+		w.skipFastPolls()
+		f(t, bird, w)
+	})
+}
+
 // skipFastPolls waits until the fast polls of the start are over.
 func (w *watched) skipFastPolls() { w.after(fastDuration + pollInterval) }
 
@@ -195,10 +207,7 @@ func TestShortSilenceChangesNothing(t *testing.T) {
 	for _, silence := range []time.Duration{time.Second, 1900 * time.Millisecond} {
 		for _, phase := range []time.Duration{0, 500 * time.Millisecond, 998 * time.Millisecond} {
 			t.Run(fmt.Sprintf("%s, %s after a poll", silence, phase), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					f := &fakeBIRD{up: true}
-					w := watch(t, f, 3*time.Second)
-					w.skipFastPolls()
+				watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 					w.next()
 					w.after(2*time.Millisecond + phase)
 					f.with(func() { f.until = time.Now().Add(silence) })
@@ -258,10 +267,7 @@ func TestHangDetection(t *testing.T) {
 }
 
 func TestRecoveredBIRDIsKept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fakeBIRD{up: true}
-		w := watch(t, f, 3*time.Second)
-		w.skipFastPolls()
+	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 		w.next()
 		f.with(func() { f.until = time.Now().Add(3500 * time.Millisecond) })
 		w.after(3 * time.Second)
@@ -289,10 +295,7 @@ func TestBrokenConnectionIsNoHang(t *testing.T) {
 		"no command": func(string) string { return " continues nothing\n" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := &fakeBIRD{up: true}
-				w := watch(t, f, 3*time.Second)
-				w.skipFastPolls()
+			watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 				w.next()
 				once, dials := true, f.dials
 				f.with(func() {
@@ -329,10 +332,7 @@ func TestBrokenConnectionIsNoHang(t *testing.T) {
 
 func TestEmptyReplyIsNotNoSession(t *testing.T) {
 	for _, answer := range []string{"0006 Shutting down\n", "9001 syntax error\n"} {
-		synctest.Test(t, func(t *testing.T) {
-			f := &fakeBIRD{up: true}
-			w := watch(t, f, 3*time.Second)
-			w.skipFastPolls()
+		watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 			f.with(func() { f.garble = func(string) string { return answer } })
 			w.after(pollInterval)
 			if s := w.State().Load(); s.Alive || s.Err == nil || errors.Is(s.Err, errHung) {
@@ -360,10 +360,7 @@ func (l *late) Read([]byte) (int, error) {
 }
 
 func TestOwnStarvationIsNotSilence(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fakeBIRD{up: true}
-		w := watch(t, f, 3*time.Second)
-		w.skipFastPolls()
+	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 		w.cancel()
 		<-w.ended
 		ours, theirs := net.Pipe()
@@ -387,10 +384,7 @@ func TestOwnStarvationIsNotSilence(t *testing.T) {
 }
 
 func TestLogLineTriggersPoll(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fakeBIRD{up: true}
-		w := watch(t, f, 3*time.Second)
-		w.skipFastPolls()
+	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 		w.next()
 		f.with(func() { f.up = false })
 		begin := time.Now()
@@ -425,15 +419,10 @@ func TestFastPollsOnlyWhileExpecting(t *testing.T) {
 		if n := polls(10 * time.Second); n > 10+2*fastExtra {
 			t.Errorf("%d polls although the state is as expected", n)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
-		if err := w.Confirm(ctx); err != nil {
-			t.Error(err)
-		}
+		ctx := harness.Context(t, 500*time.Millisecond)
+		harness.Check(t, w.Confirm(ctx))
 		w.Expect(0, 1) // of a family without a session: nothing to wait for
-		if err := w.Confirm(ctx); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, w.Confirm(ctx))
 		w.Expect(1, 0)
 		if err := w.Confirm(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 IPv4") {
 			t.Errorf("confirmed what is not exported: %v", err)
@@ -442,13 +431,9 @@ func TestFastPollsOnlyWhileExpecting(t *testing.T) {
 }
 
 func TestConfirmWaitsForFreshPoll(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fakeBIRD{up: true}
-		w := watch(t, f, 3*time.Second)
-		w.skipFastPolls()
+	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 		f.with(func() { f.until = time.Now().Add(time.Hour) })
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
+		ctx := harness.Context(t, 500*time.Millisecond)
 		if err := w.Confirm(ctx); err == nil {
 			t.Error("a poll before the call confirmed something")
 		}
@@ -481,25 +466,19 @@ func TestConfirmCountsPollsAfterCall(t *testing.T) {
 		if poll(); len(confirmed) == 0 {
 			t.Fatalf("not confirmed by %d polls", fastExtra+1)
 		}
-		if err := <-confirmed; err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, <-confirmed)
 	})
 }
 
 func TestConfirmWaitsForHungBIRD(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fakeBIRD{up: true}
-		w := watch(t, f, 3*time.Second)
-		w.skipFastPolls()
+	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 		f.with(func() { f.until = time.Now().Add(time.Hour) })
 		w.after(pollInterval + commandTimeout + time.Millisecond)
 		// BIRD runs and holds its sessions, but the exported routes are unknown.
 		if s := w.State().Load(); s.Alive || s.PID == 0 {
 			t.Fatalf("state %+v", s)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
+		ctx := harness.Context(t, 500*time.Millisecond)
 		if err := w.Confirm(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a hung BIRD confirmed something: %v", err)
 		}
@@ -507,10 +486,7 @@ func TestConfirmWaitsForHungBIRD(t *testing.T) {
 }
 
 func TestSlowReplyHasRequestTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fakeBIRD{up: true}
-		w := watch(t, f, 3*time.Second)
-		w.skipFastPolls()
+	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 		w.next()
 		begin := time.Now().Add(time.Millisecond)
 		// Shorter than the delay after which the loop polls again immediately.
@@ -540,15 +516,13 @@ func TestForeignProcessOnControlSocket(t *testing.T) {
 func TestConfirmWithoutBIRD(t *testing.T) {
 	s := NewSupervisor(Options{})
 	s.Expect(3, 3)
-	if err := s.Confirm(t.Context()); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, s.Confirm(t.Context()))
 }
 
 func TestExports(t *testing.T) {
 	up := func(f vip.Family, n int) GatewayState { return GatewayState{Family: f, Up: true, Exported: n} }
 	down := GatewayState{Family: vip.IPv4, Exported: 7}
-	tests := []struct {
+	for i, tt := range []struct {
 		gateways []GatewayState
 		want     [len(vip.Families)]int
 		ok       bool
@@ -559,8 +533,7 @@ func TestExports(t *testing.T) {
 		{[]GatewayState{up(vip.IPv4, 1), up(vip.IPv4, 0)}, [...]int{1, 2}, false},
 		{[]GatewayState{up(vip.IPv6, 1)}, [...]int{1, 2}, false},
 		{[]GatewayState{up(vip.IPv4, 2)}, [...]int{1, 2}, false}, // not withdrawn yet
-	}
-	for i, tt := range tests {
+	} {
 		if got := exports(tt.gateways, tt.want); got != tt.ok {
 			t.Errorf("%d: %v", i, got)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestRouterIDOfIPv6OnlyHost(t *testing.T) {
@@ -66,9 +67,7 @@ func TestPortTakenAtStart(t *testing.T) {
 	gw := l.Router(routerConfig{})
 	for _, address := range []string{"127.0.0.1:1790", "169.254.100.1:10179"} {
 		taken, err := net.Listen("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer taken.Close()
 		p := newPod(t, l.Dev)
 		p.Configure([]trench.Gateway{gatewayOf(vip.IPv4)}, []vip.VIP{vip4})
@@ -76,9 +75,7 @@ func TestPortTakenAtStart(t *testing.T) {
 		await.True(t, "retry", func() bool {
 			return strings.Contains(p.Log.String(), "BIRD could not open a listening socket, retrying")
 		})
-		if err := taken.Close(); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, taken.Close())
 		p.await("session", up("gateway-ipv4"))
 		p.Announce(announce.Announced, vip4)
 		await.True(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
@@ -101,17 +98,13 @@ func TestPasswordFileAppears(t *testing.T) {
 		t.Errorf("problem %q does not name the file", s.Gateways[0].Problem)
 	}
 	for bad, why := range map[string]string{"": "empty", "a\"b\n": "quote"} {
-		if err := os.WriteFile(file, []byte(bad), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(file, []byte(bad), 0o600))
 		s := p.await("the reason", func(s bird.State) bool { return strings.Contains(s.Gateways[0].Problem, why) })
 		if s.Gateways[0].Up {
 			t.Fatalf("password %q was taken", bad)
 		}
 	}
-	if err := os.WriteFile(file, []byte("s3cret #;'{}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte("s3cret #;'{}\n"), 0o600))
 	p.await("signed session up", up("gateway-ipv4"))
 	if strings.Contains(p.Log.String(), "s3cret") || strings.Contains(p.Log.String(), loopbackPassword) {
 		t.Error("a secret is in the log")
@@ -131,9 +124,7 @@ func TestPasswordChangeLeavesOtherSessions(t *testing.T) {
 	var gateways []trench.Gateway
 	files := map[vip.Family]string{}
 	write := func(f vip.Family, password string) {
-		if err := os.WriteFile(files[f], []byte(password), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(files[f], []byte(password), 0o600))
 	}
 	for _, f := range vip.Families {
 		files[f] = filepath.Join(p.Options.Dir, "key-"+f.String())

@@ -20,6 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // A gateway that sends KEEPALIVEs and reads nothing keeps BIRD's hold timer running, and its
@@ -54,9 +55,7 @@ func TestGatewayThatStopsReading(t *testing.T) {
 func (l *link) stallingGateway() <-chan error {
 	l.t.Helper()
 	listener, err := l.listen(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 4096) })
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	harness.Must(l.t, err)
 	ended := make(chan error, 1)
 	var wg sync.WaitGroup
 	stop := make(chan struct{})

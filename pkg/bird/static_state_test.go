@@ -11,6 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func staticSession(name, address string, bfd *trench.BFD) Session {
@@ -67,9 +68,7 @@ func TestRenderStatic(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			content, err := render(tt.in)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			checkWithBIRD(t, content)
 			for _, s := range tt.want {
 				if !strings.Contains(string(content), s) {

@@ -17,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // A static gateway sends to a VIP while its route, which follows the BFD session, is installed.
@@ -96,9 +97,7 @@ func TestStaticGatewayFollowsAttraction(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		err := p.Confirm(ctx)
 		cancel()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		t.Logf("withdrawn after %v, confirmed after %v", gone, time.Since(begin))
 		p.await("held down", held("gateway-ipv4"))
 		begin = time.Now()
@@ -116,7 +115,7 @@ func TestStaticGatewayFollowsAttraction(t *testing.T) {
 		t.Errorf("the session of the other family was touched: %+v", g)
 	}
 	if log := p.Log.String(); strings.Contains(log, "level=ERROR") {
-		t.Errorf("errors in the log:\n%s", p.Log.Tail(4000))
+		t.Errorf("errors in the log:\n%s", p.Log)
 	}
 }
 
@@ -200,9 +199,7 @@ func TestStaticLeaseExpires(t *testing.T) {
 			p, gw, l := staticPod(t)
 			frontend := exec.Command("/proc/self/exe", "-test.run", "^TestFrontendToBeKilled$")
 			frontend.Env = append(os.Environ(), frontendVariable+"="+p.Options.Dir+" "+l.Dev+" static")
-			if err := frontend.Start(); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, frontend.Start())
 			ended := make(chan struct{})
 			go func() { defer close(ended); _ = frontend.Wait() }()
 			t.Cleanup(func() { _ = frontend.Process.Kill(); <-ended })

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // key is a key that refuses "".
@@ -29,18 +31,14 @@ func TestDrainsSurviveRestart(t *testing.T) {
 	drain := func(length, lasts time.Duration, keys ...key) {
 		t.Helper()
 		for _, k := range keys {
-			if err := d.Drain(now, map[key]Drain{k: New(now, length, lasts)}); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, d.Drain(now, map[key]Drain{k: New(now, length, lasts)}))
 		}
 	}
 	drain(30*time.Second, 0, "a")
 	drain(0, 0, "b", "c")
 	drain(0, time.Hour, "d")
 	for range 2 {
-		if err := d.Undrain(now, "b"); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, d.Undrain(now, "b"))
 	}
 	again := open(t, path)
 	for _, d := range []*Drains[key]{d, again} {
@@ -84,9 +82,7 @@ func TestDrainEndsByItself(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "drains.json")
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, path)
-		if err := d.Drain(time.Now(), map[key]Drain{"a": New(time.Now(), time.Second, time.Minute)}); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, d.Drain(time.Now(), map[key]Drain{"a": New(time.Now(), time.Second, time.Minute)}))
 		has := func(d *Drains[key]) bool { all, _ := d.All(time.Now()); return len(all) == 1 }
 		time.Sleep(time.Minute - time.Nanosecond)
 		if again := open(t, path); !has(d) || !has(again) {
@@ -97,9 +93,7 @@ func TestDrainEndsByItself(t *testing.T) {
 			t.Error("it did not end")
 		}
 		// Another order removes the ended one from the file.
-		if err := d.Drain(time.Now(), map[key]Drain{"b": {}}); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, d.Drain(time.Now(), map[key]Drain{"b": {}}))
 		if text, err := os.ReadFile(path); err != nil || strings.Contains(string(text), `"a"`) {
 			t.Errorf("%s, %v", text, err)
 		}
@@ -109,9 +103,7 @@ func TestDrainEndsByItself(t *testing.T) {
 func TestUnsavedDrainIsAnError(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	d := open(t, filepath.Join(file, "drains.json"))
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, nil, 0o600))
 	now := time.Now()
 	err := d.Drain(now, map[key]Drain{"a": New(now, time.Second, 0)})
 	if err == nil || !strings.Contains(err.Error(), file) {
@@ -133,9 +125,7 @@ func TestCorruptDrainsAreSetAside(t *testing.T) {
 		`{"version":2,"drains":{"a":{"at":"2026-01-01T00:00:00Z","for":"-1s"}}}`,
 	} {
 		path := filepath.Join(t.TempDir(), "drains.json")
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(path, []byte(content), 0o600))
 		var out bytes.Buffer
 		now := time.Now()
 		d, err := Open[key](path, slog.New(slog.NewTextHandler(&out, nil)))
@@ -146,9 +136,7 @@ func TestCorruptDrainsAreSetAside(t *testing.T) {
 		if err != nil || len(aside) != 1 || !strings.Contains(out.String(), "level=ERROR") {
 			t.Errorf("%q: moved aside %v, %v; log:\n%s", content, aside, err, out.String())
 		}
-		if err := d.Drain(now, map[key]Drain{"a": New(now, time.Second, 0)}); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, d.Drain(now, map[key]Drain{"a": New(now, time.Second, 0)}))
 		if all, _ := open(t, path).All(now); len(all) != 1 {
 			t.Errorf("%q: %v", content, all)
 		}
@@ -158,8 +146,6 @@ func TestCorruptDrainsAreSetAside(t *testing.T) {
 func open(t *testing.T, path string) *Drains[key] {
 	t.Helper()
 	d, err := Open[key](path, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return d
 }

@@ -53,8 +53,7 @@ func check(t *testing.T, target string) error {
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	harness.Must(t, err)
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
+	ctx := harness.Context(t, 10*time.Second)
 	_, err = healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
 	return err
 }
@@ -193,8 +192,7 @@ func TestPlainEndpointLimits(t *testing.T) {
 	if services := e.server.GetServiceInfo(); len(services) != 1 {
 		t.Errorf("services %v, want health only", services)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := harness.Context(t, time.Minute)
 	huge := &healthv1.HealthCheckRequest{Service: strings.Repeat("x", 5<<10)}
 	if _, err := healthv1.NewHealthClient(conn).Check(ctx, huge); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a request of 5 KiB: %v", err)
@@ -281,9 +279,7 @@ func TestHealthSocketReplacesLeftover(t *testing.T) {
 		t.Errorf("reported %v", reports)
 	}
 	harness.Run(t, e.Run)
-	if err := check(t, "unix:"+path); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, check(t, "unix:"+path))
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v; want 0600", info.Mode(), err)
 	}

@@ -22,10 +22,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestReadRejectsBlockingFiles(t *testing.T) {
 	dir := t.TempDir()
 	file, fifo, link := filepath.Join(dir, "file"), filepath.Join(dir, "fifo"), filepath.Join(dir, "link")
-	if err := errors.Join(os.WriteFile(file, []byte("12345"), 0o600), unix.Mkfifo(fifo, 0o600),
-		os.Symlink(fifo, link)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, errors.Join(os.WriteFile(file, []byte("12345"), 0o600), unix.Mkfifo(fifo, 0o600),
+		os.Symlink(fifo, link)))
 	if data, err := Read(file, 5); err != nil || string(data) != "12345" {
 		t.Errorf("file of the limit: %q, %v", data, err)
 	}
@@ -137,9 +135,7 @@ func TestHungReadIsRetried(t *testing.T) {
 		h.healthy.Store(true)
 		time.Sleep(12 * time.Hour)
 		for range 2 {
-			if err := h.read(t); err != nil {
-				t.Error(err)
-			}
+			harness.Check(t, h.read(t))
 		}
 	})
 }
@@ -148,9 +144,7 @@ func TestReplacedFileIsReadWithoutPause(t *testing.T) {
 	for name, replace := range map[string]func(t *testing.T, h *hung){
 		"another inode": func(t *testing.T, h *hung) { h.put(t) },
 		"no file": func(t *testing.T, h *hung) {
-			if err := os.Remove(h.calls.Path); err != nil {
-				t.Error(err)
-			}
+			harness.Check(t, os.Remove(h.calls.Path))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

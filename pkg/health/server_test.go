@@ -106,8 +106,7 @@ func follow(t *testing.T, client healthv1.HealthClient,
 	service string,
 ) grpc.ServerStreamingClient[healthv1.HealthCheckResponse] {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
-	t.Cleanup(cancel)
+	ctx := harness.Context(t, waitLimit)
 	stream, err := client.Watch(ctx, &healthv1.HealthCheckRequest{Service: service})
 	harness.Must(t, err)
 	return stream
@@ -443,7 +442,7 @@ func TestCheckClientErrors(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	harness.Must(t, err)
 	defer silent.Close()
-	tests := []struct {
+	for _, tt := range []struct {
 		name, addr, service string
 		want                string
 	}{
@@ -452,8 +451,7 @@ func TestCheckClientErrors(t *testing.T) {
 		{"unknown", addr, "Sideways", `unknown service "Sideways"`},
 		{"no listener", gone.Addr().String(), "Up", "connection refused"},
 		{"no answer", silent.Addr().String(), "Up", "no response in time"},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ctx := t.Context()
 			if tt.addr != silent.Addr().String() {

@@ -16,9 +16,7 @@ import (
 )
 
 func TestReadyAfterRiseQuickChecks(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		c, stop := start(t, Options{dial: newNetwork().DialContext})
-		defer stop()
+	withChecker(t, func(t *testing.T, _ *network, c *Checker) {
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		synctest.Wait()
 		if e := c.Evaluate(time.Now()); e.Synced || len(e.Changed) != 1 || e.Changed[0].State != Starting {
@@ -150,10 +148,7 @@ func TestRiseAndFallCountOutcomesInARow(t *testing.T) {
 }
 
 func TestFallAfterFallIntervals(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		n := newNetwork()
-		c, stop := start(t, Options{dial: n.DialContext})
-		defer stop()
+	withChecker(t, func(t *testing.T, n *network, c *Checker) {
 		c.Configure([]trench.Stream{stream(2, testCheck)})
 		advance(2 * time.Second)
 		if e := c.Evaluate(time.Now()); !e.Synced || states(e.Changed)["target-1"] != Ready {
@@ -281,10 +276,7 @@ func TestConcurrencyIsBounded(t *testing.T) {
 }
 
 func TestHungCheckIsOverdue(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		n := newNetwork()
-		c, stop := start(t, Options{dial: n.DialContext})
-		defer stop()
+	withChecker(t, func(t *testing.T, n *network, c *Checker) {
 		c.Configure([]trench.Stream{stream(3, testCheck)})
 		advance(3 * time.Second)
 		c.Evaluate(time.Now())
@@ -368,9 +360,7 @@ func TestHungFirstCheckEndsAsOverdue(t *testing.T) {
 }
 
 func TestSyncedAfterConfiguration(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		c, stop := start(t, Options{dial: newNetwork().DialContext})
-		defer stop()
+	withChecker(t, func(t *testing.T, _ *network, c *Checker) {
 		if c.Evaluate(time.Now()).Synced {
 			t.Fatal("synced before anything was configured")
 		}
@@ -436,10 +426,7 @@ func TestStopWaitsForChecks(t *testing.T) {
 }
 
 func TestReloadKeepsState(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		n := newNetwork()
-		c, stop := start(t, Options{dial: n.DialContext})
-		defer stop()
+	withChecker(t, func(t *testing.T, n *network, c *Checker) {
 		c.Configure([]trench.Stream{stream(3, testCheck)})
 		advance(2 * time.Second)
 		c.Evaluate(time.Now())
@@ -499,9 +486,7 @@ func TestReloadKeepsState(t *testing.T) {
 }
 
 func TestReturnedTargetIsNotReported(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		c, stop := start(t, Options{dial: newNetwork().DialContext})
-		defer stop()
+	withChecker(t, func(t *testing.T, _ *network, c *Checker) {
 		config := []trench.Stream{stream(1, testCheck)}
 		c.Configure(config)
 		advance(time.Second)
@@ -542,10 +527,7 @@ func TestLateResultOfRemovedTarget(t *testing.T) {
 }
 
 func TestLocalLackOfResourcesIsNoVerdict(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		n := newNetwork()
-		c, stop := start(t, Options{dial: n.DialContext})
-		defer stop()
+	withChecker(t, func(t *testing.T, n *network, c *Checker) {
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		advance(time.Second)
 		c.Evaluate(time.Now())

@@ -14,6 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 var loopback4, loopback6 = netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()
@@ -22,9 +23,7 @@ var loopback4, loopback6 = netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback(
 func connecting(t *testing.T) *connector {
 	t.Helper()
 	k, err := newConnector()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if _, err := k.stop(); err != nil {
 			t.Error(err)
@@ -50,9 +49,7 @@ func conclude(t *testing.T, k *connector, p probe) (result outcome) {
 	end := time.After(2 * patience)
 	for !ended {
 		arrived, err := k.answers()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if len(k.busy) == 0 {
 			t.Fatal("nothing runs, and nothing was reported")
 		}
@@ -76,17 +73,11 @@ func conclude(t *testing.T, k *connector, p probe) (result outcome) {
 func hole(t *testing.T) (port uint16) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	if err := errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: loopback4.As4()}), unix.Listen(fd, 0)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: loopback4.As4()}), unix.Listen(fd, 0)))
 	name, err := unix.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	port = uint16(name.(*unix.SockaddrInet4).Port)
 	for range 100 {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -147,9 +138,7 @@ func TestConnectOutcomes(t *testing.T) {
 
 func TestChecksUseTheirSourceAddress(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer l.Close()
 	k := connecting(t)
 	// The sources alternate: a socket is reused only for its own source.
@@ -165,9 +154,7 @@ func TestChecksUseTheirSourceAddress(t *testing.T) {
 			t.Fatalf("got %+v", got)
 		}
 		conn, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if got := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); got != want {
 			t.Errorf("checked from %v, want %v", got, want)
 		}
@@ -182,9 +169,7 @@ func TestChecksUseTheirSourceAddress(t *testing.T) {
 // event.
 func TestImmediateResetIsAnswer(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer l.Close()
 	k := connecting(t)
 	p := probing(loopback4, uint16(l.Addr().(*net.TCPAddr).Port), nil)
@@ -192,12 +177,8 @@ func TestImmediateResetIsAnswer(t *testing.T) {
 		t.Fatal("connected at once")
 	}
 	conn, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(conn.(*net.TCPConn).SetLinger(0), conn.Close()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, errors.Join(conn.(*net.TCPConn).SetLinger(0), conn.Close()))
 	var reported []outcome
 	await.True(t, "an outcome", func() bool {
 		k.collect(time.Now(), func(_ probe, o outcome) { reported = append(reported, o) })
@@ -212,9 +193,7 @@ func TestUnusedSocketsAreClosed(t *testing.T) {
 	k := connecting(t)
 	for range 3 {
 		s, err := k.open(origin{family: vip.IPv4})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		k.release(s)
 	}
 	newest := k.idle[2]
@@ -263,9 +242,7 @@ func TestConnectorStopLeaksNothing(t *testing.T) {
 	port := hole(t)
 	before := descriptors(t)
 	k, err := newConnector()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for range 500 {
 		if o, ended := k.start(probing(loopback4, port, nil)); ended {
 			t.Fatalf("got %+v", o)
@@ -288,16 +265,10 @@ func TestConnectorStopLeaksNothing(t *testing.T) {
 func exhaust(t *testing.T) (release func()) {
 	t.Helper()
 	var old unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
 	null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(null) + 64, Max: old.Max}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(null) + 64, Max: old.Max}))
 	taken := []int{null}
 	for {
 		fd, err := unix.Dup(null)
@@ -310,17 +281,13 @@ func exhaust(t *testing.T) (release func()) {
 		for _, fd := range taken {
 			_ = unix.Close(fd)
 		}
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
 	}
 }
 
 func TestNoCheckWithoutDescriptors(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0") // that accepts nothing, for want of descriptors
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer listener.Close()
 	port := uint16(listener.Addr().(*net.TCPAddr).Port)
 	k := connecting(t)
@@ -346,9 +313,7 @@ func TestNoCheckWithoutDescriptors(t *testing.T) {
 func TestFailedDisconnectClosesSocket(t *testing.T) {
 	k := connecting(t)
 	s, err := k.open(origin{family: 0})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	fd := s.fd
 	s.fd = -1 // every call fails
 	k.release(s)
@@ -360,10 +325,7 @@ func TestFailedDisconnectClosesSocket(t *testing.T) {
 }
 
 func TestManyChecksShareWakeUps(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		n := newNetwork()
-		c, stop := start(t, Options{dial: n.DialContext})
-		defer stop()
+	withChecker(t, func(t *testing.T, n *network, c *Checker) {
 		c.Configure([]trench.Stream{stream(5000, testCheck)})
 		advance(5 * time.Second)
 		before := len(n.dialed())

@@ -18,6 +18,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -128,9 +129,7 @@ func run(t *testing.T, c *Checker) (stop func()) {
 	<-c.Ready()
 	return func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, <-done)
 	}
 }
 
@@ -180,6 +179,17 @@ func states(list []Health) map[string]State {
 func inBubble(t *testing.T, f func(*testing.T)) {
 	t.Helper()
 	synctest.Test(t, f)
+}
+
+// withChecker is inBubble with a running checker of a network.
+func withChecker(t *testing.T, f func(*testing.T, *network, *Checker)) {
+	t.Helper()
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		c, stop := start(t, Options{dial: n.DialContext})
+		defer stop()
+		f(t, n, c)
+	})
 }
 
 // advance lets the fake clock run on and everything settle.

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func grpcCheck(port uint16, change func(*trench.GRPCCheck)) trench.Check {
@@ -41,9 +42,7 @@ func serveGRPC(t *testing.T, at netip.Addr, register func(*grpc.Server), o ...gr
 	register(s)
 	var serving sync.WaitGroup
 	serving.Go(func() {
-		if err := s.Serve(l); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, s.Serve(l))
 	})
 	t.Cleanup(func() {
 		s.Stop()
@@ -228,9 +227,7 @@ func TestGRPCSilence(t *testing.T) {
 		}
 
 		l, refused := listen(t, at)
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, l.Close())
 		wantFailure(t, ask(t, newPlan(grpcCheck(refused, nil)), at, patient), refused, "connection refused")
 
 		wantDialFailures(t, newPlan(grpcCheck(1, nil)), at)

@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // loopbacks are an address of each family.
@@ -43,9 +44,7 @@ func onBoth(t *testing.T, f func(*testing.T, netip.Addr)) {
 func listen(t *testing.T, at netip.Addr) (l net.Listener, port uint16) {
 	t.Helper()
 	l, err := net.Listen("tcp", netip.AddrPortFrom(at, 0).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 			t.Error(err)
@@ -96,8 +95,7 @@ func untilClosed(conn net.Conn) error {
 // ask makes one check of the kind that the check is of.
 func ask(t *testing.T, p *plan, at netip.Addr, patience time.Duration) outcome {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := harness.Context(t, patience)
 	return p.probe(ctx, path{}.dial, at, at)
 }
 
@@ -269,9 +267,7 @@ func TestHTTPSilence(t *testing.T) {
 		}
 
 		l, refused := listen(t, at)
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, l.Close())
 		wantFailure(t, ask(t, newPlan(httpCheck(refused, nil)), at, patient), refused, "connection refused")
 
 		wantDialFailures(t, newPlan(httpCheck(1, nil)), at)
@@ -281,8 +277,7 @@ func TestHTTPSilence(t *testing.T) {
 // wantDialFailures has a prober of port 1 fail to get a connection in every way.
 func wantDialFailures(t *testing.T, p *plan, at netip.Addr) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), impatient)
-	defer cancel()
+	ctx := harness.Context(t, impatient)
 	o := p.probe(ctx, func(ctx context.Context, _, _ string) (net.Conn, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -353,9 +348,7 @@ func newAuthority(t *testing.T) authority {
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, a.cert, a.cert, a.key.Public(), a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if a.cert, err = x509.ParseCertificate(der); err != nil {
 		t.Fatal(err)
 	}
@@ -365,9 +358,7 @@ func newAuthority(t *testing.T) authority {
 func newKey(t *testing.T) *ecdsa.PrivateKey {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return key
 }
 
@@ -388,9 +379,7 @@ func (a authority) sign(t *testing.T, notAfter time.Time, names ...string) tls.C
 	}
 	key := newKey(t)
 	der, err := x509.CreateCertificate(rand.Reader, c, a.cert, key.Public(), a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
@@ -398,17 +387,13 @@ func (a authority) sign(t *testing.T, notAfter time.Time, names ...string) tls.C
 func (a authority) write(t *testing.T, path string) {
 	t.Helper()
 	data := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
-	if err := os.WriteFile(path, append(data, make([]byte, 4096-len(data))...), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(path, append(data, make([]byte, 4096-len(data))...), 0o600))
 }
 
 // dated gives the file a time.
 func dated(t *testing.T, path string, at time.Time) {
 	t.Helper()
-	if err := os.Chtimes(path, at, at); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Chtimes(path, at, at))
 }
 
 // serveTLS answers "ok" over TLS.
@@ -552,9 +537,7 @@ func TestAuthoritiesAreReloaded(t *testing.T) {
 	next.write(t, file) // over the old one, within a tick of its clock
 	dated(t, file, now)
 	verdictIs(succeeded, "")
-	if err := os.WriteFile(file, []byte("no certificate\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte("no certificate\n"), 0o600))
 	verdictIs(notRun, "has no certificate in PEM")
 
 	// An old file is read once, until it is replaced.
@@ -563,25 +546,17 @@ func TestAuthoritiesAreReloaded(t *testing.T) {
 	dated(t, file, long)
 	verdictIs(succeeded, "")
 	first, err := p.tls.of(t.Context(), at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if again, err := p.tls.of(t.Context(), at); err != nil || again.RootCAs != first.RootCAs {
 		t.Errorf("read twice: %v", err)
 	}
 	other := filepath.Join(dir, "next.pem")
 	old.write(t, other)
 	dated(t, other, long)
-	if err := os.Rename(other, file); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Rename(other, file))
 	verdictIs(failed, "not trusted")
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mkfifo(file, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Remove(file))
+	harness.Must(t, syscall.Mkfifo(file, 0o600))
 	verdictIs(notRun, "is not a regular file")
 }
 

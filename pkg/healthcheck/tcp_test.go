@@ -13,6 +13,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // patience is how long tests wait for what must happen.
@@ -75,9 +76,7 @@ func (s *server) port() uint16 { return uint16(s.listener.Addr().(*net.TCPAddr).
 func descriptors(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return len(entries)
 }
 
@@ -126,9 +125,7 @@ func portString(port uint16) string {
 // The server sees a reset, so that neither side keeps a socket in TIME_WAIT.
 func TestCheckEndsWithReset(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer l.Close()
 	c, stop := start(t, Options{})
 	defer stop()
@@ -137,13 +134,9 @@ func TestCheckEndsWithReset(t *testing.T) {
 		TCP: trench.TCPCheck{Port: uint16(address.Port)}, Interval: time.Hour, Timeout: patience, Rise: 1, Fall: 1,
 	}, Targets: []trench.Target{{Name: "a", IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}}}})
 	conn, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer conn.Close()
-	if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, conn.SetReadDeadline(time.Now().Add(patience)))
 	_, err = conn.Read(make([]byte, 1))
 	if !errors.Is(err, syscall.ECONNRESET) {
 		t.Fatalf("the server read %v, want a reset", err)

@@ -38,9 +38,7 @@ func reported(e Evaluation) []string {
 }
 
 func TestUpdateReplacesNamedStreams(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		c, stop := start(t, Options{dial: newNetwork().DialContext})
-		defer stop()
+	withChecker(t, func(t *testing.T, _ *network, c *Checker) {
 		c.Configure([]trench.Stream{named("a", 1, testCheck), named("b", 2, testCheck), named("c", 1, testCheck)})
 		advance(2 * time.Second)
 		c.Evaluate(time.Now())
@@ -97,9 +95,7 @@ func TestUpdateReplacesNamedStreams(t *testing.T) {
 }
 
 func TestUpdateAsFirstConfiguration(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		c, stop := start(t, Options{dial: newNetwork().DialContext})
-		defer stop()
+	withChecker(t, func(t *testing.T, _ *network, c *Checker) {
 		c.Update([]trench.Stream{stream(1, testCheck)}, nil)
 		if c.Evaluate(time.Now()).Synced {
 			t.Fatal("synced before the first verdict")
@@ -155,10 +151,7 @@ func TestNewSubjectRestartsTarget(t *testing.T) {
 }
 
 func TestUncheckedAddressesAreIgnored(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		n := newNetwork()
-		c, stop := start(t, Options{dial: n.DialContext})
-		defer stop()
+	withChecker(t, func(t *testing.T, n *network, c *Checker) {
 		v4, v6 := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 		both := trench.Stream{
 			Name: "s", Check: testCheck,
@@ -312,9 +305,7 @@ func TestMissingSourceAddressIsNoVerdict(t *testing.T) {
 // Even among many targets, a new target waits neither for their pace nor for its
 // interval.
 func TestAddedTargetIsReadySoon(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		c, stop := start(t, Options{dial: newNetwork().DialContext})
-		defer stop()
+	withChecker(t, func(t *testing.T, _ *network, c *Checker) {
 		c.Configure([]trench.Stream{named("others", 5000, testCheck)})
 		advance(10 * time.Second)
 		c.Evaluate(time.Now())

@@ -152,10 +152,7 @@ func TestFWMarkComesMeanwhile(t *testing.T) {
 }
 
 func TestViaVIPNeedsADataPlane(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		n := newNetwork()
-		c, stop := start(t, Options{dial: n.DialContext})
-		defer stop()
+	withChecker(t, func(t *testing.T, n *network, c *Checker) {
 		s := vipStream(1)
 		c.Configure([]trench.Stream{s})
 		advance(3 * time.Second)

@@ -14,6 +14,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -62,9 +63,7 @@ func TestDevAuthorityIsCreatedOnce(t *testing.T) {
 				return
 			}
 			b, err := a.Bundle(devID.TrustDomain()).Marshal()
-			if err != nil {
-				t.Error(err)
-			}
+			harness.Check(t, err)
 			bundles[i] = string(b)
 		})
 	}
@@ -239,9 +238,7 @@ func TestConcurrentWriteFiles(t *testing.T) {
 		must(t, err)
 		wg.Go(func() {
 			for range 5 {
-				if err := a.WriteFiles(dir, svid); err != nil {
-					t.Error(err)
-				}
+				harness.Check(t, a.WriteFiles(dir, svid))
 			}
 		})
 	}

@@ -67,8 +67,7 @@ func client(t *testing.T, path string, creds credentials.TransportCredentials) h
 }
 
 func check(t *testing.T, c healthpb.HealthClient) error {
-	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
-	defer cancel()
+	ctx := harness.Context(t, waitLimit)
 	_, err := c.Check(ctx, &healthpb.HealthCheckRequest{})
 	return err
 }
@@ -310,8 +309,7 @@ func serverSide(creds credentials.TransportCredentials) func(net.Conn) (net.Conn
 func clientSide(t *testing.T, creds credentials.TransportCredentials) func(net.Conn) (net.Conn, credentials.AuthInfo,
 	error) {
 	return func(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
-		defer cancel()
+		ctx := harness.Context(t, waitLimit)
 		return creds.ClientHandshake(ctx, "localhost", c)
 	}
 }
@@ -531,8 +529,7 @@ func TestStreamEndsWithSVID(t *testing.T) {
 	svid := ca.SVID(fe, 2*time.Second)
 	src := ca.Source(svid)
 	c := client(t, path, identity.NewCredentials(src, identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
-	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
-	defer cancel()
+	ctx := harness.Context(t, waitLimit)
 	stream, err := c.Watch(ctx, &healthpb.HealthCheckRequest{})
 	must(t, err)
 	if _, err := stream.Recv(); err != nil {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -333,9 +334,7 @@ func TestConcurrentListen(t *testing.T) {
 				}
 				wins.Add(1)
 				live.Add(-1)
-				if err := l.Close(); err != nil {
-					t.Error(err)
-				}
+				harness.Check(t, l.Close())
 			}
 		})
 	}

@@ -88,11 +88,7 @@ func TestPacketTooBigLeavesByGateway(t *testing.T) {
 // A client that traces the route to a VIP sees the pod.
 func TestTimeExceededLeavesByGateway(t *testing.T) {
 	t.Parallel()
-	x := newTopology(t)
-	x.openGateway(t)
-	r := start(t, x.pod, testOptions(t))
-	r.Configure(allVIPs())
-	r.waitConfirmed(t, allVIPs()...)
+	x := startTopology(t)
 	for _, v := range forwardedVIPs {
 		level, hops, errs := unix.IPPROTO_IP, unix.IP_TTL, unix.IP_RECVERR
 		if v.Family() == vip.IPv6 {

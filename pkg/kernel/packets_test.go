@@ -19,6 +19,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -51,6 +52,17 @@ var (
 		vip.IPv6: netip.MustParseAddr("fd16::1"),
 	}
 )
+
+// startTopology creates a topology with an open gateway and a Routing that has confirmed all VIPs.
+func startTopology(t *testing.T) *topology {
+	t.Helper()
+	x := newTopology(t)
+	x.openGateway(t)
+	r := start(t, x.pod, testOptions(t))
+	r.Configure(allVIPs())
+	r.waitConfirmed(t, allVIPs()...)
+	return x
+}
 
 func newTopology(t *testing.T) *topology {
 	t.Helper()
@@ -128,8 +140,7 @@ func fromVIP(p lab.Packet) bool {
 
 func waitPacket(t *testing.T, c *lab.Capture, what string, match func(lab.Packet) bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := harness.Context(t, patience)
 	if err := c.Wait(ctx, match); err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}
@@ -225,11 +236,7 @@ func TestVIPTrafficUsesGatewayOrIsDropped(t *testing.T) {
 }
 
 func TestTCPFromVIPWorksThroughGateway(t *testing.T) {
-	x := newTopology(t)
-	x.openGateway(t)
-	r := start(t, x.pod, testOptions(t))
-	r.Configure(allVIPs())
-	r.waitConfirmed(t, allVIPs()...)
+	x := startTopology(t)
 	for _, tt := range []struct {
 		name     string
 		ns       *lab.NetNS
@@ -296,11 +303,7 @@ func TestTCPFromVIPWorksThroughGateway(t *testing.T) {
 }
 
 func TestBoundSocketDoesNotLeak(t *testing.T) {
-	x := newTopology(t)
-	x.openGateway(t)
-	r := start(t, x.pod, testOptions(t))
-	r.Configure(allVIPs())
-	r.waitConfirmed(t, allVIPs()...)
+	x := startTopology(t)
 	for _, v := range localVIPs {
 		x.ports++
 		_ = send(t, x.pod, v.Prefix().Addr(), clients[v.Family()], x.ports, func(_, _ string, c syscall.RawConn) error {
@@ -316,11 +319,7 @@ func TestBoundSocketDoesNotLeak(t *testing.T) {
 }
 
 func TestPrimaryNeighborsUnreachableFromVIP(t *testing.T) {
-	x := newTopology(t)
-	x.openGateway(t)
-	r := start(t, x.pod, testOptions(t))
-	r.Configure(allVIPs())
-	r.waitConfirmed(t, allVIPs()...)
+	x := startTopology(t)
 	for _, v := range allVIPs() {
 		ns, to := x.target, netip.MustParseAddr("10.244.0.1")
 		if v == localVIPs[0] || v == localVIPs[1] {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // texts returns the readable form of ranges.
@@ -30,7 +31,7 @@ func overlap(a, b nft.Range) bool {
 }
 
 func TestElementsRoundTripInAnyOrder(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		name  string
 		vips  []string
 		spans string
@@ -51,8 +52,7 @@ func TestElementsRoundTripInAnyOrder(t *testing.T) {
 			name: "IPv6", vips: []string{"2000::1/128", "2000::2/128", "2000:0:0:1::/64"},
 			spans: "[2000::1 2000::2 2000:0:0:1::-2000::1:ffff:ffff:ffff:ffff]",
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			set := vip.NewSet(vips(tt.vips...)...)
 			var f vip.Family
@@ -81,9 +81,7 @@ func TestStepsKeepRemainingVIPs(t *testing.T) {
 		bits := rapid.SampledFrom([]int{24, 27, 28, 29, 30, 31, 32}).Draw(t, "bits")
 		a := netip.AddrFrom4([4]byte{20, 0, 0, rapid.Byte().Draw(t, "host")})
 		v, err := vip.FromPrefix(netip.PrefixFrom(a, bits).Masked())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return v
 	})
 	rapid.Check(t, func(t *rapid.T) {

@@ -12,6 +12,8 @@ import (
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // repeating is a proxy of the API server that sends all earlier events again after each event of
@@ -20,13 +22,9 @@ import (
 func (f *fixture) repeating(config *rest.Config) *rest.Config {
 	f.t.Helper()
 	address, err := url.Parse(config.Host)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	transport, err := rest.TransportFor(&rest.Config{TLSClientConfig: config.TLSClientConfig})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	proxy := httptest.NewServer(&httputil.ReverseProxy{
 		FlushInterval: -1, Transport: transport,
 		Rewrite: func(r *httputil.ProxyRequest) {

@@ -13,6 +13,8 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
+	"github.com/vipgate/vipgate/test/kubernetes"
 )
 
 const (
@@ -20,11 +22,30 @@ const (
 	twoPods = onePod + " web-2=[10.0.0.2]"
 )
 
-func TestServerStops(t *testing.T) {
+// withPod runs kube until the trench file has one pod.
+func withPod(t *testing.T) (*fixture, *instance) {
+	t.Helper()
 	f := newFixture(t)
 	f.addPod("trench-a", "web-1", "10.0.0.1")
 	k := f.run(nil)
 	f.awaitContent(onePod)
+	return f, k
+}
+
+// behindProxy is withPod with a proxy in front of the API server, and waits for the watches.
+func behindProxy(t *testing.T) (*fixture, *kubernetes.Proxy, *instance) {
+	t.Helper()
+	f := newFixture(t)
+	f.addPod("trench-a", "web-1", "10.0.0.1")
+	proxy := f.Proxy(t)
+	k := f.run(proxy.Config(f.ServiceAccount(t, "trench-a", "kube")))
+	f.awaitContent(onePod)
+	k.awaitCurrent()
+	return f, proxy, k
+}
+
+func TestServerStops(t *testing.T) {
+	f, k := withPod(t)
 	k.awaitCurrent()
 	before := f.stamp()
 
@@ -56,10 +77,7 @@ func (i *instance) serving(name string) bool {
 }
 
 func TestStartWithoutServer(t *testing.T) {
-	f := newFixture(t)
-	f.addPod("trench-a", "web-1", "10.0.0.1")
-	k := f.run(nil)
-	f.awaitContent(onePod)
+	f, k := withPod(t)
 	before := f.stamp()
 	config := f.ServiceAccount(t, "trench-a", "kube")
 	f.StopServer(t)
@@ -100,12 +118,7 @@ func TestSlowServer(t *testing.T) {
 }
 
 func TestHungServer(t *testing.T) {
-	f := newFixture(t)
-	f.addPod("trench-a", "web-1", "10.0.0.1")
-	proxy := f.Proxy(t)
-	k := f.run(proxy.Config(f.ServiceAccount(t, "trench-a", "kube")))
-	f.awaitContent(onePod)
-	k.awaitCurrent()
+	f, proxy, k := behindProxy(t)
 	before := f.stamp()
 
 	proxy.Delay(time.Hour)
@@ -122,9 +135,7 @@ func TestCompaction(t *testing.T) {
 	f := newFixture(t)
 	f.addPod("trench-a", "web-1", "10.0.0.1")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	proxy := f.ProxyOn(t, l)
 	config := proxy.Config(f.ServiceAccount(t, "trench-a", "kube"))
 	gone := &scanner{text: []byte("Expired")} // the reason in a 410
@@ -187,12 +198,7 @@ func (s *scanned) Read(p []byte) (int, error) {
 }
 
 func TestServerClosesConnections(t *testing.T) {
-	f := newFixture(t)
-	f.addPod("trench-a", "web-1", "10.0.0.1")
-	proxy := f.Proxy(t)
-	k := f.run(proxy.Config(f.ServiceAccount(t, "trench-a", "kube")))
-	f.awaitContent(onePod)
-	k.awaitCurrent()
+	f, proxy, k := behindProxy(t)
 	before := f.stamp()
 	proxy.Cut()
 	k.awaitStale("closed")
@@ -205,12 +211,7 @@ func TestServerClosesConnections(t *testing.T) {
 }
 
 func TestTokenIsRefusedAndRotated(t *testing.T) {
-	f := newFixture(t)
-	f.addPod("trench-a", "web-1", "10.0.0.1")
-	proxy := f.Proxy(t)
-	k := f.run(proxy.Config(f.ServiceAccount(t, "trench-a", "kube")))
-	f.awaitContent(onePod)
-	k.awaitCurrent()
+	f, proxy, k := behindProxy(t)
 	before := f.stamp()
 
 	// The API server refuses the token of a deleted service account like an expired one.
@@ -229,9 +230,7 @@ func TestTokenIsRefusedAndRotated(t *testing.T) {
 func TestTokenIsRefusedAtStart(t *testing.T) {
 	f := newFixture(t)
 	config := f.ServiceAccount(t, "trench-a", "kube")
-	if err := os.WriteFile(config.BearerTokenFile, []byte("expired"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(config.BearerTokenFile, []byte("expired"), 0o600))
 	k := f.run(config)
 	k.awaitStale("Unauthorized")
 	if k.serving(Readiness) {
@@ -243,10 +242,7 @@ func TestTokenIsRefusedAtStart(t *testing.T) {
 }
 
 func TestInvalidTrench(t *testing.T) {
-	f := newFixture(t)
-	f.addPod("trench-a", "web-1", "10.0.0.1")
-	k := f.run(nil)
-	f.awaitContent(onePod)
+	f, k := withPod(t)
 	k.awaitCurrent()
 	before := f.stamp()
 
@@ -278,10 +274,7 @@ func TestTrenchDeleted(t *testing.T) {
 }
 
 func TestServiceDeleted(t *testing.T) {
-	f := newFixture(t)
-	f.addPod("trench-a", "web-1", "10.0.0.1")
-	f.run(nil)
-	f.awaitContent(onePod)
+	f, _ := withPod(t)
 	f.remove(serviceResource, "web")
 	f.awaitContent("")
 }

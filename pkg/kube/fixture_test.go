@@ -1,11 +1,9 @@
 package kube
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,6 +22,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/kubernetes"
 )
 
@@ -103,18 +102,14 @@ func newFixture(t *testing.T, options ...kubernetes.Option) *fixture {
 	t.Helper()
 	f := &fixture{Cluster: kubernetes.Start(t, options...), t: t}
 	client, err := rest.HTTPClientFor(f.Admin())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(client.CloseIdleConnections)
 	if f.objects, err = dynamic.NewForConfigAndClient(f.Admin(), client); err != nil {
 		t.Fatal(err)
 	}
 	f.Apply(t, definition)
 	reports, err := os.ReadFile("../../deployments/kubernetes/reports.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	f.Apply(t, string(reports))
 	f.addNamespace("trench-a")
 	f.Apply(t, trenchA)
@@ -164,9 +159,7 @@ func (f *fixture) patch(r schema.GroupVersionResource, name, merge string, sub .
 	f.t.Helper()
 	_, err := f.objects.Resource(r).Namespace("trench-a").Patch(f.t.Context(), name, types.MergePatchType, []byte(merge),
 		metav1.PatchOptions{}, sub...)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 }
 
 // remove deletes an object of trench-a; a Pod with a grace period of 0.
@@ -176,16 +169,14 @@ func (f *fixture) remove(r schema.GroupVersionResource, name string, grace ...in
 	if len(grace) > 0 {
 		o.GracePeriodSeconds = &grace[0]
 	}
-	if err := f.objects.Resource(r).Namespace("trench-a").Delete(f.t.Context(), name, o); err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, f.objects.Resource(r).Namespace("trench-a").Delete(f.t.Context(), name, o))
 }
 
 // instance is a running kube.
 type instance struct {
 	*process
 	t    *testing.T
-	log  *buffer
+	log  *harness.Log
 	stop func()
 }
 
@@ -195,24 +186,19 @@ func (f *fixture) run(config *rest.Config) *instance {
 	if config == nil {
 		config = f.ServiceAccount(f.t, "trench-a", "kube")
 	}
-	i := &instance{t: f.t, log: &buffer{}}
+	i := &instance{t: f.t, log: &harness.Log{}}
 	_, level, err := logs.New("text", "debug", i.log)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	log := slog.New(slog.NewTextHandler(i.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	harness.Must(f.t, err)
 	i.process, err = newProcess(Options{
 		Settings: shell.Settings{
 			Version: "test", AdminSocket: "unix://" + f.t.TempDir() + "/a.sock", HealthAddr: "127.0.0.1:0",
-			MetricsAddr: "127.0.0.1:0", Log: log, Level: level,
+			MetricsAddr: "127.0.0.1:0", Log: i.log.Logger(), Level: level,
 		},
 		Config: config, Namespace: "trench-a", Trench: "trench-a", PodName: "lb-1",
 		TrenchFile: f.file, KeyDir: filepath.Join(filepath.Dir(f.file), "keys"),
 		FrontendSocket: "unix://" + f.t.TempDir() + "/frontend.sock",
 	})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	stop, ended := make(chan struct{}, 1), make(chan error, 1)
 	go func() { ended <- i.process.run(context.Background(), stop) }()
 	i.stop = sync.OnceFunc(func() {
@@ -228,24 +214,6 @@ func (f *fixture) run(config *rest.Config) *instance {
 		}
 	})
 	return i
-}
-
-// buffer is a log that a failed test shows.
-type buffer struct {
-	mu sync.Mutex
-	bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.Buffer.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.Buffer.String()
 }
 
 // current reports whether all caches are synced and watched.
@@ -309,9 +277,7 @@ func (f *fixture) awaitContent(want string) {
 func (f *fixture) stamp() os.FileInfo {
 	f.t.Helper()
 	info, err := os.Stat(f.file)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 	return info
 }
 

@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // loadBalancerTemplate holds the relevant part of Meridio 2's template for load balancer pods.
@@ -47,19 +49,13 @@ func (f *meridio2Fixture) swapped() *appsv1.Deployment {
 	f.Helper()
 	f.Apply(f.T, loadBalancerTemplate)
 	patch, err := yaml.ToJSON([]byte(f.manifest("../../deployments/meridio2/swap.yaml")))
-	if err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, err)
 	resource := appsv1.SchemeGroupVersion.WithResource("deployments")
 	u, err := f.objects.Resource(resource).Namespace("ns-a").Patch(f.Context(), "stateless-load-balancer",
 		types.StrategicMergePatchType, patch, metav1.PatchOptions{FieldValidation: metav1.FieldValidationStrict})
-	if err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, err)
 	d := &appsv1.Deployment{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, d); err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, d))
 	return d
 }
 

@@ -35,6 +35,7 @@ import (
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/kubernetes"
 )
 
@@ -78,9 +79,7 @@ func newMeridio2Fixture(t *testing.T) *meridio2Fixture {
 	t.Helper()
 	f := &meridio2Fixture{Cluster: kubernetes.Start(t), T: t, file: filepath.Join(t.TempDir(), "trench.yaml")}
 	client, err := rest.HTTPClientFor(f.Admin())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(client.CloseIdleConnections)
 	if f.objects, err = dynamic.NewForConfigAndClient(f.Admin(), client); err != nil {
 		t.Fatal(err)
@@ -98,9 +97,7 @@ func newMeridio2Fixture(t *testing.T) *meridio2Fixture {
 func (f *meridio2Fixture) manifest(path string) string {
 	f.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, err)
 	return string(text)
 }
 
@@ -120,9 +117,7 @@ func (f *meridio2Fixture) patchStatus(r schema.GroupVersionResource, name, merge
 	f.Helper()
 	_, err := f.objects.Resource(r).Namespace("ns-a").Patch(f.Context(), name, types.MergePatchType, []byte(merge),
 		metav1.PatchOptions{}, "status")
-	if err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, err)
 }
 
 // run starts kube with the service account of Meridio 2's load balancer.
@@ -130,9 +125,7 @@ func (f *meridio2Fixture) run() (p *process, stop func()) {
 	f.Helper()
 	log := slog.New(slog.NewTextHandler(f.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	_, level, err := logs.New("text", "debug", f.Output())
-	if err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, err)
 	p, err = newProcess(Options{
 		Settings: shell.Settings{
 			Version: "test", AdminSocket: "unix://" + f.TempDir() + "/a.sock", HealthAddr: "127.0.0.1:0", Log: log, Level: level,
@@ -141,9 +134,7 @@ func (f *meridio2Fixture) run() (p *process, stop func()) {
 		Gateway: "gw-a", PodName: "sllb-1", TrenchFile: f.file, KeyDir: filepath.Join(filepath.Dir(f.file), "keys"),
 		FrontendSocket: "unix://" + f.frontend.path,
 	})
-	if err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, err)
 	stops, ended := make(chan struct{}, 1), make(chan error, 1)
 	go func() { ended <- p.run(context.Background(), stops) }()
 	stop = sync.OnceFunc(func() {
@@ -178,9 +169,7 @@ func (f *meridio2Fixture) awaitContent(want string) {
 func (f *meridio2Fixture) events() (all []string) {
 	f.Helper()
 	list, err := f.objects.Resource(eventResource).Namespace("ns-a").List(f.Context(), metav1.ListOptions{})
-	if err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, err)
 	for _, e := range list.Items {
 		reason, _, _ := unstructured.NestedString(e.Object, "reason")
 		kind, _, _ := unstructured.NestedString(e.Object, "regarding", "kind")
@@ -195,13 +184,9 @@ func (f *meridio2Fixture) events() (all []string) {
 func (f *meridio2Fixture) gate(family vip.Family) (c corev1.PodCondition) {
 	f.Helper()
 	u, err := f.objects.Resource(podResource).Namespace("ns-a").Get(f.Context(), "sllb-1", metav1.GetOptions{})
-	if err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, err)
 	pod := &corev1.Pod{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, pod); err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, pod))
 	i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == meridio2.GateOf(family)
 	})
@@ -233,10 +218,8 @@ func TestMeridio2Objects(t *testing.T) {
 		"router-b=169.254.10.151%vlan-100:10179")
 	f.patchStatus(gatewayResource, "gw-a", `{"status": {"addresses": [{"value": "20.0.0.2"}]}}`)
 	f.awaitContent("[20.0.0.2/32] router-a=169.254.10.150%vlan-100:179 router-b=169.254.10.151%vlan-100:10179")
-	if err := f.objects.Resource(routerResource).Namespace("ns-a").Delete(t.Context(), "router-a",
-		metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, f.objects.Resource(routerResource).Namespace("ns-a").Delete(t.Context(), "router-a",
+		metav1.DeleteOptions{}))
 	f.awaitContent("[20.0.0.2/32] router-b=169.254.10.151%vlan-100:10179")
 	if len(f.events()) != 0 {
 		t.Errorf("Events without a refusal: %v", f.events())
@@ -257,10 +240,8 @@ func TestMeridio2Objects(t *testing.T) {
 	await.True(t, "an Event for the new refusal", func() bool { return slices.Equal(f.events(), refusals) })
 
 	// The file stays when the Gateway is deleted.
-	if err := f.objects.Resource(gatewayResource).Namespace("ns-a").Delete(t.Context(), "gw-a",
-		metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, f.objects.Resource(gatewayResource).Namespace("ns-a").Delete(t.Context(), "gw-a",
+		metav1.DeleteOptions{}))
 	await.True(t, "a stale file", func() bool {
 		b, err := os.ReadFile(f.file + trench.StaleSuffix)
 		return err == nil && strings.Contains(string(b), "Gateway ns-a/gw-a: does not exist")
@@ -349,9 +330,7 @@ func newAdminSocket(t *testing.T) *adminSocket {
 	t.Helper()
 	s := &adminSocket{path: filepath.Join(t.TempDir(), "f.sock"), status: latest.New(&frontendv1.Status{})}
 	listener, err := net.Listen("unix", s.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
 	frontendv1.RegisterFrontendServiceServer(server, s)
 	var wg sync.WaitGroup

@@ -10,10 +10,7 @@ import (
 )
 
 func TestNamespacesChange(t *testing.T) {
-	f := newFixture(t)
-	f.addPod("trench-a", "web-1", "10.0.0.1")
-	k := f.run(nil)
-	f.awaitContent(onePod)
+	f, k := withPod(t)
 	f.addNamespace("apps")
 	f.addPod("apps", "api-1", "10.0.1.1")
 	f.Apply(t, strings.NewReplacer("name: web, namespace: trench-a", "name: api, namespace: apps",
@@ -90,10 +87,7 @@ func TestChangesOfPods(t *testing.T) {
 }
 
 func TestNothingIsWrittenTwice(t *testing.T) {
-	f := newFixture(t)
-	f.addPod("trench-a", "web-1", "10.0.0.1")
-	k := f.run(nil)
-	f.awaitContent(onePod)
+	f, k := withPod(t)
 	before := f.stamp()
 	k.stop()
 	f.wantSame(before)

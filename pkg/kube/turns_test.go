@@ -11,6 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestWithhold(t *testing.T) {
@@ -45,9 +46,7 @@ func TestFileWithWithheldGateways(t *testing.T) {
 			Name: "gw", Address: netip.MustParseAddr("192.0.2.1"), HoldTime: hold, PasswordFile: filepath.Join(f.keyDir, file),
 		}
 		served, err := vip.Parse(vips)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		c := &trench.Config{Trench: "a", Attractor: trench.Attractor{
 			Name: "a", VIPs: []vip.VIP{served}, Gateways: []trench.Gateway{gateway},
 		}}

@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/harness"
 )
 
@@ -522,13 +523,8 @@ func TestServer(t *testing.T) {
 	harness.Must(t, err)
 	defer idle.Close()
 	cancel()
-	select {
-	case err := <-done:
-		if err != context.Canceled {
-			t.Errorf("got %v", err)
-		}
-	case <-time.After(30 * time.Second):
-		t.Fatal("the server did not end")
+	if err := await.Receive(t, "the end of the server", done); err != context.Canceled {
+		t.Errorf("got %v", err)
 	}
 	for _, l := range l {
 		if c, err := net.Dial("tcp", l.Addr().String()); err == nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -60,9 +61,7 @@ func newProcess(t *testing.T) (p *Process, socket string) {
 		Version: "test", AdminSocket: socket, HealthAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0",
 		Log: slog.New(slog.DiscardHandler), Level: &logs.Level{},
 	}, metrics.NewLB("test"))
-	if err := p.Listen(t.Context(), Services{Admin: func(grpc.ServiceRegistrar) {}}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, p.Listen(t.Context(), Services{Admin: func(grpc.ServiceRegistrar) {}}))
 	return p, socket
 }
 
@@ -89,9 +88,7 @@ func TestStagesEndInOrder(t *testing.T) {
 				Stages: [][]task.Task{{recorded{"first", j, nil}}, {recorded{"second", j, c.err}}},
 				Drain: func(context.Context, <-chan struct{}) {
 					// The listeners serve until the drain has ended.
-					if err := health.CheckClient(t.Context(), "unix://"+socket, AdminSocket); err != nil {
-						t.Error(err)
-					}
+					harness.Check(t, health.CheckClient(t.Context(), "unix://"+socket, AdminSocket))
 					j.add("drain")
 				},
 			})

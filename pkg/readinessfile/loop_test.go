@@ -146,7 +146,7 @@ func TestTheFirstFileOfAVIPDropsNoOther(t *testing.T) {
 
 func TestGoneDirectory(t *testing.T) {
 	const drain = 3 * time.Second
-	tests := []struct {
+	for _, tt := range []struct {
 		name    string
 		o       Options
 		before  []vip.VIP // immediately
@@ -164,8 +164,7 @@ func TestGoneDirectory(t *testing.T) {
 			name: "hold files that grow old", o: Options{OnGone: Hold, MaxAge: 2 * time.Second}, before: []vip.VIP{vipOne},
 			after: []vip.VIP{vipOne},
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := newClockwork(t, tt.o)
 			c.files["lb-ready-a"] = c.now

@@ -14,6 +14,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 var _ task.Task = (*Writer)(nil)
@@ -55,9 +56,7 @@ func runWriter(t *testing.T, path string, before func(*testWriter)) *testWriter 
 	go func() { done <- task.Guard(ctx, s.String(), s.Run) }()
 	s.stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, <-done)
 	})
 	t.Cleanup(func() { s.stop() })
 	s.wait("the first attempt", func() bool { return s.state.Load() != writeResult{} })

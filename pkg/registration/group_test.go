@@ -51,9 +51,7 @@ func TestGroupFollowsName(t *testing.T) {
 	wantStates(t, first)
 	wantStates(t, second, healthcheck.Draining)
 	g.end() // as a second signal does
-	if err := g.wantEnd(); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, g.wantEnd())
 	wantStates(t, second, healthcheck.Draining)
 }
 
@@ -140,9 +138,7 @@ func TestGroupSuperseded(t *testing.T) {
 		t.Errorf("ended with %v", err)
 	}
 	close(two.leave)
-	if err := two.wantEnd(); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, two.wantEnd())
 	wantStates(t, lbs["127.0.0.2"], healthcheck.Ready)
 	wantStates(t, lbs["127.0.0.3"])
 }

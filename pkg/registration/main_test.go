@@ -2,7 +2,6 @@ package registration
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -187,13 +186,7 @@ func (r *running) wantReport(part string) {
 // wantEnd waits for the end and returns its error.
 func (r *running) wantEnd() error {
 	r.t.Helper()
-	select {
-	case err := <-r.ended:
-		return err
-	case <-time.After(await.Timeout):
-		r.t.Fatal("the group did not end")
-		return errors.New("unreachable")
-	}
+	return await.Receive(r.t, "the end of the group", r.ended)
 }
 
 // states waits until the target has the given states at a load balancer.

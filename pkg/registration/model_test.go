@@ -268,8 +268,7 @@ func TestLookupPauses(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 1))
 			resolver := &flaky{fail: func() bool { return random.IntN(4) > 0 }}
 			n := &name{Address: Address{text: "lb.test:1", host: "lb.test", port: "1"}, resolver: resolver}
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-			defer cancel()
+			ctx := harness.Context(t, 5*time.Minute)
 			answers := make(chan answer)
 			go n.follow(ctx, lookupInterval, answers)
 			for ctx.Err() == nil {

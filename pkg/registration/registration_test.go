@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -64,11 +63,7 @@ func TestSilentLoadBalancer(t *testing.T) {
 		t.Errorf("registered after %d calls: %+v", s.calls.Load(), state)
 	}
 	close(leave)
-	select {
-	case err = <-ended:
-	case <-time.After(await.Timeout):
-		t.Fatal("it waits for the removal without end")
-	}
+	err = await.Receive(t, "the end of the wait for the removal", ended)
 	if want := "did not report the removal of the target within 2s"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("ended with %v, want %s", err, want)
 	}

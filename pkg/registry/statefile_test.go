@@ -229,9 +229,7 @@ func TestFailedWritesRefuseNothing(t *testing.T) {
 			file := filepath.Join(dir, "file")
 			harness.Must(t, os.WriteFile(file, nil, 0o600))
 			return filepath.Join(file, "registry.json"), func() {
-				if err := os.Remove(file); err != nil {
-					t.Error(err)
-				}
+				harness.Check(t, os.Remove(file))
 			}
 		},
 		"a full disk": func(t *testing.T, dir string) (string, func()) {
@@ -246,9 +244,7 @@ func TestFailedWritesRefuseNothing(t *testing.T) {
 				harness.Must(t, os.WriteFile(file, []byte(content), 0o600))
 			}
 			return filepath.Join(dir, "registry.json"), func() {
-				if err := os.Remove(hog); err != nil {
-					t.Error(err)
-				}
+				harness.Check(t, os.Remove(hog))
 			}
 		},
 	} {

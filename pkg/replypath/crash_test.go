@@ -15,6 +15,7 @@ import (
 
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/crash"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // victimPool is the environment variable with which the test binary is a process that installs the
@@ -36,8 +37,7 @@ func runVictim(prefixes string) error {
 // victim runs a victim in the target and reports whether it was killed.
 func (x *fixture) victim(prefixes, step string) bool {
 	x.Helper()
-	ctx, cancel := context.WithTimeout(x.Context(), await.Timeout)
-	defer cancel()
+	ctx := harness.Context(x, await.Timeout)
 	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Env = append(os.Environ(), crash.Variable+"="+step, victimPool+"="+prefixes)
 	var out strings.Builder

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -92,9 +93,7 @@ func (x *fixture) via(pod int) {
 
 func (x *fixture) must(err error) {
 	x.Helper()
-	if err != nil {
-		x.Fatal(err)
-	}
+	harness.Must(x, err)
 }
 
 func (x *fixture) sh(ns *lab.NetNS, command string) string {

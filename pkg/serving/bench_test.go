@@ -11,6 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // BenchmarkEvaluate measures a decision when the targets of all streams, of one, or of none change.
@@ -76,9 +77,7 @@ func benchConfig(b *testing.B, streams, vips int) (c *trench.Config, keys []heal
 		for range vips {
 			n := len(c.Attractor.VIPs)
 			v, err := vip.FromPrefix(netip.PrefixFrom(netip.AddrFrom4([4]byte{20, 0, byte(n >> 8), byte(n)}), 32))
-			if err != nil {
-				b.Fatal(err)
-			}
+			harness.Must(b, err)
 			s.VIPs, c.Attractor.VIPs = append(s.VIPs, v), append(c.Attractor.VIPs, v)
 		}
 		c.Streams = append(c.Streams, s)

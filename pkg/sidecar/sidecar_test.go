@@ -20,6 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/metrics"
 	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/replypath"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestHealthOfAddresses(t *testing.T) {
@@ -58,9 +59,7 @@ func TestHealthOfAddresses(t *testing.T) {
 }
 
 func TestIncomplete(t *testing.T) {
-	if err := Incomplete(replypath.Status{Complete: true}); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, Incomplete(replypath.Status{Complete: true}))
 	if err := Incomplete(replypath.Status{}); err == nil {
 		t.Error("no error without a problem")
 	}

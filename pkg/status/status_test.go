@@ -288,7 +288,7 @@ func TestFrontend(t *testing.T) {
 			Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NEVER_SEEN,
 		}},
 	}
-	tests := []struct {
+	for _, tt := range []struct {
 		name     string
 		status   *frontendv1.Status
 		complete bool
@@ -299,8 +299,7 @@ func TestFrontend(t *testing.T) {
 		{"frontend-readiness-files", files, true},
 		{"frontend-just-started", fresh, false},
 		{"frontend-empty", nil, true},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, complete := Frontend(tt.status, now)
 			if complete != tt.complete {
@@ -454,14 +453,10 @@ func TestProblemsOnFirstScreen(t *testing.T) {
 	}
 	lines := strings.SplitN(text, "\n", 25)
 	screen := strings.Join(lines[:24], "\n")
-	for _, want := range []string{
+	harness.WantText(t, screen,
 		"9999 of 10000 VIPs advertised", "no source routing. ", "next: SourceRouting",
 		"20.1.35.40/32   NO ",
-	} {
-		if !strings.Contains(screen, want) {
-			t.Errorf("the first screen has no %q:\n%s", want, screen)
-		}
-	}
+	)
 	if s.Vips[0].GetVip() != "20.1.0.0/32" {
 		t.Error("the status was reordered in place")
 	}
@@ -515,14 +510,10 @@ func TestFrontendWithNSP(t *testing.T) {
 	s.ConfigurationError = "VIP vip-a: VIP \"20.0.0.1\" has no prefix length; use 20.0.0.1/32"
 	s.Conditions = append(s.Conditions, &adminv1.Condition{Name: "NSPCli", Detail: "not refreshed since noon"})
 	text, _ = Frontend(s, now)
-	for _, want := range []string{
+	harness.WantText(t, text,
 		"NSP nsp-service-trench-a:7778, not refreshed since noon\n",
 		"The configuration of the NSP nsp-service-trench-a:7778 is not in force, or not all of it:\n  VIP vip-a: ",
-	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("the status\n%s\nlacks %q", text, want)
-		}
-	}
+	)
 }
 
 // An error that a condition reports is printed once, including the remedy at its end.

@@ -8,7 +8,7 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		in      string
 		want    string
 		problem string
@@ -30,8 +30,7 @@ func TestParse(t *testing.T) {
 		{in: "fe80::1%eth0/128", problem: "not a prefix"},
 		{in: "", problem: "not a prefix"},
 		{in: "20.0.0.1/33", problem: "not a prefix"},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.in, func(t *testing.T) {
 			v, err := Parse(tt.in)
 			if tt.problem != "" {

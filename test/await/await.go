@@ -19,3 +19,16 @@ func True(t testing.TB, what string, condition func() bool) {
 		}
 	}
 }
+
+// Receive waits for a value of a channel, or for its end, and fails the test after [Timeout]. what
+// names the event in the failure.
+func Receive[T any](t testing.TB, what string, values <-chan T) T {
+	t.Helper()
+	select {
+	case value := <-values:
+		return value
+	case <-time.After(Timeout):
+		t.Fatalf("timed out after %v: %s", Timeout, what)
+		panic("unreachable")
+	}
+}

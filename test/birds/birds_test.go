@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -20,9 +21,7 @@ const basicPath = "^(TestGatewayReceivesAnnouncedVIPs|TestGatewayWithoutHoldTime
 // TestOtherVersions runs the basic path with each BIRD that test/setup/birds.sh unpacked.
 func TestOtherVersions(t *testing.T) {
 	birds, err := filepath.Abs("../../bin/birds")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	tests := filepath.Join(t.TempDir(), "bird.test")
 	if out, err := exec.CommandContext(t.Context(), "go", "test", "-race", "-c", "-o", tests, "../../pkg/bird").
 		CombinedOutput(); err != nil {
@@ -35,9 +34,7 @@ func TestOtherVersions(t *testing.T) {
 	var running sync.WaitGroup
 	for i, version := range versions {
 		found, err := filepath.Glob(filepath.Join(birds, version+".*", "bird"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if len(found) == 0 {
 			continue
 		}

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // CommandLine is a program as a container runs it.
@@ -26,7 +28,8 @@ type CommandLine struct {
 	Reads []string
 	// EveryAddress reports whether health may be served at every address of the pod.
 	EveryAddress bool
-	// Documented reports whether a mount that no flag uses is explained somewhere.
+	// Documented reports whether a mount that no flag uses is explained somewhere. If it is nil, the
+	// README of the manifests must name the path.
 	Documented func(path string) bool
 }
 
@@ -42,18 +45,14 @@ func (c *Container) Environment(tb testing.TB) map[string]string {
 	for _, e := range os.Environ() {
 		if name, value, _ := strings.Cut(e, "="); strings.HasPrefix(name, "VIPGATE_") ||
 			strings.HasPrefix(name, "NFE_") {
-			if err := os.Unsetenv(name); err != nil {
-				tb.Fatal(err)
-			}
+			harness.Must(tb, os.Unsetenv(name))
 			tb.Cleanup(func() { _ = os.Setenv(name, value) })
 		}
 	}
 	given := c.Values(map[string]string{"status.podIP": podIP, "metadata.uid": "uid"})
 	for name, value := range given {
 		old, had := os.LookupEnv(name)
-		if err := os.Setenv(name, value); err != nil {
-			tb.Fatal(err)
-		}
+		harness.Must(tb, os.Setenv(name, value))
 		tb.Cleanup(func() {
 			if had {
 				_ = os.Setenv(name, old)
@@ -100,6 +99,9 @@ func (c *Container) Problems(tb testing.TB, l CommandLine) []string {
 	for _, f := range parsed.Flags() {
 		flags[f.Name] = f
 		variables = append(variables, f.Envs...)
+	}
+	if l.Documented == nil {
+		l.Documented = inReadme(tb)
 	}
 	p := problems{container: c}
 	for _, e := range c.Env {

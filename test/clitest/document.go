@@ -12,6 +12,8 @@ import (
 
 	"github.com/alecthomas/kong"
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 var update = flag.Bool("update", false, "write the generated texts instead of comparing them")
@@ -22,9 +24,7 @@ var update = flag.Bool("update", false, "write the generated texts instead of co
 func Texts(t *testing.T, name string, documented bool, k *kong.Kong, variables []string) {
 	t.Helper()
 	if documented {
-		if err := Flags("../../docs/configuration.md", name, k, *update); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, Flags("../../docs/configuration.md", name, k, *update))
 	}
 	var flags []string
 	_ = kong.Visit(k.Model, func(node kong.Visitable, next kong.Next) error { // no visit fails
@@ -44,9 +44,7 @@ func Texts(t *testing.T, name string, documented bool, k *kong.Kong, variables [
 // GeneratedSection is [Section] with the flag -update of the test.
 func GeneratedSection(t *testing.T, file, name, content string) {
 	t.Helper()
-	if err := Section(file, name, content, *update); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, Section(file, name, content, *update))
 }
 
 // Flags compares the section NAME of a document with the reference of a command line, as [Section]

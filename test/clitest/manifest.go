@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // Deployment holds the fields of a Deployment that the tests check.
@@ -147,9 +149,7 @@ type Volume struct {
 func Read[T any](tb testing.TB, path string) T {
 	tb.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	harness.Must(tb, err)
 	var object T
 	if err := yaml.Load(data, &object); err != nil {
 		tb.Fatalf("%s: %v", path, err)
@@ -242,9 +242,7 @@ var (
 func ReadImage(tb testing.TB, path string) Image {
 	tb.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	harness.Must(tb, err)
 	image := Image{Capabilities: map[string][]string{}}
 	for _, m := range entryPoint.FindAllSubmatch(data, -1) {
 		image.EntryPoint = string(m[1])

@@ -10,13 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
-	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
-	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
-	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/admin"
 )
 
 const (
@@ -71,9 +66,7 @@ type fixture struct {
 	one, two *service
 	app      *service // registers itself
 	egress   *healthWatch
-	grpcurl  *lab.Process     // that holds the registration; nil before
-	frontend *grpc.ClientConn // admin socket
-	lb       *grpc.ClientConn // admin socket
+	grpcurl  *lab.Process // that holds the registration; nil before
 
 	// fail is called when a process ended unexpectedly.
 	fail   func(error)
@@ -125,12 +118,6 @@ func newFixture(ctx context.Context, binaries string, fail func(error)) (_ *fixt
 	if s.watcher, err = s.gateway.WatchRoutes(ctx, pollInterval); err != nil {
 		return s, err
 	}
-	if s.frontend, err = dialAdmin(s.pod.FrontendAdmin()); err != nil {
-		return s, err
-	}
-	if s.lb, err = dialAdmin(s.pod.LBAdmin()); err != nil {
-		return s, err
-	}
 	s.egress, err = watchHealth(l.Pod, lab.FrontendHealth, "Egress")
 	return s, err
 }
@@ -144,14 +131,6 @@ func newService(l *lab.Lab, name string, port uint16, addrs []netip.Addr, vips .
 		s.listeners = append(s.listeners, lab.NewTarget(l.Backend, netip.AddrPortFrom(a, port)))
 	}
 	return s
-}
-
-func dialAdmin(socket string) (*grpc.ClientConn, error) {
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), quickRetry())
-	if err != nil {
-		return nil, fmt.Errorf("admin socket %s: %w", socket, err)
-	}
-	return conn, nil
 }
 
 // vips returns the VIPs of the targets in the trench file.
@@ -247,16 +226,11 @@ func withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, waitTimeout, fmt.Errorf("%v are over", waitTimeout))
 }
 
-// frontendStatus requests the frontend's status.
-func (s *fixture) frontendStatus(ctx context.Context) (*frontendv1.Status, error) {
-	return frontendv1.NewFrontendServiceClient(s.frontend).GetStatus(ctx, &adminv1.GetStatusRequest{})
-}
-
 // decided requests from the lb the time of its last decision about each VIP.
 func (s *fixture) decided(ctx context.Context) (map[netip.Prefix]time.Time, error) {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()
-	r, err := lbv1.NewLBServiceClient(s.lb).GetStatus(ctx, &adminv1.GetStatusRequest{}, grpc.WaitForReady(true))
+	r, err := admin.LBStatus(ctx, s.pod)
 	if err != nil {
 		return nil, fmt.Errorf("status of the lb: %w", err)
 	}
@@ -277,11 +251,6 @@ func (s *fixture) close() error {
 	var errs []error
 	if s.egress != nil {
 		errs = append(errs, s.egress.close())
-	}
-	for _, conn := range []*grpc.ClientConn{s.frontend, s.lb} {
-		if conn != nil {
-			errs = append(errs, conn.Close())
-		}
 	}
 	if s.watcher != nil {
 		errs = append(errs, s.watcher.Close())

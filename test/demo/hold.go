@@ -127,82 +127,54 @@ func (t *scenario) commands(operator string) []exampleCommand {
 	app := filepath.Join(t.lab.Dir, "svid-"+path.Base(lab.AppID)) // created in an earlier step
 	target, other := t.one.vips[0], t.two.vips[0]
 
-	list := []exampleCommand{
-		{
-			"every VIP: advertised or not, and why (until Ctrl-C)",
-			fmt.Sprintf("%s status --admin-socket=unix://%s --watch", frontend, frontendAdmin),
-		},
-		{
-			"what happened so far, and the causes",
-			fmt.Sprintf("%s events --admin-socket=unix://%s", frontend, frontendAdmin),
-		},
-		{
-			"streams, targets, and what the frontend reports",
-			fmt.Sprintf("%s status --admin-socket=unix://%s", lbProgram, lbAdmin),
-		},
-		{
-			"the gateway's table, out of its BIRD",
-			fmt.Sprintf("%s -r -s %s 'show route all where source = RTS_BGP'", birdc, t.gateway.Socket()),
-		},
-		{"the pod's BIRD: its sessions", fmt.Sprintf("%s -r -s %s show protocols", birdc, t.pod.BirdSocket())},
-		{"metrics of the frontend", inPod + "curl -s http://" + lab.FrontendMetrics + "/metrics | grep ^vipgate"},
-		{"metrics of the lb", inPod + "curl -s http://" + lab.LBMetrics + "/metrics | grep ^vipgate"},
+	var list []exampleCommand
+	add := func(what, format string, args ...any) {
+		list = append(list, exampleCommand{what, fmt.Sprintf(format, args...)})
 	}
-	list = append(list,
-		exampleCommand{"mutual TLS as the operator: what the lb says about every VIP", fmt.Sprintf(
-			"%s unix://%s vipgate.readiness.v1.ReadinessService/GetReadiness", asOperator, t.pod.Socket())},
-		exampleCommand{"the same as the lease that the frontend lives by (until Ctrl-C)", fmt.Sprintf(
-			"%s unix://%s vipgate.readiness.v1.ReadinessService/WatchReadiness", asOperator, t.pod.Socket())},
-		exampleCommand{"refused: an operator reads, it does not report", fmt.Sprintf(
-			"%s -d '{}' unix://%s vipgate.readiness.v1.ReadinessService/ReportAdvertisement", asOperator, t.pod.Socket())},
-		exampleCommand{"refused: a client without an SVID", fmt.Sprintf(
-			"%s -insecure unix://%s vipgate.readiness.v1.ReadinessService/GetReadiness", grpcurl, t.pod.Socket())},
-		exampleCommand{"admin socket of the frontend: status", fmt.Sprintf(
-			"%s -plaintext unix://%s vipgate.frontend.v1.FrontendService/GetStatus", grpcurl, frontendAdmin)},
-		exampleCommand{"admin socket of the lb: status", fmt.Sprintf(
-			"%s -plaintext unix://%s vipgate.lb.v1.LBService/GetStatus", grpcurl, lbAdmin)},
-		exampleCommand{"health of one VIP", fmt.Sprintf(
-			`%s -plaintext -d '{"service":"vip/%s"}' unix://%s grpc.health.v1.Health/Check`, grpcurl, target, frontendAdmin)},
-		exampleCommand{"health at the port that Kubernetes asks", inPod + frontend + " healthcheck --service=Egress"},
-		exampleCommand{fmt.Sprintf("move traffic of %s away: 65535:0, then the withdrawal", other), fmt.Sprintf(
-			"%s drain --force --admin-socket=unix://%s %s", frontend, frontendAdmin, other)},
-		exampleCommand{
-			"and take it back", fmt.Sprintf("%s undrain --admin-socket=unix://%s %s", frontend, frontendAdmin, other),
-		},
-		exampleCommand{"the application's target registers again, as long as this runs (until Ctrl-C)", fmt.Sprintf(
-			"%s -insecure -cert %s/tls.crt -key %s/tls.key -d '%s' unix://%s vipgate.target.v1.TargetService/Register", grpcurl,
-			app, app, t.registration(), t.pod.Socket())},
-		exampleCommand{
-			"every target, from whatever source", fmt.Sprintf("%s target list --admin-socket=unix://%s", lbProgram,
-				lbAdmin),
-		},
-		exampleCommand{
-			fmt.Sprintf("no new flows for %s: its VIPs are de-preferred, then withdrawn", t.two.name),
-			fmt.Sprintf(
-				"%s target drain --admin-socket=unix://%s %s", lbProgram, lbAdmin, t.two.name),
-		},
-		exampleCommand{
-			"and take it back", fmt.Sprintf("%s target undrain --admin-socket=unix://%s %s", lbProgram, lbAdmin,
-				t.two.name),
-		},
-		// Not target 1, which has the first address of the subnet: with it the kernel would remove the
-		// other addresses of the subnet.
-		exampleCommand{
-			fmt.Sprintf("%s loses its IPv4 address: %s goes, %s stays", t.two.name, other, t.two.vips[1]),
-			fmt.Sprintf("ip -n %s addr del %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0]),
-		},
-		exampleCommand{
-			"and gets it back", fmt.Sprintf("ip -n %s addr add %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0]),
-		},
-		exampleCommand{"pull the gateway's cable", fmt.Sprintf("ip -n %s link set trench0 down", t.lab.Gateway.Name())},
-		exampleCommand{"and plug it in (its IPv6 address went with the link)", fmt.Sprintf(
-			"ip -n %[1]s link set trench0 up && ip -n %[1]s addr replace %[2]s/64 dev trench0 nodad", t.lab.Gateway.Name(),
-			lab.GatewayA6)},
-		exampleCommand{"kill the load balancer", fmt.Sprintf("kill -9 $(cat %s)", t.pidFile("lb"))},
-		exampleCommand{
-			"kill the frontend; its BIRD withdraws by itself", fmt.Sprintf("kill -9 $(cat %s)", t.pidFile("frontend")),
-		},
-	)
+	add("every VIP: advertised or not, and why (until Ctrl-C)",
+		"%s status --admin-socket=unix://%s --watch", frontend, frontendAdmin)
+	add("what happened so far, and the causes", "%s events --admin-socket=unix://%s", frontend, frontendAdmin)
+	add("streams, targets, and what the frontend reports", "%s status --admin-socket=unix://%s", lbProgram, lbAdmin)
+	add("the gateway's table, out of its BIRD",
+		"%s -r -s %s 'show route all where source = RTS_BGP'", birdc, t.gateway.Socket())
+	add("the pod's BIRD: its sessions", "%s -r -s %s show protocols", birdc, t.pod.BirdSocket())
+	add("metrics of the frontend", "%scurl -s http://%s/metrics | grep ^vipgate", inPod, lab.FrontendMetrics)
+	add("metrics of the lb", "%scurl -s http://%s/metrics | grep ^vipgate", inPod, lab.LBMetrics)
+	add("mutual TLS as the operator: what the lb says about every VIP",
+		"%s unix://%s vipgate.readiness.v1.ReadinessService/GetReadiness", asOperator, t.pod.Socket())
+	add("the same as the lease that the frontend lives by (until Ctrl-C)",
+		"%s unix://%s vipgate.readiness.v1.ReadinessService/WatchReadiness", asOperator, t.pod.Socket())
+	add("refused: an operator reads, it does not report",
+		"%s -d '{}' unix://%s vipgate.readiness.v1.ReadinessService/ReportAdvertisement", asOperator, t.pod.Socket())
+	add("refused: a client without an SVID",
+		"%s -insecure unix://%s vipgate.readiness.v1.ReadinessService/GetReadiness", grpcurl, t.pod.Socket())
+	add("admin socket of the frontend: status",
+		"%s -plaintext unix://%s vipgate.frontend.v1.FrontendService/GetStatus", grpcurl, frontendAdmin)
+	add("admin socket of the lb: status", "%s -plaintext unix://%s vipgate.lb.v1.LBService/GetStatus", grpcurl, lbAdmin)
+	add("health of one VIP",
+		`%s -plaintext -d '{"service":"vip/%s"}' unix://%s grpc.health.v1.Health/Check`, grpcurl, target, frontendAdmin)
+	add("health at the port that Kubernetes asks", "%s%s healthcheck --service=Egress", inPod, frontend)
+	add(fmt.Sprintf("move traffic of %s away: 65535:0, then the withdrawal", other),
+		"%s drain --force --admin-socket=unix://%s %s", frontend, frontendAdmin, other)
+	add("and take it back", "%s undrain --admin-socket=unix://%s %s", frontend, frontendAdmin, other)
+	add("the application's target registers again, as long as this runs (until Ctrl-C)",
+		"%s -insecure -cert %s/tls.crt -key %s/tls.key -d '%s' unix://%s vipgate.target.v1.TargetService/Register", grpcurl,
+		app, app, t.registration(), t.pod.Socket())
+	add("every target, from whatever source", "%s target list --admin-socket=unix://%s", lbProgram, lbAdmin)
+	add(fmt.Sprintf("no new flows for %s: its VIPs are de-preferred, then withdrawn", t.two.name),
+		"%s target drain --admin-socket=unix://%s %s", lbProgram, lbAdmin, t.two.name)
+	add("and take it back", "%s target undrain --admin-socket=unix://%s %s", lbProgram, lbAdmin, t.two.name)
+	// Not target 1, which has the first address of the subnet: with it the kernel would remove the
+	// other addresses of the subnet.
+	add(fmt.Sprintf("%s loses its IPv4 address: %s goes, %s stays", t.two.name, other, t.two.vips[1]),
+		"ip -n %s addr del %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0])
+	add("and gets it back", "ip -n %s addr add %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0])
+	add("pull the gateway's cable", "ip -n %s link set trench0 down", t.lab.Gateway.Name())
+	add("and plug it in (its IPv6 address went with the link)",
+		"ip -n %[1]s link set trench0 up && ip -n %[1]s addr replace %[2]s/64 dev trench0 nodad", t.lab.Gateway.Name(),
+		lab.GatewayA6)
+	add("kill the load balancer", "kill -9 $(cat %s)", t.pidFile("lb"))
+	add("kill the frontend; its BIRD withdraws by itself", "kill -9 $(cat %s)", t.pidFile("frontend"))
 	if _, err := exec.LookPath("curl"); err != nil {
 		list = slices.DeleteFunc(list, func(c exampleCommand) bool { return strings.Contains(c.command, "curl -s") })
 		list = append(list, exampleCommand{"the metrics need this once", "apt-get install -y curl"})

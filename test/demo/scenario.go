@@ -12,6 +12,7 @@ import (
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/admin"
 )
 
 // statusTimeout bounds the status commands after a failed step.
@@ -165,7 +166,7 @@ func (t *scenario) start(ctx context.Context) error {
 
 // up returns an error unless all conditions of an advertisement hold, except ready targets.
 func (t *scenario) up(ctx context.Context) error {
-	s, err := t.frontendStatus(ctx)
+	s, err := admin.FrontendStatus(ctx, t.pod)
 	if err != nil {
 		return err
 	}

@@ -19,13 +19,13 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/meridio/nsp"
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/admin"
 )
 
 // The VIPs of the pod, and the port of its target. docs/operations.md uses the same names and
@@ -92,8 +92,7 @@ func newReader(t *testing.T) *reader {
 	must(err)
 	must(p.StartLB("--source=file", "--source=registry", "--target-id="+lab.AppID, "--dataplane=nftables"))
 	must(p.StartFrontend())
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	must(gateway.WantRoutes(ctx, vip4, vip6))
 
 	r := &reader{pod: p, at: l.Pod, tools: filepath.Join(l.Dir, "tools")}
@@ -181,8 +180,7 @@ func (r *reader) command(ctx context.Context, script string) *exec.Cmd {
 // do runs a script to its end and returns its output.
 func (r *reader) do(t *testing.T, script string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	cmd := r.command(ctx, script)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -224,8 +222,7 @@ func (r *reader) need(t *testing.T, b block) {
 // moment.
 func (r *reader) settled(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
 		out, err := r.do(t, "frontend status")
 		if err != nil {
@@ -307,9 +304,7 @@ func (r *reader) logged(t *testing.T, text string) {
 			return nil
 		})
 		cancel()
-		if err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, err)
 	}
 }
 
@@ -337,8 +332,7 @@ func TestTargetCommandsRun(t *testing.T) {
 	p, err := l.Start(l.Backend, "target", run...)
 	harness.Must(t, err)
 	r.at = l.Backend
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	if err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
 		_, err := r.do(t, "target status")
 		return err
@@ -377,12 +371,12 @@ func (r *reader) follow(t *testing.T, d *document, least int) {
 // are not listed.
 func (r *reader) healthServicesAreDocumented(t *testing.T) {
 	for socket, above := range map[string]string{r.pod.FrontendAdmin(): frontendServices, r.pod.LBAdmin(): lbServices} {
-		conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		harness.Must(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-		list, err := healthv1.NewHealthClient(conn).List(ctx, &healthv1.HealthListRequest{})
+		list, err := admin.Call(socket, func(conn *grpc.ClientConn) (*healthv1.HealthListResponse, error) {
+			return healthv1.NewHealthClient(conn).List(ctx, &healthv1.HealthListRequest{})
+		})
 		cancel()
-		harness.Must(t, errors.Join(err, conn.Close()))
+		harness.Must(t, err)
 		documented := set(append(documentedServices(t, above), "")...)
 		// Services of Meridio's pod are not served in this pod.
 		for _, name := range []string{nsp.Condition, frontend.HealthSocket} {

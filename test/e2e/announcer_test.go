@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -65,8 +66,7 @@ func (f *fixture) wantNotAdvertised(reason string, vips ...string) {
 func TestLoopbackPortTaken(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	taken, err := f.Pod.Listen("tcp", loopbackBIRD)
 	f.must(err)
 	defer taken.Close()
@@ -89,11 +89,7 @@ func TestLoopbackPortTaken(t *testing.T) {
 // advertised. A session that recovers within one reconnect interval changes nothing.
 func TestLoopbackDropped(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
-	f.startPod()
-	f.wantRoutes(every()...)
+	f := newServing(t, 2)
 	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
 	readiness := f.recordHealth("Readiness")
 	readiness.wait(healthServing)
@@ -134,11 +130,7 @@ func TestLoopbackDropped(t *testing.T) {
 // reported as advertised, the remaining VIPs are.
 func TestExportRejected(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
-	f.startPod()
-	f.wantRoutes(every()...)
+	f := newServing(t, 2)
 	f.wantHealth(lab.FrontendHealth, "vip/"+vipA4, healthServing)
 	inForce, err := os.ReadFile(f.birdConf())
 	f.must(err)
@@ -157,11 +149,7 @@ func TestExportRejected(t *testing.T) {
 	f.wantRoutes(vipA6, vipB4, vipB6)
 	f.wantNotAdvertised("not_exported", vipA4)
 	out, _ := f.run("frontend", "status", "--admin-socket=unix://"+f.pod.FrontendAdmin())
-	for _, want := range []string{"1 of 2", "gateway gateway-a4: receives 1 of 2 VIPs", "not exported by BIRD"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("the status does not contain %q:\n%s", want, out)
-		}
-	}
+	harness.WantText(t, out, "1 of 2", "gateway gateway-a4: receives 1 of 2 VIPs", "not exported by BIRD")
 	for _, v := range f.frontendStatus().GetVips() {
 		if got := strings.Join(v.GetGateways(), " "); v.GetVip() == vipB4 && got != "gateway-a4" {
 			t.Errorf("gateways of %s are %q", vipB4, got)
@@ -194,8 +182,7 @@ func TestExportRejected(t *testing.T) {
 func TestStartWithoutExports(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	executable := f.path("rejecting-bird")
 	f.must(os.WriteFile(executable, fmt.Appendf(nil, `#!/bin/sh
 for file; do
@@ -203,8 +190,7 @@ for file; do
 done
 exec %s "$@"
 `, lab.BIRD()), 0o700))
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--bird-executable=" + executable))
+	f.startPod("--bird-executable=" + executable)
 	f.wantNotAdvertised("not_exported", every()...)
 	f.wantRoutes()
 	f.waitFrontend("Started", false, "not_exported") // Started never resets

@@ -20,6 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/meridio/availability"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/nsptest"
 )
@@ -54,9 +55,7 @@ func (f *fixture) startMeridioFrontend() {
 	server.SetAttractors(nspAttractor())
 	f.must(server.Start())
 	f.t.Cleanup(func() {
-		if err := server.Stop(); err != nil {
-			f.t.Error(err)
-		}
+		harness.Check(f.t, server.Stop())
 	})
 	f.must(f.pod.StartMeridioFrontend(nspAddress, "trench-a", "attractor-a-1"))
 }
@@ -196,8 +195,7 @@ func (f *fixture) startLBAt(socket string, extra ...string) {
 func TestMeridioLBUpgradeInPlace(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	old := f.startMeridioLB(f.path("old.sock"))
 	f.waitLog(old, "serving")
 	f.replaceSocket(f.path("old.sock"))
@@ -253,8 +251,7 @@ func TestMeridioLBUpgradeAfterDeath(t *testing.T) {
 // oldFrontend watches the lb with Meridio's protocol.
 func (f *fixture) oldFrontend() grpc.ServerStreamingClient[loadbalancerv1.Response] {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), 2*waitTimeout)
-	f.t.Cleanup(cancel)
+	ctx := harness.Context(f.t, 2*waitTimeout)
 	stream, err := loadbalancerv1.NewStreamAvailabilityServiceClient(f.dialAsFrontend()).Watch(ctx, &emptypb.Empty{},
 		grpc.WaitForReady(true))
 	f.must(err)

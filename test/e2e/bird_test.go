@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -23,10 +24,7 @@ func TestBIRDRestart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := newFixture(t)
-			f.up(f.target1)
-			f.startPod()
-			f.wantRoutes(vipA4, vipA6)
+			f := newServing(t, 1)
 			mark, bird := f.mark(), f.birdPID()
 			records := []*healthRecord{
 				f.recordHealth("Egress"), f.recordHealth("Egress/ipv4"), f.recordHealth("Egress/ipv6"), f.recordHealth("Readiness"),
@@ -67,10 +65,7 @@ func TestBIRDRestart(t *testing.T) {
 // BIRD counts as hung after 2 s (docs/bird.md#hangs). A stop of 1 s changes nothing.
 func TestPausedBIRDKeepsVIPs(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	records := []*healthRecord{
 		f.recordHealth("Egress"), f.recordHealth("Readiness"), f.recordHealth("BIRD"), f.recordHealth("vip/" + vipA4),
 	}
@@ -104,19 +99,12 @@ func TestPausedBIRDKeepsVIPs(t *testing.T) {
 // No BGP listener is on a wildcard address (docs/bird.md#gateway-sessions).
 func TestNoWildcardBGPListener(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	out := f.wantNoWildcard("-t")
-	for _, want := range []string{
-		"127.0.0.1:1790", lab.PodExternal4.String() + "%" + lab.External + ":10179",
-		"[" + lab.PodExternal6.String() + "]%" + lab.External + ":10179",
-	} {
-		if !strings.Contains(out, want) {
-			t.Errorf("no process listens on %s:\n%s", want, out)
-		}
-	}
+	harness.WantText(t, out,
+		"127.0.0.1:1790", lab.PodExternal4.String()+"%"+lab.External+":10179",
+		"["+lab.PodExternal6.String()+"]%"+lab.External+":10179",
+	)
 }
 
 // wantNoWildcard fails if a process of the pod listens on a wildcard address. It returns the

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -23,8 +23,7 @@ const stopBound = 20 * time.Second
 func (f *fixture) wantStop(p *lab.Process) int {
 	f.t.Helper()
 	f.must(p.Signal(syscall.SIGTERM))
-	ctx, cancel := context.WithTimeout(f.t.Context(), stopBound)
-	defer cancel()
+	ctx := harness.Context(f.t, stopBound)
 	status, err := p.Wait(ctx)
 	f.must(err)
 	return status
@@ -50,9 +49,7 @@ func hangMount(t *testing.T, dir string) (detach func()) {
 			return
 		}
 		mounted = false
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, unix.Unmount(dir, unix.MNT_DETACH))
 	}
 	t.Cleanup(func() {
 		detach()
@@ -92,8 +89,7 @@ func TestFIFOAsTrenchFile(t *testing.T) {
 		}
 	}
 
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.startPod()
 	f.wantRoutes(every()...)
 	f.must(os.Rename(fifo, f.pod.TrenchFile()))
@@ -123,8 +119,7 @@ func TestFIFOAsTrenchFile(t *testing.T) {
 func TestHungMountStops(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	svid := func(name, id string) string {
 		dir := f.path(name)
 		f.must(os.Mkdir(dir, 0o700))

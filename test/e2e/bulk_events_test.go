@@ -18,8 +18,7 @@ func TestEventsOfManyVIPs(t *testing.T) {
 		more = append(more, fmt.Sprintf("20.0.9.%d/32", i))
 	}
 	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "["+vipA4, "["+strings.Join(append(more, vipA4), ", "))))
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.startPod()
 	f.wantRoutes(append(more, every()...)...)
 	all, one := f.follow(), f.follow("--vip=20.0.9.7/32")

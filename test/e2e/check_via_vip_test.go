@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -52,9 +53,7 @@ type viaVIPTarget struct {
 
 func (x *viaVIPTarget) must(err error) {
 	x.t.Helper()
-	if err != nil {
-		x.t.Fatal(err)
-	}
+	harness.Must(x.t, err)
 }
 
 // each runs an ip command for each VIP, with the options of its family.
@@ -154,9 +153,7 @@ func TestChecksThroughTheVIP(t *testing.T) {
 	topology, err := lab.NewTopology(lab.TopologyConfig{
 		Pods: 1, Targets: 2, VIPs: []netip.Addr{netip.MustParseAddr("20.0.0.1")}, Binaries: binaries, Replies: lab.ECMP,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
 	f := &dataPlaneFixture{t, topology, ctx, topology.Pods[0]}
 	x := &viaVIPTarget{t: t, ns: topology.Targets[0].NS, vips: strings.Fields(

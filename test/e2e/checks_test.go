@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -64,9 +65,7 @@ func TestApplicationHealthChecks(t *testing.T) {
 	for _, a := range []netip.Addr{lab.Target2v4, lab.Target2v6} {
 		l := f.listen(a, 9090)
 		wg.Go(func() {
-			if err := server.Serve(l); err != nil {
-				t.Error(err)
-			}
+			harness.Check(t, server.Serve(l))
 		})
 	}
 

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/test/crash"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/load"
 )
@@ -24,15 +24,10 @@ import (
 // remaining target loses no flow.
 func TestLBKilledAtEachStep(t *testing.T) {
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	mortal := t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
-	defer cancel()
-	if err := lab.Build(ctx, root, mortal, "-overlay="+crashOverlay(t, root)); err != nil {
-		t.Fatal(err)
-	}
+	ctx := harness.Context(t, 4*waitTimeout)
+	harness.Must(t, lab.Build(ctx, root, mortal, "-overlay="+crashOverlay(t, root)))
 	want := endOfChange(t, mortal, "")
 	for _, step := range crash.Steps {
 		t.Run(step, func(t *testing.T) {
@@ -104,9 +99,7 @@ func endOfChange(t *testing.T, mortal, step string) string {
 	}))
 	f.must(g.WaitTargets(f.ctx, "target-2", "target-3"))
 	result := g.Stop(f.ctx)
-	if err := result.Lost("target-1"); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, result.Lost("target-1"))
 	return f.plane()
 }
 

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/load"
 )
@@ -76,9 +77,7 @@ func newDataPlaneFixtureWith(t *testing.T, config lab.TopologyConfig) *dataPlane
 	}
 	config.Binaries, config.Options = binaries, []lab.Option{lab.QuickDAD}
 	topology, err := lab.NewTopology(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
 	f := &dataPlaneFixture{t, topology, ctx, topology.Pods[0]}
 	t.Cleanup(func() {
@@ -90,9 +89,7 @@ func newDataPlaneFixtureWith(t *testing.T, config lab.TopologyConfig) *dataPlane
 				}
 			}
 		}
-		if err := topology.Close(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, topology.Close())
 	})
 	for _, a := range topology.Targets {
 		f.must(a.Start())
@@ -105,9 +102,7 @@ func newDataPlaneFixtureWith(t *testing.T, config lab.TopologyConfig) *dataPlane
 
 func (f *dataPlaneFixture) must(err error) {
 	f.t.Helper()
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 }
 
 func (f *dataPlaneFixture) start(extra ...string) {
@@ -174,11 +169,7 @@ func TestDataPlaneForwardsAndCleansUp(t *testing.T) {
 	f.must(g.WaitFlows(f.ctx))
 	f.must(g.WaitTargets(f.ctx, "target-1", "target-2"))
 	status := f.waitOutput("confirmed   desired state", "status")
-	for _, want := range []string{"data plane  nftables", "stream-a  target-1  500", "serving"} {
-		if !strings.Contains(status, want) {
-			t.Errorf("the status does not say %q:\n%s", want, status)
-		}
-	}
+	harness.WantText(t, status, "data plane  nftables", "stream-a  target-1  500", "serving")
 	t.Logf("\n%s", status)
 	if out, err := f.pod.Run(f.ctx, "lb", "cleanup"); err == nil || !strings.Contains(out, "another lb (pid ") {
 		t.Errorf("cleanup beside a running lb: %v\n%s", err, out)
@@ -203,12 +194,7 @@ func TestDataPlaneForwardsAndCleansUp(t *testing.T) {
 	stopped = true
 
 	// After the stop the kernel state remains until it is cleaned up.
-	f.must(errors.Join(f.pod.LB.Signal(syscall.SIGTERM), f.pod.Frontend.Signal(syscall.SIGTERM)))
-	for _, p := range []*lab.Process{f.pod.LB, f.pod.Frontend} {
-		if status, err := p.Wait(f.ctx); err != nil || status != 0 {
-			t.Fatalf("%s ended with %d, %v", p.Name, status, err)
-		}
-	}
+	f.must(lab.Stop(f.ctx, f.pod.LB, f.pod.Frontend))
 	if !strings.Contains(f.kernel(), "vipgate-lb") {
 		t.Error("the end of the process removed the data plane")
 	}

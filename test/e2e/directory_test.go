@@ -89,8 +89,7 @@ func TestReadinessFilesGateVIPs(t *testing.T) {
 	f.makeReadiness("lb-vip-ready-20.0.0.1")
 	f.wantRoutes(vipA4)
 	mark = f.mark()
-	f.must(f.pod.Frontend.Signal(unix.SIGTERM))
-	f.wantExit(f.pod.Frontend, 0)
+	f.stop(f.pod.Frontend)
 	f.wantUpdates(mark, vipA4, depreferred, withdrawn)
 }
 

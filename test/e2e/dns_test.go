@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -46,12 +47,10 @@ func (s *nameServer) set(ips ...netip.Addr) {
 
 func (s *nameServer) start() {
 	s.t.Helper()
-	if err := s.ns.Do(func() (err error) {
+	harness.Must(s.t, s.ns.Do(func() (err error) {
 		s.conn, err = net.ListenPacket("udp", "127.0.0.1:53")
 		return err
-	}); err != nil {
-		s.t.Fatal(err)
-	}
+	}))
 	s.done = make(chan struct{})
 	go s.serve(s.conn, s.done)
 }
@@ -59,9 +58,7 @@ func (s *nameServer) start() {
 // stop closes the socket, so that the kernel refuses further queries.
 func (s *nameServer) stop() {
 	s.t.Helper()
-	if err := s.conn.Close(); err != nil {
-		s.t.Error(err)
-	}
+	harness.Check(s.t, s.conn.Close())
 	<-s.done
 	s.conn = nil
 }

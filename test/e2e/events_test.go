@@ -1,43 +1,24 @@
 package e2e
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
-
-// output collects the output of a process.
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
-}
 
 // follower is a running `frontend events --follow`.
 type follower struct {
 	f          *fixture
 	cmd        *exec.Cmd
-	out, notes output
+	out, notes harness.Log
 }
 
 func (f *fixture) follow(args ...string) *follower {
@@ -63,7 +44,7 @@ func (f *fixture) followProgram(program, admin string, args ...string) *follower
 }
 
 // waitFor waits until a line has all the words.
-func (events *follower) waitFor(o *output, words ...string) {
+func (events *follower) waitFor(o *harness.Log, words ...string) {
 	events.f.t.Helper()
 	events.f.waitFor(func() error {
 		for line := range strings.Lines(o.String()) {
@@ -187,10 +168,7 @@ func wantNumbersInARow(t *testing.T, text string) {
 // events report the failure until BIRD accepts the configuration.
 func TestUnappliedBIRDConfiguration(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	sessions := f.sessions()
 	configured := func() (float64, float64) {
 		page := f.get(lab.FrontendMetrics, "/metrics")

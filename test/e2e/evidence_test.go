@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -20,6 +21,7 @@ import (
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -134,13 +136,19 @@ func (f *fixture) waitPast(t time.Time) {
 // wantExit waits for the end of a process and fails unless its exit status is want.
 func (f *fixture) wantExit(p *lab.Process, want int) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	got, err := p.Wait(ctx)
 	f.must(err)
 	if got != want {
 		f.t.Errorf("%s ended with exit status %d, want %d", p.Name, got, want)
 	}
+}
+
+// stop ends a process with SIGTERM, and fails unless its exit status is 0.
+func (f *fixture) stop(p *lab.Process) {
+	f.t.Helper()
+	f.must(p.Signal(syscall.SIGTERM))
+	f.wantExit(p, 0)
 }
 
 // wantRunning fails if a process has ended.
@@ -167,8 +175,7 @@ func (f *fixture) runIn(ns *lab.NetNS, program string, args ...string) (string, 
 	p, err := f.Start(ns, fmt.Sprintf("%s-%s-%d", program, args[0], time.Now().UnixNano()),
 		append([]string{binaries + "/" + program}, args...)...)
 	f.must(err)
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	status, err := p.Wait(ctx)
 	f.must(err)
 	return p.Output(), status
@@ -187,8 +194,7 @@ func (f *fixture) birdPID() int {
 // runs reports whether a process of the pod runs; a zombie does not.
 func (f *fixture) runs(pid int) bool {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	pids, err := f.Pod.Processes(ctx)
 	f.must(err)
 	return slices.Contains(pids, pid)
@@ -251,8 +257,7 @@ func (f *fixture) frontendStatus() *frontendv1.Status {
 func (f *fixture) get(addr, path string) string {
 	f.t.Helper()
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: f.dialPod}
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+path, nil)
 	f.must(err)
 	answer, err := (&http.Client{Transport: transport}).Do(request)

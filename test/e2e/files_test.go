@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/vipgate/vipgate/test/lab"
@@ -56,8 +55,7 @@ func TestReadinessFilesOfLBGateReader(t *testing.T) {
 	f.wantFiles(a...)
 	f.must(f.pod.StartLB("--write-readiness-dir=" + f.readinessDir()))
 	f.wantRoutes(vipA4, vipA6)
-	f.must(f.pod.LB.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.LB, 0)
+	f.stop(f.pod.LB)
 	f.wantFiles()
 	f.wantRoutes()
 }
@@ -74,8 +72,7 @@ func TestTargetRegistersOverTCP(t *testing.T) {
 	f.must(err)
 	f.wantRoutes(vipA4)
 	mark := f.mark()
-	f.must(p.Signal(syscall.SIGTERM))
-	f.wantExit(p, 0)
+	f.stop(p)
 	f.wantRoutes()
 	f.wantUpdates(mark, vipA4, depreferred, withdrawn)
 	if out := p.Output(); !strings.Contains(out, "gone") {

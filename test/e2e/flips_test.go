@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/lab/balancer"
 )
@@ -31,9 +32,7 @@ func (f *fixture) startScriptedLB() scriptedLB {
 	b, err := balancer.Start(f.t.Context(), f.pod)
 	f.must(err)
 	f.t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			f.t.Error(err)
-		}
+		harness.Check(f.t, b.Close())
 	})
 	lb := scriptedLB{b}
 	lb.publish(nil, vipA4, vipA6, vipB4, vipB6)

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -145,8 +146,7 @@ func (f *fixture) probe(addr string) error {
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(f.t.Context(), 5*time.Second)
-	defer cancel()
+	ctx := harness.Context(f.t, 5*time.Second)
 	answer, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: "Liveness"})
 	if err == nil && answer.GetStatus() != healthServing {
 		err = fmt.Errorf("Liveness is %s", answer.GetStatus())

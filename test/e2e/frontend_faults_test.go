@@ -18,10 +18,7 @@ import (
 // (docs/architecture.md#failure-table).
 func TestFrontendKillWithdraws(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	mark, orphan := f.mark(), f.birdPID()
 
 	f.must(f.pod.Frontend.Kill())
@@ -59,10 +56,7 @@ func (f *fixture) waitGatewayState(command string) string {
 // (docs/architecture.md#failure-table).
 func TestFrontendPausedWithdraws(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	mark, bird := f.mark(), f.birdPID()
 
 	f.must(f.pod.Frontend.Signal(syscall.SIGSTOP))
@@ -82,17 +76,12 @@ func TestFrontendPausedWithdraws(t *testing.T) {
 func TestFrontendTermDrainsFirst(t *testing.T) {
 	t.Parallel()
 	const drain = 500 * time.Millisecond
-	f := newFixture(t)
-	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--drain-time=" + drain.String()))
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1, "--drain-time="+drain.String())
 	f.waitReported(vipA4, readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED)
 	mark, bird := f.mark(), f.birdPID()
 
 	terminated := time.Now()
-	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.Frontend, 0)
+	f.stop(f.pod.Frontend)
 	if f.runs(bird) {
 		t.Errorf("the frontend did not wait for BIRD (pid %d)", bird)
 	}
@@ -123,8 +112,7 @@ func TestFrontendTermDrainsFirst(t *testing.T) {
 	f.must(f.pod.StartFrontend(shortDrain))
 	f.wantRoutes(vipA4, vipA6)
 	f.wantRules(true)
-	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.Frontend, 0)
+	f.stop(f.pod.Frontend)
 	f.wantRules(true)
 	if out, status := f.run("frontend", "cleanup"); status != 0 {
 		t.Errorf("frontend cleanup ended with %d: %s", status, out)
@@ -167,14 +155,9 @@ func (f *fixture) wantRules(want bool) {
 // `frontend cleanup`, or --remove-rules-on-exit, removes the rules (docs/architecture.md#stopping).
 func TestFrontendTermRemovesRules(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--remove-rules-on-exit", shortDrain, shortSettle))
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1, "--remove-rules-on-exit", shortDrain, shortSettle)
 	f.wantRules(true)
-	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.Frontend, 0)
+	f.stop(f.pod.Frontend)
 	f.wantRoutes()
 	f.wantRules(false)
 }
@@ -183,11 +166,7 @@ func TestFrontendTermRemovesRules(t *testing.T) {
 // (docs/architecture.md#stopping).
 func TestFrontendTermProbesAndSecondTerm(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--drain-time=10m"))
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1, "--drain-time=10m")
 	const serving, notServing = healthv1.HealthCheckResponse_SERVING, healthv1.HealthCheckResponse_NOT_SERVING
 	f.wantHealth(lab.FrontendHealth, "Readiness", serving)
 	f.wantHealth(lab.FrontendHealth, "Liveness", serving)
@@ -205,8 +184,7 @@ func TestFrontendTermProbesAndSecondTerm(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 	f.wantRunning(f.pod.Frontend)
 
-	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.Frontend, 0)
+	f.stop(f.pod.Frontend)
 	if f.runs(bird) {
 		t.Errorf("BIRD (pid %d) outlived the frontend", bird)
 	}
@@ -218,11 +196,7 @@ func TestFrontendTermProbesAndSecondTerm(t *testing.T) {
 // BIRD that does not end within 2 s is killed (docs/architecture.md#stopping).
 func TestFrontendTermWithHungBIRD(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--drain-time=0s", "--settle=1m"))
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1, "--drain-time=0s", "--settle=1m")
 	mark, bird := f.mark(), f.birdPID()
 
 	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
@@ -241,12 +215,7 @@ func TestFrontendTermWithHungBIRD(t *testing.T) {
 // drain time, then withdrawn.
 func TestOperatorDrainsVIP(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend(shortDrain, shortSettle))
-	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	f := newServing(t, 2, shortDrain, shortSettle)
 	mark := f.mark()
 	admin := "--admin-socket=unix://" + f.pod.FrontendAdmin()
 
@@ -307,10 +276,7 @@ func TestOperatorDrainsVIP(t *testing.T) {
 // (docs/architecture.md#the-gate).
 func TestFamiliesAreIndependent(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	const serving, notServing = healthv1.HealthCheckResponse_SERVING, healthv1.HealthCheckResponse_NOT_SERVING
 	families := []struct {
 		vip, other       string

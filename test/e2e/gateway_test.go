@@ -10,13 +10,13 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -68,8 +68,7 @@ func (f *fixture) second() *lab.Gateway {
 // wantRoutesAt is wantRoutes for any gateway.
 func (f *fixture) wantRoutesAt(g *lab.Gateway, prefixes ...string) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	f.must(g.WantRoutes(ctx, prefixes...))
 }
 
@@ -233,10 +232,7 @@ func (r *healthRecord) wantOnly(want healthStatus) {
 // three consecutive losses recovers within seconds.
 func TestGatewaySessionRecovery(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	f.waitGateway("gateway-a4", isUp)
 	egress, other := f.recordHealth("Egress/ipv4"), f.recordHealth("Egress/ipv6")
 	egress.wait(healthServing)
@@ -358,8 +354,7 @@ func TestLossOfOneGatewayOfTwo(t *testing.T) {
 	b := f.second()
 	f.must(f.pod.WriteTrench(edited(t, lineA6, lineA6+"\n    "+lineB4+"\n    "+lineB6)))
 	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--ecmp"))
+	f.startPod("--ecmp")
 	f.wantRoutes(vipA4, vipA6)
 	f.wantRoutesAt(b, vipA4, vipA6)
 	f.waitTable("-4", "via "+lab.GatewayA4.String(), "via "+lab.GatewayB4.String())
@@ -416,8 +411,7 @@ func TestDrainToEBGPAndIBGPGateways(t *testing.T) {
 			f.must(f.pod.WriteTrench(edited(t, lineA4, strings.TrimSuffix(lineA4, "}")+remote, lineA6,
 				strings.TrimSuffix(lineA6, "}")+remote)))
 			f.up(f.target1)
-			f.must(f.pod.StartLB())
-			f.must(f.pod.StartFrontend("--drain-time=10m"))
+			f.startPod("--drain-time=10m")
 			f.wantRoutes(vipA4, vipA6)
 			us := strconv.Itoa(lab.PodAS)
 			usual := func(r lab.Route) bool {
@@ -577,8 +571,7 @@ func TestGatewayLeaksRoutes(t *testing.T) {
 		t.Errorf("leaked routes are in table 4096:\n%s", out)
 	}
 
-	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.Frontend, 0)
+	f.stop(f.pod.Frontend)
 	f.must(f.pod.StartFrontend("--import-routes=all", "--import-limit=10"))
 	f.wantRoutes(vipA4, vipA6)
 	f.waitGateway("gateway-a4", imported(10))
@@ -608,8 +601,7 @@ func TestReflectedVIPIsIgnored(t *testing.T) {
 			"vips: [%s, %q, %s, %q, %s]", vipA4, vipA6, vipB4, vipB6, wide,
 		),
 		fmt.Sprintf("vips: [%s, %q]\n", vipB4, vipB6), fmt.Sprintf("vips: [%s, %q, %s]\n", vipB4, vipB6, wide))))
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--import-routes=all"))
+	f.startPod("--import-routes=all")
 	// First the gateway's routes arrive, except the routes for VIPs.
 	f.waitTable("-4", "default via "+lab.GatewayA4.String(), beside+" via "+lab.GatewayA4.String())
 	f.waitTable("-6", "default via "+lab.GatewayA6.String())
@@ -625,8 +617,7 @@ func TestReflectedVIPIsIgnored(t *testing.T) {
 		}
 	}
 	none()
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.wantRoutesAt(b, append(every(), wide)...)
 	routes, err := b.Routes(t.Context())
 	f.must(err)

@@ -33,11 +33,9 @@ func onlyA4() string {
 func startHeld(t *testing.T) *fixture {
 	t.Helper()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.must(f.pod.WriteTrench(heldTrench()))
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend(fmt.Sprintf("--drain-time=%v", heldDrain), shortSettle))
+	f.startPod(fmt.Sprintf("--drain-time=%v", heldDrain), shortSettle)
 	f.wantRoutes(every()...)
 	return f
 }
@@ -246,8 +244,7 @@ func TestHoldSurvivesRestart(t *testing.T) {
 
 	f.must(f.pod.LB.Kill())
 	f.must(f.pod.Frontend.Kill())
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend(fmt.Sprintf("--drain-time=%v", heldDrain), shortSettle))
+	f.startPod(fmt.Sprintf("--drain-time=%v", heldDrain), shortSettle)
 	f.waitFrontend(frontend.Held, false, heldID(detail))
 	f.waitLB(frontend.Held, false, heldID(detail))
 	f.wantRoutes(every()...)

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -58,10 +59,7 @@ func TestLabToKill(t *testing.T) {
 	if ready == "" {
 		return
 	}
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	names := []string{f.Dir, f.Pod.Name(), f.Gateway.Name(), f.Backend.Name()}
 	f.must(os.WriteFile(ready+".new", []byte(strings.Join(names, "\n")), 0o600))
 	f.must(os.Rename(ready+".new", ready))
@@ -76,14 +74,10 @@ func TestLeftoversOfKilledRun(t *testing.T) {
 	owner := exec.Command("/proc/self/exe", "-test.run=^TestLabToKill$")
 	owner.Env = append(os.Environ(), labVariable+"="+ready, binariesVariable+"="+binaries)
 	out, err := os.Create(ready + ".log")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer out.Close()
 	owner.Stdout, owner.Stderr = out, out
-	if err := owner.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, owner.Start())
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = owner.Wait() }()
 	t.Cleanup(func() { _ = owner.Process.Kill(); <-ended })
@@ -105,10 +99,7 @@ func TestLeftoversOfKilledRun(t *testing.T) {
 	bare.must(owner.Process.Signal(syscall.SIGKILL))
 	<-ended
 
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	// Another lab that started concurrently may be removing them.
 	f.waitFor(func() error {
 		paths := []string{left[0]}
@@ -137,9 +128,7 @@ func namespacesProcesses(t *testing.T, names []string) []int {
 	var pids []int
 	for _, name := range names {
 		out, err := exec.Command("ip", "netns", "pids", name).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for _, word := range strings.Fields(string(out)) {
 			var pid int
 			if _, err := fmt.Sscan(word, &pid); err != nil {

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"os"
@@ -18,6 +17,8 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -78,8 +79,7 @@ func (f *hungFixture) hang(c hungCall) {
 func (f *hungFixture) wantHungTask(task string) {
 	f.t.Helper()
 	client := healthv1.NewHealthClient(f.dial(lab.FrontendHealth))
-	ctx, cancel := context.WithTimeout(f.t.Context(), health.HungTask+waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, health.HungTask+waitTimeout)
 	f.must(lab.Eventually(ctx, 100*time.Millisecond, func() error {
 		r, err := client.Check(ctx, &healthv1.HealthCheckRequest{Service: "Liveness"})
 		if err == nil && r.GetStatus() != healthv1.HealthCheckResponse_NOT_SERVING {
@@ -248,11 +248,7 @@ func (f *hungFixture) silentPeer(path string) (waitAccepted func()) {
 	}()
 	return func() {
 		f.t.Helper()
-		select {
-		case <-accepted:
-		case <-time.After(waitTimeout):
-			f.t.Fatal("no connection to the silent listener")
-		}
+		await.Receive(f.t, "a connection to the silent listener", accepted)
 	}
 }
 
@@ -311,12 +307,8 @@ func silentTarget(f *hungFixture) *lab.Process {
 	}()
 	p := rewritten("{tcp: {port: 5000}, interval: 100ms, timeout: 100ms,",
 		"{http: {port: 5000}, interval: 1h, timeout: 1h,", lbServes())(f)
-	select {
-	case c := <-accepted:
-		f.t.Cleanup(func() { _ = c.Close() })
-	case <-time.After(waitTimeout):
-		f.t.Fatal("no check of the silent target")
-	}
+	c := await.Receive(f.t, "a check of the silent target", accepted)
+	f.t.Cleanup(func() { _ = c.Close() })
 	return p
 }
 
@@ -479,8 +471,7 @@ func TestHungCallsStop(t *testing.T) {
 				if c.slow {
 					bound = lastResort
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), bound)
-				defer cancel()
+				ctx := harness.Context(t, bound)
 				_, err := f.process.Wait(ctx)
 				f.must(err)
 				t.Logf("last line: %s", f.process.Tail(1))

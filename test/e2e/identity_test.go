@@ -31,6 +31,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -56,11 +57,7 @@ func (f *fixture) stranger() *identity.DevAuthority {
 // peer ID and reason (docs/architecture.md#security).
 func TestLBAuthorizesPeers(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
-	f.startPod()
-	f.wantRoutes(every()...)
+	f := newServing(t, 2)
 	mark := f.mark()
 	ours := f.authority()
 	tls12 := showing(f.mint(ours, lab.FrontendID))
@@ -185,8 +182,7 @@ func TestTLSSessionsAreNeverResumed(t *testing.T) {
 	f.startLBAs(nil, as(f.pod.LBArgs(), "--identity=files", "--svid-dir="+svids))
 	f.waitLB("Readiness", true)
 
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	cache := &sessions{ClientSessionCache: tls.NewLRUClientSessionCache(8)}
 	config := showing(before.SVID(operatorID, time.Hour))
 	config.ClientSessionCache, config.ServerName = cache, "localhost"
@@ -384,13 +380,9 @@ func services(ctx context.Context, conn *grpc.ClientConn) ([]string, error) {
 // (docs/architecture.md#security).
 func TestReaderCannotReport(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	mark := f.mark()
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	conn := f.operator()
 	client := readinessv1.NewReadinessServiceClient(conn)
 
@@ -441,9 +433,7 @@ func TestReaderCannotReport(t *testing.T) {
 func grpcurl(t *testing.T) string {
 	t.Helper()
 	built, err := filepath.Abs("../../bin/tools/grpcurl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if _, err := os.Stat(built); err == nil {
 		return built
 	}
@@ -464,8 +454,7 @@ func TestGRPCurlWithOperatorSVID(t *testing.T) {
 	f.must(f.pod.StartLB())
 	f.waitGet(f.operator())
 	curl := func(args ...string) (string, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-		defer cancel()
+		ctx := harness.Context(t, waitTimeout)
 		var out, problem bytes.Buffer
 		cmd := exec.CommandContext(ctx, tool, args...)
 		cmd.Stdout, cmd.Stderr = &out, &problem

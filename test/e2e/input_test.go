@@ -223,11 +223,7 @@ func scriptValidates(ts *testscript.TestScript, neg bool, args []string) {
 // (docs/architecture.md#failure-table).
 func TestInvalidTrenchFileIsIgnored(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
-	f.startPod()
-	f.wantRoutes(every()...)
+	f := newServing(t, 2)
 	mark, lbFrom, from := f.mark(), length(f.pod.LB), length(f.pod.Frontend)
 	const refused = `vipgate_configuration_reloads_total{result="refused"}`
 	before := metric(t, f.get(lab.FrontendMetrics, "/metrics"), refused)

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"os"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -64,8 +64,7 @@ func (f *fixture) startRouter(kind lab.Kind, ns *lab.NetNS, c lab.GatewayConfig)
 // waitRouter waits until exactly these VIPs are in a gateway's table.
 func (f *fixture) waitRouter(r lab.Router, prefixes ...string) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	f.must(r.WantRoutes(ctx, prefixes...))
 }
 
@@ -239,8 +238,7 @@ func TestGatewayOfEachKindAvoidsDrainedPod(t *testing.T) {
 				})
 				w.must(w.pod.WriteTrench(trenchWith(t, fmt.Sprintf(", remoteASN: %d", as))))
 				w.up(w.target1)
-				w.must(w.pod.StartLB())
-				w.must(w.pod.StartFrontend("--drain-time=10m"))
+				w.startPod("--drain-time=10m")
 
 				us := strconv.Itoa(lab.PodAS)
 				path, longPath, preference := []string{us}, []string{us, us, us, us}, ""

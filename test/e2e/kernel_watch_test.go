@@ -42,10 +42,7 @@ func (f *fixture) waitStatus(pattern string) string {
 // family's VIPs; the status names the command that resets it, and that command restores the VIPs.
 func TestFrontendWatchesSysctls(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	for _, tt := range []struct{ flip, lost, kept string }{
 		{"sysctl -w net.ipv4.ip_forward=0", vipA4, vipA6},
 		{"sysctl -w net.ipv4.conf." + lab.External + ".forwarding=0", vipA4, vipA6},
@@ -133,8 +130,7 @@ func TestDivertedAnswersWithdraw(t *testing.T) {
 	f.up(f.target1)
 	// The pod's own default route.
 	f.podShell(fmt.Sprintf("ip route add default via %s; ip -6 route add default via %s", lab.Target2v4, lab.Target2v6))
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--flap-backoff=off"))
+	f.startPod("--flap-backoff=off")
 	f.wantRoutes(vipA4, vipA6)
 	for family, c := range []struct{ vip, kept, name, option, via string }{
 		{vipA4, vipA6, "ipv4", "-4", lab.Target1v4.String()}, {vipA6, vipA4, "ipv6", "-6", lab.Target1v6.String()},
@@ -192,11 +188,7 @@ func (f *fixture) routeBack(want bool) {
 // gateway provides a route, condition and status report it.
 func TestRouteBackIsWatched(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend())
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	f.routeBack(true)
 	mark := f.mark()
 	const scanTime, flushes = 10 * time.Second, 5
@@ -229,11 +221,7 @@ func TestRouteBackIsWatched(t *testing.T) {
 // With --require-route the VIPs of a family without a route back are withdrawn.
 func TestRequireRoute(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--require-route"))
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1, "--require-route")
 	f.gatewayDefaults("disable")
 	f.wantRoutes()
 	f.waitStatus("no gateway gives a route back to clients")

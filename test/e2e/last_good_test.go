@@ -10,9 +10,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/crash"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -20,9 +21,7 @@ import (
 func poisoned(t *testing.T) string {
 	t.Helper()
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	dir, overlay := t.TempDir(), map[string]string{}
 	for file, code := range map[string][2]string{
 		"pkg/frontend/configuration.go": {
@@ -34,26 +33,20 @@ func poisoned(t *testing.T) string {
 		},
 	} {
 		source, err := os.ReadFile(filepath.Join(root, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		text := strings.Replace(string(source), code[0], code[0]+code[1], 1)
 		if text == string(source) {
 			t.Fatalf("%s has no line %q", file, code[0])
 		}
 		text = strings.Replace(text, "import (\n", "import (\n\"github.com/vipgate/vipgate/test/crash\"\n", 1)
 		overlay[filepath.Join(root, file)] = filepath.Join(dir, filepath.Base(filepath.Dir(file))+".go")
-		if err := os.WriteFile(overlay[filepath.Join(root, file)], []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(overlay[filepath.Join(root, file)], []byte(text), 0o600))
 	}
 	content, err := json.Marshal(map[string]map[string]string{"Replace": overlay})
 	if err = errors.Join(err, os.WriteFile(filepath.Join(dir, "overlay.json"), content, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if err := lab.Build(t.Context(), root, dir, "-overlay="+filepath.Join(dir, "overlay.json")); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, lab.Build(t.Context(), root, dir, "-overlay="+filepath.Join(dir, "overlay.json")))
 	return dir
 }
 
@@ -71,8 +64,7 @@ type lastGood struct {
 func newLastGood(t *testing.T, binaries, program string) *lastGood {
 	t.Helper()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	p := &lastGood{
 		fixture: f, program: program, state: f.pod.StateDir(), start: f.pod.StartLB, wait: f.waitLB,
 		process: func() *lab.Process { return f.pod.LB },
@@ -115,11 +107,7 @@ func (p *lastGood) edit(prefix string) string {
 // ends waits until the process has ended.
 func (p *lastGood) ends() {
 	p.t.Helper()
-	select {
-	case <-p.process().Done():
-	case <-time.After(waitTimeout):
-		p.t.Fatalf("%s did not end", p.program)
-	}
+	await.Receive(p.t, "the end of "+p.program, p.process().Done())
 }
 
 // servesLastGood starts the process, and wants the VIPs of the last good configuration at the

@@ -4,11 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/load"
 )
@@ -72,8 +72,7 @@ func TestLastResort(t *testing.T) {
 	f.waitReason(vipA4, "LAST_RESORT")
 	f.waitUpdate(mark, vipA4, depreferred)
 	// A stop withdraws it as any other VIP.
-	f.must(f.pod.LB.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.LB, 0)
+	f.stop(f.pod.LB)
 	f.wantRoutes()
 }
 
@@ -106,9 +105,7 @@ func TestLastResortForwards(t *testing.T) {
 	}
 	result, err := g.Take(f.ctx)
 	f.must(err)
-	if err := result.Lost(); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, result.Lost())
 
 	// The first target that recovers gets all new flows.
 	f.must(f.Targets[1].Start())

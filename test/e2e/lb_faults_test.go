@@ -26,8 +26,7 @@ func TestLastTargetLossWithdrawsItsVIP(t *testing.T) {
 	// Stream A is served by both targets.
 	f.must(f.pod.WriteTrench(strings.Replace(usualTrench(), "  - name: stream-b",
 		"      - {name: target-2, ips: ["+lab.Target2v4.String()+`, "`+lab.Target2v6.String()+"\"]}\n  - name: stream-b", 1)))
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.startPod()
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 	mark := f.mark()
@@ -170,8 +169,7 @@ func TestLBTermDrainsFirst(t *testing.T) {
 	mark := f.mark()
 
 	terminated := time.Now()
-	f.must(f.pod.LB.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.LB, 0)
+	f.stop(f.pod.LB)
 	for _, vip := range []string{vipA4, vipA6} {
 		f.wantUpdates(mark, vip, depreferred, withdrawn)
 		last := f.waitUpdate(mark, vip, withdrawn)
@@ -238,8 +236,7 @@ func TestLBTermTwice(t *testing.T) {
 	f.waitUpdate(mark, vipA4, depreferred)
 	f.waitUpdate(mark, vipA6, depreferred)
 	f.wantRunning(f.pod.LB)
-	f.must(f.pod.LB.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.LB, 0)
+	f.stop(f.pod.LB)
 	f.wantRoutes()
 }
 
@@ -249,8 +246,7 @@ func TestLBRestartWithinGracePeriod(t *testing.T) {
 	t.Parallel()
 	const grace = 6 * time.Second // the new LB has all but the last second
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.must(f.pod.StartLB("--stale-grace=" + grace.String()))
 	f.must(f.pod.StartFrontend())
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
@@ -377,11 +373,7 @@ func (h *hangingTarget) close() {
 // (docs/architecture.md#the-gate).
 func TestLBLossKeepsVIPs(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--on-lb-loss=keep"))
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1, "--on-lb-loss=keep")
 	mark := f.mark()
 
 	f.must(f.pod.LB.Kill())

@@ -15,8 +15,7 @@ import (
 func TestVIPsThatLeaveDrain(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	withDrain := func(text, drain string) string {
 		return strings.ReplaceAll(text, "    targets:", "    drainTime: "+drain+"\n    targets:")
 	}

@@ -32,8 +32,7 @@ func crowdedTrench(total int) string {
 // not whether a starved machine decides about 50 000 VIPs within a lease.
 func TestVIPLimit(t *testing.T) {
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.must(f.pod.StartLB("--lease=30s"))
 	f.must(f.pod.StartFrontend())
 	few := []string{vipA4, vipA6, vipB4, vipB6}

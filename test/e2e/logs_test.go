@@ -16,8 +16,7 @@ import (
 func TestNormalStartLogsNoWarning(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	svid := func(name, id string) string {
 		dir := f.path(name)
 		f.must(os.Mkdir(dir, 0o700))

@@ -6,10 +6,12 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -114,13 +116,22 @@ func newFixture(t *testing.T) *fixture {
 	return newFixtureWith(t, lab.QuickDAD)
 }
 
+// newServing is newFixture with a running pod, whose frontend has additional flags, and the first
+// targets up, whose VIPs are at the gateway.
+func newServing(t *testing.T, targets int, flags ...string) *fixture {
+	t.Helper()
+	f := newFixture(t)
+	f.up([][]*lab.Target{f.target1, f.target2}[:targets]...)
+	f.startPod(flags...)
+	f.wantRoutes(every()[:2*targets]...)
+	return f
+}
+
 // newFixtureWith is newFixture with options of the lab.
 func newFixtureWith(t *testing.T, options ...lab.Option) *fixture {
 	t.Helper()
 	l, err := lab.New(options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	f := &fixture{t: t, Lab: l, pod: &lab.Pod{Lab: l, Binaries: binaries}}
 	t.Cleanup(f.close)
 	for _, a := range []netip.Addr{lab.Target1v4, lab.Target1v6} {
@@ -138,9 +149,7 @@ func newFixtureWith(t *testing.T, options ...lab.Option) *fixture {
 // close stops the lab and, after a failure, prints the logs.
 func (f *fixture) close() {
 	for _, t := range append(f.target1, f.target2...) {
-		if err := t.Down(); err != nil {
-			f.t.Error(err)
-		}
+		harness.Check(f.t, t.Down())
 	}
 	if f.t.Failed() {
 		for _, p := range []*lab.Process{f.pod.LB, f.pod.Frontend, f.gateway.Process} {
@@ -149,21 +158,17 @@ func (f *fixture) close() {
 			}
 		}
 	}
-	if err := f.Close(); err != nil {
-		f.t.Error(err)
-	}
+	harness.Check(f.t, f.Close())
 }
 
 func (f *fixture) must(err error) {
 	f.t.Helper()
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 }
 
-func (f *fixture) up(targets []*lab.Target) {
+func (f *fixture) up(targets ...[]*lab.Target) {
 	f.t.Helper()
-	for _, t := range targets {
+	for _, t := range slices.Concat(targets...) {
 		f.must(t.Up())
 	}
 }
@@ -175,26 +180,24 @@ func (f *fixture) down(targets []*lab.Target) {
 	}
 }
 
-// startPod starts lb and frontend.
-func (f *fixture) startPod() {
+// startPod starts lb, and the frontend with additional flags.
+func (f *fixture) startPod(flags ...string) {
 	f.t.Helper()
 	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend())
+	f.must(f.pod.StartFrontend(flags...))
 }
 
 // wantRoutes waits until exactly these VIPs are in the gateway's table.
 func (f *fixture) wantRoutes(prefixes ...string) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	f.must(f.gateway.WantRoutes(ctx, prefixes...))
 }
 
 // waitFor waits until condition returns nil.
 func (f *fixture) waitFor(condition func() error) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	f.must(lab.Eventually(ctx, 10*time.Millisecond, condition))
 }
 

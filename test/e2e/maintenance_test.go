@@ -27,8 +27,7 @@ func (f *fixture) withTwoGateways(args ...string) *lab.Gateway {
 	b := f.second()
 	f.must(f.pod.WriteTrench(edited(f.t, lineA6, lineA6+"\n    "+lineB4+"\n    "+lineB6)))
 	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend(args...))
+	f.startPod(args...)
 	f.wantRoutes(vipA4, vipA6)
 	f.wantRoutesAt(b, vipA4, vipA6)
 	return b
@@ -115,10 +114,8 @@ func TestDrainsSurviveRestart(t *testing.T) {
 	f := newFixture(t)
 	f.must(f.pod.WriteTrench(strings.NewReplacer(fmt.Sprintf("vips: [%s, %q]", vipB4, vipB6),
 		fmt.Sprintf("vips: [%q]", vipB6), vipB4+", ", "").Replace(usualTrench())))
-	f.up(f.target1)
-	f.up(f.target2)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend(shortDrain, shortSettle))
+	f.up(f.target1, f.target2)
+	f.startPod(shortDrain, shortSettle)
 	f.wantRoutes(vipA4, vipA6, vipB6)
 	// Without kube, nothing is known about other pods.
 	f.operate(1, "it is not known whether another pod advertises "+vipA4, "drain", vipA4)
@@ -183,10 +180,7 @@ func TestDrainsSurviveRestart(t *testing.T) {
 // A drain of a target with an end ends by itself, also after a restart of lb.
 func TestTargetDrainEndsByItself(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	admin, begin := "--admin-socket=unix://"+f.pod.LBAdmin(), time.Now()
 	if out, status := f.run("lb", "target", "drain", "target-1", "--drain-time=0s", "--for=-1s", admin); status != 2 {
 		t.Errorf("a negative end: %d, %s", status, out)

@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -78,6 +77,5 @@ func TestExchangeForMeridioFrontend(t *testing.T) {
 	if after := m.kernelState(); after != before {
 		t.Errorf("the cleanup has left\n%s\nbefore it was\n%s", after, before)
 	}
-	m.must(m.pod.LB.Signal(syscall.SIGTERM))
-	m.wantExit(m.pod.LB, 0)
+	m.stop(m.pod.LB)
 }

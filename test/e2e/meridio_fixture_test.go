@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/nsptest"
@@ -54,9 +54,7 @@ func newMeridio(t *testing.T) *meridio {
 		Listen: m.Pod.Listen,
 	})
 	t.Cleanup(func() {
-		if err := m.nsp.Stop(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, m.nsp.Stop())
 	})
 	m.nsp.SetAttractors(nspAttractor())
 	m.must(m.nsp.Start())
@@ -163,8 +161,7 @@ func (m *meridio) startMeridio(extra ...string) {
 // waitRegistered waits until the registration of the frontend at the NSP equals want.
 func (m *meridio) waitRegistered(want bool) {
 	m.t.Helper()
-	ctx, cancel := context.WithTimeout(m.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(m.t, waitTimeout)
 	m.must(m.nsp.WaitTargets(ctx, func(targets []*nspv1.Target) bool { return m.registered(targets) == want }))
 }
 
@@ -192,8 +189,7 @@ func (m *meridio) waitRequests(method string, n int) []nsptest.Request {
 // stopFrontend ends the frontend with SIGTERM.
 func (m *meridio) stopFrontend() {
 	m.t.Helper()
-	m.must(m.pod.Frontend.Signal(syscall.SIGTERM))
-	m.wantExit(m.pod.Frontend, 0)
+	m.stop(m.pod.Frontend)
 }
 
 // within fails if the gateway received the last withdrawal of the VIPs later than bound after

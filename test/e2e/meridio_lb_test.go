@@ -73,8 +73,7 @@ func TestOldLBGatesVIPs(t *testing.T) {
 
 	// A graceful stop first sends available=false.
 	from := length(m.pod.Frontend)
-	m.must(m.pod.LB.Signal(syscall.SIGTERM))
-	m.wantExit(m.pod.LB, 0)
+	m.stop(m.pod.LB)
 	m.wantRoutes()
 	m.waitLine(m.pod.Frontend, from, "load balancer availability", "available=false")
 	m.wantRunning(m.pod.Frontend)
@@ -91,8 +90,7 @@ func TestOldLBIsUpgraded(t *testing.T) {
 	m.up(m.target2)
 	frontend := m.pod.Frontend.PID()
 
-	m.must(m.pod.LB.Signal(syscall.SIGTERM))
-	m.wantExit(m.pod.LB, 0)
+	m.stop(m.pod.LB)
 	m.startLBAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + m.spire.Addr()},
 		as(m.pod.LBArgs(shortDrain, "--frontend-id="+m.id.String()), "--identity=spiffe"))
 	m.wantRoutes(every()...)

@@ -20,6 +20,7 @@ import (
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -63,14 +64,10 @@ func TestWeaknessesAreCovered(t *testing.T) {
 			}
 			if known[dir] == nil {
 				files, err := filepath.Glob("../../" + dir + "/*_test.go")
-				if err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, err)
 				for _, file := range files {
 					text, err := os.ReadFile(file)
-					if err != nil {
-						t.Fatal(err)
-					}
+					harness.Must(t, err)
 					for _, m := range declared.FindAllStringSubmatch(string(text), -1) {
 						known[dir] = append(known[dir], m[1])
 					}
@@ -86,10 +83,7 @@ func TestWeaknessesAreCovered(t *testing.T) {
 // Scrapes, and clients that request metrics and never read them, do not delay a withdrawal.
 func TestScrapesDelayNoWithdrawal(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	for range 20 {
 		c, err := f.dialPod(t.Context(), "tcp", lab.FrontendMetrics)
 		f.must(err)
@@ -195,10 +189,7 @@ func TestBIRDConfigurationIsReplaced(t *testing.T) {
 // losses that are 1.2 s apart after 0, 0.2, 0.4 … s, with a median of 0.4 s.
 func TestSessionLossIsNotPolled(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	record := f.recordHealth("Egress/ipv4")
 	record.wait(healthServing)
 	next := time.Now()

@@ -12,6 +12,7 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -34,18 +35,12 @@ func writeRules(t *testing.T, file string) {
 		Spec map[string]any
 	}
 	data, err := os.ReadFile(monitoring + "prometheusrule.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.Load(data, &rule); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, yaml.Load(data, &rule))
 	if data, err = yaml.Dump(rule.Spec); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, data, 0o600))
 }
 
 func TestAlerts(t *testing.T) {
@@ -54,12 +49,8 @@ func TestAlerts(t *testing.T) {
 	dir := t.TempDir()
 	writeRules(t, filepath.Join(dir, "rules.yaml"))
 	tests, err := os.ReadFile("testdata/alerts.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "alerts.yaml"), tests, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "alerts.yaml"), tests, 0o600))
 	for _, args := range [][]string{{"check", "rules", "--lint-fatal", "rules.yaml"}, {"test", "rules", "alerts.yaml"}} {
 		cmd := exec.CommandContext(t.Context(), "promtool", args...)
 		cmd.Dir = dir
@@ -82,12 +73,8 @@ func dashboardQueries(t *testing.T) map[string][]string {
 		}
 	}
 	data, err := os.ReadFile(monitoring + "dashboard.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(data, &dashboard); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, json.Unmarshal(data, &dashboard))
 	queries := map[string][]string{}
 	variables := strings.NewReplacer("$namespace", "trench-a", "$pod", ".*", "$__rate_interval", "1m")
 	for _, p := range dashboard.Panels {
@@ -122,8 +109,7 @@ func TestDashboardQueries(t *testing.T) {
 	t.Parallel()
 	needPrometheus(t)
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	for _, family := range []string{"ipv4", "ipv6"} {
 		f.must(f.Pod.Sysctl("net."+family+".fib_multipath_hash_policy", "1"))
 	}

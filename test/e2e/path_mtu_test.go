@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/traffic"
 )
@@ -45,7 +46,7 @@ func newFarClient(t *testing.T, gateway *lab.NetNS) *farClient {
 	for _, p := range own {
 		client.addrs = append(client.addrs, netip.MustParsePrefix(p).Addr())
 	}
-	if err := errors.Join(
+	harness.Must(t, errors.Join(
 		lab.Veth(client.NetNS, "far0", router, "client0"),
 		lab.Veth(router, "near0", gateway, "far0"),
 		client.Addr("far0", own...),
@@ -58,9 +59,7 @@ func newFarClient(t *testing.T, gateway *lab.NetNS) *farClient {
 		gateway.Batch(fmt.Sprintf("link set far0 mtu %d", smallMTU), "route add 198.51.100.0/24 via 198.51.101.2",
 			"route add 2001:db8:1::/64 via 2001:db8:2::2"),
 		client.Batch("route add 0.0.0.0/0 via 198.51.100.1", "route add ::/0 via 2001:db8:1::1"),
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 	return client
 }
 
@@ -70,9 +69,7 @@ func serve(t *testing.T, a *lab.App, port int, handle func(net.Conn)) {
 	var done sync.WaitGroup
 	t.Cleanup(done.Wait)
 	l, err := a.NS.Listen("tcp", fmt.Sprintf(":%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	done.Go(func() {
 		for {
@@ -180,9 +177,7 @@ func TestPathMTUDiscoveryThroughVIP(t *testing.T) {
 					go func() { errs <- transfer(ctx, from, vip) }()
 				}
 				for range client.addrs {
-					if err := <-errs; err != nil {
-						t.Error(err)
-					}
+					harness.Check(t, <-errs)
 				}
 			}
 			// The test is only valid if the link was too small for the packets.
@@ -191,9 +186,7 @@ func TestPathMTUDiscoveryThroughVIP(t *testing.T) {
 					n := 0
 					for _, host := range hosts {
 						out, err := host.Run(ctx, "ip", family, "route", "show", "table", "all", "cache")
-						if err != nil {
-							t.Fatal(err)
-						}
+						harness.Must(t, err)
 						n += strings.Count(out, fmt.Sprintf("mtu %d", mtu))
 					}
 					if n == 0 {
@@ -209,9 +202,7 @@ func TestPathMTUDiscoveryThroughVIP(t *testing.T) {
 			learned(smallMTU, targets...)
 
 			for _, pod := range trench.Pods {
-				if err := pod.Namespace().IP("link", "set", lab.Internal, "mtu", fmt.Sprint(targetMTU)); err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, pod.Namespace().IP("link", "set", lab.Internal, "mtu", fmt.Sprint(targetMTU)))
 			}
 			all(client.upload)
 			learned(targetMTU, client.NetNS)

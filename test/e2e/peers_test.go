@@ -23,6 +23,7 @@ import (
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -81,8 +82,7 @@ func (f *fixture) operator() *grpc.ClientConn {
 
 // ask calls GetReadiness once.
 func (f *fixture) ask(conn *grpc.ClientConn) (*readinessv1.GetReadinessResponse, error) {
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	return readinessv1.NewReadinessServiceClient(conn).GetReadiness(ctx, &readinessv1.GetReadinessRequest{})
 }
 

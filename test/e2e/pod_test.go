@@ -19,8 +19,7 @@ func TestPodTermOrder(t *testing.T) {
 		t.Run(fmt.Sprintf("pod %d", n), func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			f.up(f.target1)
-			f.up(f.target2)
+			f.up(f.target1, f.target2)
 			for round := range rounds {
 				f.podTermRound(round)
 				if t.Failed() {
@@ -87,8 +86,7 @@ func TestThousandVIPs(t *testing.T) {
 	trench = strings.Replace(trench, b, quoted(last), 1)
 	f.must(f.pod.WriteTrench(trench))
 	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--settle=1s"))
+	f.startPod("--settle=1s")
 	f.wantRoutes(first...)
 	mark := f.mark()
 	f.up(f.target2)
@@ -114,8 +112,7 @@ func TestThousandVIPs(t *testing.T) {
 	// gateway's BIRD awake, as the frontend does with the pod's BIRD.
 	watcher, err := f.gateway.WatchRoutes(t.Context(), 20*time.Millisecond)
 	f.must(err)
-	f.must(f.pod.LB.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.LB, 0)
+	f.stop(f.pod.LB)
 	f.wantRoutes()
 	f.must(watcher.Close())
 	ended := f.pod.LB.Ended()

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"crypto/rand"
 	"fmt"
 	"os"
@@ -11,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -38,8 +38,7 @@ var registry = []string{
 func newRegistryFixture(t *testing.T, extra ...string) *fixture {
 	f := newFixture(t)
 	f.must(f.pod.WriteTrench(registryTrench()))
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.must(f.pod.StartLB(append(registry, extra...)...))
 	f.must(f.pod.StartFrontend())
 	f.waitLog(f.pod.LB, "serving readiness")
@@ -77,8 +76,7 @@ func (f *fixture) startRegistration(stream, name, id string, ips ...fmt.Stringer
 
 // lbRun runs a sub-command of lb on the admin socket.
 func (f *fixture) lbRun(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	return f.pod.Run(ctx, "lb", append(args, "--admin-socket=unix://"+f.pod.LBAdmin())...)
 }
 
@@ -141,8 +139,7 @@ func TestReconnectWithinGracePeriod(t *testing.T) {
 	again := f.register("stream-a", "app-1", lab.Target1v4, lab.Target1v6)
 	f.wantStatus("1 target of 1 caller", "1/1")
 	f.wantUpdates(mark, vipA4, announced)
-	f.must(again.Signal(syscall.SIGTERM))
-	f.wantExit(again, 0)
+	f.stop(again)
 	f.wantRoutes()
 	f.wantUpdates(mark, vipA4, announced, depreferred, withdrawn)
 }
@@ -204,12 +201,10 @@ func TestRefusedRegistrations(t *testing.T) {
 	other := f.startRegistration("stream-a", "x", "spiffe://vipgate.demo/ns/apps/sa/other", lab.Target2v4)
 	f.waitLog(other, "it denied the client's SPIFFE ID or certificate")
 	f.waitLog(f.pod.LB, "or one that --target-id allows: [stream-a=spiffe://vipgate.demo/ns/*/sa/app")
-	f.must(other.Signal(syscall.SIGTERM))
-	f.wantExit(other, 0)
+	f.stop(other)
 	// The remaining targets keep serving.
 	f.wantRoutes(vipA4)
-	f.must(p.Signal(syscall.SIGTERM))
-	f.wantExit(p, 0)
+	f.stop(p)
 }
 
 type text string
@@ -222,8 +217,7 @@ func TestOperatorDrainOfTargetPersists(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 1s\n    targets:")))
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.startPod()
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 	mark := f.mark()
@@ -243,8 +237,7 @@ func TestOperatorDrainOfTargetPersists(t *testing.T) {
 	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "fall: 2", "fall: 3") +
 		"      - {name: target-3, ips: [172.16.3.3]}\n"))
 	f.wantStatus("1/2", "drained: by an operator", "2 of 4 VIPs ready")
-	f.must(f.pod.LB.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.LB, 0)
+	f.stop(f.pod.LB)
 	f.must(f.pod.StartLB())
 	f.wantRoutes(vipB4, vipB6)
 	f.wantStatus("drained: by an operator", "2 of 4 VIPs ready")
@@ -277,8 +270,7 @@ func TestTargetRemovedFromFileDrains(t *testing.T) {
 	f := newFixture(t)
 	with := strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 1s\n    targets:")
 	f.must(f.pod.WriteTrench(with))
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.startPod()
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 	mark := f.mark()
@@ -312,8 +304,7 @@ func TestTrenchFileRemoved(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 1s\n    targets:")))
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.must(f.pod.StartLB("--on-missing-file=drain"))
 	f.must(f.pod.StartFrontend())
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)

@@ -17,8 +17,7 @@ func TestReloadKeepsOtherSessions(t *testing.T) {
 	const added = "20.0.0.3/32"
 	f := newFixture(t)
 	b := f.second()
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.startPod()
 	f.wantRoutes(every()...)
 	f.wantRoutesAt(b)
@@ -151,11 +150,7 @@ func TestInvalidTrenchFileKeepsGateways(t *testing.T) {
 // session is already up for the first VIP.
 func TestGatewaysWithoutVIPs(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
-	f.startPod()
-	f.wantRoutes(every()...)
+	f := newServing(t, 2)
 	sessions := f.sessions()
 	records := []*healthRecord{f.recordHealth("Egress"), f.recordHealth("Readiness")}
 	for _, r := range records {

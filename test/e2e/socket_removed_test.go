@@ -3,7 +3,6 @@ package e2e
 import (
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
 )
 
@@ -11,10 +10,7 @@ import (
 // (docs/architecture.md#failure-table).
 func TestRemovedSocketIsRebound(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	mark, from, fromFrontend := f.mark(), length(f.pod.LB), length(f.pod.Frontend)
 	sockets := []string{f.pod.Socket(), f.pod.LBAdmin(), f.pod.FrontendAdmin()}
 	before := f.operator()
@@ -77,8 +73,7 @@ func TestRemovedSocketDirectory(t *testing.T) {
 	f.waitLinesN(f.pod.LB, length(f.pod.LB), 3, "readiness watch opened")
 	f.wantSilence(mark)
 
-	f.must(f.pod.LB.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.LB, 0)
+	f.stop(f.pod.LB)
 	if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) > 0 {
 		t.Errorf("the end of lb left %v, error %v", left, err)
 	}

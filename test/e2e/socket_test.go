@@ -27,6 +27,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -110,10 +111,7 @@ func (c *crowd) connect(network, addr string) net.Conn {
 func TestGarbageAndHalfOpenConnections(t *testing.T) {
 	t.Parallel()
 	const silent = 50 // on each socket
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	mark, bird, from := f.mark(), f.birdPID(), length(f.pod.LB)
 	operator := f.operator()
 	c := &crowd{fixture: f}
@@ -230,11 +228,7 @@ func TestGarbageAndHalfOpenConnections(t *testing.T) {
 func TestStreamLimitOfPeer(t *testing.T) {
 	t.Parallel()
 	const limit = readiness.DefaultMaxStreamsPerPeer
-	f := newFixture(t)
-	f.up(f.target1)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend())
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	mark, from := f.mark(), length(f.pod.LB)
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
@@ -268,8 +262,7 @@ func TestStreamLimitOfPeer(t *testing.T) {
 	}
 	f.waitLine(f.pod.LB, from, "too many open streams", "peer="+lab.OperatorID, fmt.Sprintf("limit=%d", limit))
 	// Each peer has a separate limit.
-	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
-	f.wantExit(f.pod.Frontend, 0)
+	f.stop(f.pod.Frontend)
 	f.wantNoUpdates(mark, vipB4)
 	f.must(f.pod.StartFrontend())
 	f.wantRoutes(vipA4, vipA6)
@@ -330,8 +323,7 @@ func TestAdminSocketPeerUser(t *testing.T) {
 				}))
 			f.must(err)
 			defer conn.Close()
-			ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-			defer cancel()
+			ctx := harness.Context(t, waitTimeout)
 			if names, err := services(ctx, conn); status.Code(err) != codes.Unavailable {
 				t.Errorf("another user got %v, error %v", names, err)
 			}
@@ -355,17 +347,14 @@ func TestAdminSocketPeerUser(t *testing.T) {
 func modeOf(t *testing.T, path string) fs.FileMode {
 	t.Helper()
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return info.Mode().Perm()
 }
 
 // runAs runs lb or frontend as another user and returns its output and exit status.
 func (f *fixture) runAs(uid uint32, program string, args ...string) (string, int) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	// Only root may read the folder of the binaries.
 	path := f.path("open-" + program)
 	if _, err := os.Stat(path); err != nil {
@@ -425,8 +414,7 @@ func TestReadinessSocketMode(t *testing.T) {
 					conn.Close()
 				}
 			}
-			f.must(p.Signal(syscall.SIGTERM))
-			f.wantExit(p, 0)
+			f.stop(p)
 			if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) > 0 {
 				t.Errorf("the end of lb left %v, error %v", left, err)
 			}
@@ -438,10 +426,7 @@ func TestReadinessSocketMode(t *testing.T) {
 // removed (docs/architecture.md#security).
 func TestReadinessSocketOwnership(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	f.must(f.pod.LB.Kill())
 	f.wantRoutes()
 	if _, err := net.Dial("unix", f.pod.Socket()); !errors.Is(err, syscall.ECONNREFUSED) {

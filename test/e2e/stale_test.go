@@ -15,10 +15,7 @@ import (
 // While the writer of the trench file keeps a stale file, only status, events and metrics show it.
 func TestStaleTrenchFileIsShown(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.startPod()
-	f.wantRoutes(vipA4, vipA6)
+	f := newServing(t, 1)
 	mark, stale := f.mark(), f.pod.TrenchFile()+trench.StaleSuffix
 	programs := map[string]struct{ socket, metrics, health, end string }{
 		"frontend": {f.pod.FrontendAdmin(), lab.FrontendMetrics, lab.FrontendHealth, "configuration refreshed again"},

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -10,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -29,13 +29,11 @@ func poolTrench() string {
 // for its link-local address and for an added address.
 func detectDuplicates(t *testing.T, ns *lab.NetNS, device, address string) {
 	t.Helper()
-	if err := errors.Join(
+	harness.Must(t, errors.Join(
 		ns.Sysctl("net.ipv6.conf.all.accept_dad", "1"), ns.Sysctl("net.ipv6.conf."+device+".accept_dad", "1"),
 		ns.Sysctl("net.ipv6.conf."+device+".dad_transmits", "1"),
 		ns.Batch("link set "+device+" down", "link set "+device+" up", "addr add "+address+" dev "+device),
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 }
 
 // firstRise matches the numbers of ready targets and of all targets at the time when lb first
@@ -45,18 +43,15 @@ var firstRise = `VIP changed" vip=%s from=.+ to=ready .*ready_targets=(\d+) tota
 func waitFirstRise(t *testing.T, lb *lab.Process, vip string) (ready, total string) {
 	t.Helper()
 	pattern := regexp.MustCompile(fmt.Sprintf(firstRise, regexp.QuoteMeta(vip)))
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
-	if err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
+	ctx := harness.Context(t, waitTimeout)
+	harness.Must(t, lab.Eventually(ctx, 10*time.Millisecond, func() error {
 		m := pattern.FindStringSubmatch(lb.Output())
 		if m == nil {
 			return fmt.Errorf("lb has not reported %s as ready", vip)
 		}
 		ready, total = m[1], m[2]
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return ready, total
 }
 
@@ -74,8 +69,7 @@ func TestFirstRiseWaitsForDAD(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.must(f.pod.WriteTrench(poolTrench()))
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	detectDuplicates(t, f.pod.Namespace(), lab.Internal, "fd00:16::1/64")
 	f.startPod()
 	for _, vip := range []string{vipA4, vipA6} {
@@ -163,8 +157,7 @@ func TestNewStreamRisesWithAllTargets(t *testing.T) {
 	f := newFixture(t)
 	pool := poolTrench()
 	f.must(f.pod.WriteTrench(pool[:strings.Index(pool, "streams:")]))
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.must(f.pod.StartLB())
 	f.waitLog(f.pod.LB, "readiness is synced")
 	// Target 2 does not answer: its result takes fall checks, each of which times out.
@@ -195,8 +188,7 @@ func TestNewStreamRisesWithAllTargets(t *testing.T) {
 func TestReadyWaitsForEveryFamily(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.control("disable trench1")
 	f.startPod()
 	f.wantRoutes(vipA4, vipB4)
@@ -220,8 +212,7 @@ func TestReadyTimeout(t *testing.T) {
 	f := newFixture(t)
 	f.up(f.target1)
 	f.control("disable trench1")
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--ready-timeout=1s"))
+	f.startPod("--ready-timeout=1s")
 	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
 	f.waitLog(f.pod.Frontend, "ready after --ready-timeout")
 	out, _ := f.run("frontend", "status", "--admin-socket=unix://"+f.pod.FrontendAdmin())
@@ -238,8 +229,7 @@ func TestRefusedFileAtStart(t *testing.T) {
 	f.up(f.target1)
 	bad := strings.Replace(usualTrench(), "name: attractor-a-1", "nome: attractor-a-1", 1)
 	f.must(f.pod.WriteTrench(bad))
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend("--ready-timeout=0s"))
+	f.startPod("--ready-timeout=0s")
 	where := f.pod.TrenchFile() + ":3: attractor.nome: unknown field"
 	f.waitFrontend("Readiness", false, where)
 	f.waitLB("Readiness", false, where)

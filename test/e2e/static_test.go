@@ -372,8 +372,7 @@ func TestStaticCleanup(t *testing.T) {
 			s.start(append(flags, shortDrain, shortSettle)...)
 			s.waitGateway("gateway-a4", isHeld)
 			s.wantLease(true)
-			s.must(s.pod.Frontend.Signal(syscall.SIGTERM))
-			s.wantExit(s.pod.Frontend, 0)
+			s.stop(s.pod.Frontend)
 			if flags == nil {
 				s.wantLease(true)
 				if out, status := s.run("frontend", "cleanup"); status != 0 {

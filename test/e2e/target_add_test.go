@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -14,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -104,8 +104,7 @@ func (l *addLB) start() {
 // targets returns the output of `lb target list`.
 func (l *addLB) targets() string {
 	l.f.t.Helper()
-	ctx, cancel := context.WithTimeout(l.f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(l.f.t, waitTimeout)
 	out, err := l.ns.Run(ctx, filepath.Join(binaries, "lb"), "target", "list", l.admin())
 	l.f.must(err)
 	return out
@@ -151,8 +150,7 @@ func (f *addFixture) add(i int) *lab.Process {
 func (f *addFixture) wantStatus(lines ...string) {
 	f.t.Helper()
 	f.waitFor(func() error {
-		ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-		defer cancel()
+		ctx := harness.Context(f.t, waitTimeout)
 		out, err := f.host.Run(ctx, filepath.Join(binaries, "target"), "status",
 			"--admin-socket="+f.path("none.sock"))
 		if out == "" {
@@ -228,8 +226,7 @@ func TestTargetAddFollowsName(t *testing.T) {
 
 	f.must(first.Signal(unix.SIGCONT))
 	first.want("app-1")
-	f.must(other.Signal(syscall.SIGTERM))
-	f.wantExit(other, 0)
+	f.stop(other)
 	for _, l := range f.lbs {
 		l.want()
 	}

@@ -3,6 +3,7 @@ package e2e
 import (
 	"testing"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/load"
 	"github.com/vipgate/vipgate/test/traffic"
@@ -18,9 +19,7 @@ func TestTrafficWithRepliesOverAllPods(t *testing.T) {
 	})
 	row, err := trench.Run(ctx, s)
 	t.Logf("\n%s", load.Table(row))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if err := s.Check(row); err != nil {
 		t.Errorf("%v\n%s", err, trench.Logs())
 	}
@@ -40,9 +39,7 @@ func TestTrafficLossWithoutLooseTracking(t *testing.T) {
 	ctx, trench := openTrench(t, traffic.Options{Targets: s.Targets, Replies: lab.ECMP})
 	row, err := trench.Run(ctx, s)
 	t.Logf("\n%s", load.Table(row))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if broken, _ := row.Result.Broken(row.Left...); broken == 0 {
 		t.Error("no flow was broken with --conntrack=on, so that nothing is proved")
 	}

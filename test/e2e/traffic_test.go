@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/load"
 	"github.com/vipgate/vipgate/test/traffic"
@@ -21,17 +22,12 @@ func openTrench(t *testing.T, o traffic.Options) (context.Context, *traffic.Tren
 	if lack := lab.MissingForTopology(); lack != "" {
 		t.Fatalf("this machine lacks %s", lack)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), scenarioTimeout)
-	t.Cleanup(cancel)
+	ctx := harness.Context(t, scenarioTimeout)
 	o.Binaries = binaries
 	trench, err := traffic.Open(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() {
-		if err := trench.Close(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, trench.Close())
 	})
 	return ctx, trench
 }
@@ -45,9 +41,7 @@ func TestTrafficSurvivesChanges(t *testing.T) {
 			ctx, trench := openTrench(t, traffic.Options{Targets: s.Targets})
 			row, err := trench.Run(ctx, s)
 			t.Logf("\n%s", load.Table(row))
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			if row.Result.Answered == 0 || len(row.Result.Flows) == 0 {
 				t.Error("there was no traffic")
 			}
@@ -69,9 +63,7 @@ func wantAsymmetry(t *testing.T, trench *traffic.Trench) {
 	t.Helper()
 	for _, gateway := range []*lab.NetNS{trench.Gateway, trench.Second} {
 		out, err := gateway.Run(t.Context(), "nstat", "-asz", "IpForwDatagrams", "Ip6OutForwDatagrams")
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for _, counter := range []string{"IpForwDatagrams", "Ip6OutForwDatagrams"} {
 			if regexp.MustCompile(counter+` +[1-9]`).FindString(out) == "" {
 				t.Errorf("gateway %s forwarded no reply:\n%s", gateway.Name(), out)
@@ -90,9 +82,7 @@ func TestRolloutSurvivesPodLoss(t *testing.T) {
 	for _, s := range traffic.Rollout() {
 		row, err := trench.Run(ctx, s)
 		rows = append(rows, row)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if row.Result.Answered == 0 || len(row.Result.Flows) == 0 {
 			t.Errorf("%s: there was no traffic", s.Title)
 		}
@@ -113,9 +103,7 @@ func TestTrafficLossWithoutGating(t *testing.T) {
 		}
 		row, err := trench.Run(ctx, s)
 		t.Logf("\n%s", load.Table(row))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if s.Check(row) == nil {
 			t.Errorf("%s: nothing was lost without gating and drains, so that nothing is proved", s.Title)
 		}

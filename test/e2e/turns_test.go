@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,6 +13,7 @@ import (
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/turns"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -27,11 +27,9 @@ func newTurnsFixture(t *testing.T) *turnsFixture {
 	t.Helper()
 	f := &turnsFixture{fixture: newFixture(t)}
 	f.b = f.second()
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	f.write(lineA4, lineA6, lineB4, lineB6)
-	f.must(f.pod.StartLB())
-	f.must(f.pod.StartFrontend(shortDrain))
+	f.startPod(shortDrain)
 	f.wantRoutes(every()...)
 	f.wantRoutesAt(f.b, every()...)
 	return f
@@ -125,8 +123,7 @@ func (f *turnsFixture) settled(text string, count int, names ...string) {
 // waitLong is waitFor with several turns.
 func (f *turnsFixture) waitLong(condition func() error) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), 3*waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, 3*waitTimeout)
 	f.must(lab.Eventually(ctx, 20*time.Millisecond, condition))
 }
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -47,9 +48,7 @@ func (p *fifo) fill() {
 	if !errors.Is(err, unix.EAGAIN) {
 		p.t.Fatal(err)
 	}
-	if err := unix.Close(fd); err != nil {
-		p.t.Fatal(err)
-	}
+	harness.Must(p.t, unix.Close(fd))
 }
 
 // readUntil reads lines until one contains the text.
@@ -77,8 +76,7 @@ func (p *fifo) start(f *fixture, name string, args []string) *lab.Process {
 func TestUnreadLog(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
+	f.up(f.target1, f.target2)
 	stderr := f.newFIFO("stderr")
 	stderr.fill()
 	f.pod.LB = stderr.start(f, "lb", f.pod.LBArgs())

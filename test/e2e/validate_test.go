@@ -12,11 +12,7 @@ import (
 // which a file that was refused since is no part.
 func TestValidateDiff(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.up(f.target1)
-	f.up(f.target2)
-	f.startPod()
-	f.wantRoutes(every()...)
+	f := newServing(t, 2)
 	f.must(f.pod.WriteTrench("refused"))
 	f.waitFrontend("Configuration", false)
 	f.waitLB("Configuration", false)

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -231,8 +230,7 @@ func TestWorkloadAPIOutage(t *testing.T) {
 	}
 	end := func() {
 		for _, p := range []*lab.Process{a.pod.LB, a.pod.Frontend} {
-			a.must(p.Signal(syscall.SIGTERM))
-			a.wantExit(p, 0)
+			a.stop(p)
 		}
 	}
 	// An API that accepts the call without a reply, and an absent one.

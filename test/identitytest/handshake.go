@@ -1,7 +1,6 @@
 package identitytest
 
 import (
-	"context"
 	"net"
 	"path/filepath"
 	"testing"
@@ -32,8 +31,7 @@ func Handshake(t *testing.T, client credentials.TransportCredentials, server *id
 		defer close(done)
 		_, _, _ = creds.ServerHandshake(accepted) // the client decides
 	}()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
+	ctx := harness.Context(t, 20*time.Second)
 	_, _, err = client.ClientHandshake(ctx, "localhost", raw)
 	<-done
 	return err

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // TestAdmissionPolicies checks that the API server rejects invalid edits of Services, and reports
@@ -76,8 +77,7 @@ func annotated(name, value string) string {
 // wrongEditsAreRefused checks the admission policies for Services.
 func (f *fixture) wrongEditsAreRefused() {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	port := func(target string) string {
 		return `{"spec":{"ports":[{"name":"http","port":8080,"targetPort":` + target + `}]}}`
 	}
@@ -181,8 +181,7 @@ func (f *fixture) foreignReports() {
 		_, err := reports.Patch(ctx, name, types.MergePatchType, []byte(body), metav1.PatchOptions{})
 		return err
 	}
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	for n := 1; n <= trenchPods; n++ {
 		f.wait(func(ctx context.Context) error { return f.report(ctx, n, n) }) // the API server watches Pods
 	}

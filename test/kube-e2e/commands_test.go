@@ -1,7 +1,6 @@
 package kubee2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/kubernetes"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -43,9 +43,7 @@ type user struct {
 func newUser(t *testing.T, programs ...string) *user {
 	t.Helper()
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	tools := filepath.Join(root, "bin", "tools")
 	for _, program := range programs {
 		if _, err := os.Stat(filepath.Join(tools, program)); err != nil {
@@ -59,22 +57,17 @@ func newUser(t *testing.T, programs ...string) *user {
 		"PATH=" + strings.Join([]string{tools, binaries, "/usr/bin", "/bin"}, ":"),
 	}
 	for _, name := range []string{"deployments", "charts"} {
-		if err := os.Symlink(filepath.Join(root, name), filepath.Join(u.dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.Symlink(filepath.Join(root, name), filepath.Join(u.dir, name)))
 	}
 	foreign, err := os.ReadFile("testdata/foreign.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	u.cluster.Apply(t, string(foreign))
 	return u
 }
 
 // run runs a script in the user's directory and returns its output.
 func (u *user) run(script, stdin string) (string, error) {
-	ctx, cancel := context.WithTimeout(u.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(u.t, waitTimeout)
 	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", script)
 	cmd.Dir, cmd.Env, cmd.Stdin = u.dir, u.env, strings.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
@@ -87,18 +80,14 @@ func (u *user) run(script, stdin string) (string, error) {
 func (u *user) follow(document, group string, applied func(objects string)) int {
 	u.t.Helper()
 	text, err := os.ReadFile(filepath.Join(u.root, document))
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	harness.Must(u.t, err)
 	ran := 0
 	for _, block := range fencedBlock.FindAllStringSubmatch(string(text), -1) {
 		info, text := block[1], block[2]
 		script, stdin := text, ""
 		switch name, isFile := strings.CutPrefix(info, fileIs); {
 		case isFile:
-			if err := os.WriteFile(filepath.Join(u.dir, name), []byte(text), 0o600); err != nil {
-				u.t.Fatal(err)
-			}
+			harness.Must(u.t, os.WriteFile(filepath.Join(u.dir, name), []byte(text), 0o600))
 			continue
 		case info == objects && group == commands:
 			script, stdin = "kubectl apply -f -", text
@@ -121,13 +110,9 @@ func (u *user) follow(document, group string, applied func(objects string)) int 
 func (u *user) startKube(namespace string) {
 	u.t.Helper()
 	ns, err := lab.Create(lab.WithoutDAD)
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	harness.Must(u.t, err)
 	u.t.Cleanup(func() {
-		if err := ns.Close(); err != nil {
-			u.t.Error(err)
-		}
+		harness.Check(u.t, ns.Close())
 	})
 	u.cluster.ApplyIn(u.t, namespace, `
 apiVersion: v1
@@ -137,12 +122,10 @@ spec: {nodeName: node-1, containers: [{name: frontend, image: frontend}]}
 status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
 `)
 	var listener net.Listener
-	if err := ns.Do(func() (err error) {
+	harness.Must(u.t, ns.Do(func() (err error) {
 		listener, err = net.Listen("tcp", "127.0.0.1:0")
 		return err
-	}); err != nil {
-		u.t.Fatal(err)
-	}
+	}))
 	config := u.cluster.ProxyOn(u.t, listener).Config(u.cluster.ServiceAccount(u.t, namespace, "vipgate"))
 	dir := u.t.TempDir()
 	kube, err := lab.StartProcess(ns, dir, "kube", filepath.Join(binaries, "kube"), "run",
@@ -150,24 +133,19 @@ status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
 		"--kubeconfig="+u.cluster.Kubeconfig(u.t, config), "--trench-file="+filepath.Join(dir, "trench.yaml"),
 		"--key-dir="+filepath.Join(dir, "keys"), "--admin-socket=unix://"+filepath.Join(dir, "kube.sock"),
 		"--frontend-admin-socket=unix://"+filepath.Join(dir, "frontend.sock"), "--log-format=text")
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	harness.Must(u.t, err)
 	u.t.Cleanup(func() {
 		if u.t.Failed() {
 			u.t.Logf("== last lines of kube\n%s", kube.Tail(30))
 		}
-		if err := kube.Kill(); err != nil {
-			u.t.Error(err)
-		}
+		harness.Check(u.t, kube.Kill())
 	})
 }
 
 // wantAddresses waits until the Service shows the addresses.
 func (u *user) wantAddresses(namespace string, addresses ...string) {
 	u.t.Helper()
-	ctx, cancel := context.WithTimeout(u.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(u.t, waitTimeout)
 	err := lab.Eventually(ctx, pollInterval, func() error {
 		out, err := u.run("kubectl -n "+namespace+" get service web", "")
 		for _, address := range addresses {
@@ -238,9 +216,7 @@ func TestCommandsOfTheQuickstart(t *testing.T) {
 // Commands that no test runs need a kubelet or images.
 func TestUnmarkedCommands(t *testing.T) {
 	text, err := os.ReadFile("../../docs/kubernetes.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, block := range fencedBlock.FindAllStringSubmatch(string(text), -1) {
 		if block[1] != otherCommands {
 			continue

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/kubernetes"
 )
 
@@ -16,16 +17,12 @@ var yamlBlock = regexp.MustCompile("(?s)```yaml\n(.*?)```")
 // schema of the Trench, and so does the translation.
 func TestObjectsOfTheDocument(t *testing.T) {
 	text, err := os.ReadFile("../../docs/kubernetes.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Chdir("../..")
 	c := kubernetes.Start(t)
 	for _, name := range append(definitions, "deployments/example/namespace.yaml") {
 		manifest, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		c.Apply(t, string(manifest))
 	}
 	var trenches []string
@@ -41,9 +38,7 @@ func TestObjectsOfTheDocument(t *testing.T) {
 	services := 0
 	for _, trench := range trenches {
 		var o translation.Objects
-		if err := o.Read(strings.NewReader(trench + "\n" + others)); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, o.Read(strings.NewReader(trench+"\n"+others)))
 		r := translation.Translate(o, translation.Options{KeyDir: "/etc/vipgate/trench/keys"})
 		if r.File == nil || !r.Trench.Accepted {
 			t.Errorf("Trench: %s: %s", r.Trench.Reason, r.Trench.Message)

@@ -14,6 +14,7 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/kubernetes"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -157,23 +158,18 @@ func (f *fixture) close() {
 			}
 		}
 	}
-	if err := f.Close(); err != nil {
-		f.t.Error(err)
-	}
+	harness.Check(f.t, f.Close())
 }
 
 func (f *fixture) must(err error) {
 	f.t.Helper()
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	harness.Must(f.t, err)
 }
 
 // wait waits until condition returns nil.
 func (f *fixture) wait(condition func(context.Context) error) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	f.must(lab.Eventually(ctx, pollInterval, func() error { return condition(ctx) }))
 }
 

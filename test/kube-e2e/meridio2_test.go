@@ -15,6 +15,7 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/kubernetes"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -151,9 +152,7 @@ func newMeridio2(t *testing.T) *meridio2 {
 
 func (m *meridio2) must(err error) {
 	m.t.Helper()
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	harness.Must(m.t, err)
 }
 
 func (m *meridio2) file(path string) string {
@@ -165,8 +164,7 @@ func (m *meridio2) file(path string) string {
 
 func (m *meridio2) wait(condition func(context.Context) error) {
 	m.t.Helper()
-	ctx, cancel := context.WithTimeout(m.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(m.t, waitTimeout)
 	m.must(lab.Eventually(ctx, pollInterval, func() error { return condition(ctx) }))
 }
 

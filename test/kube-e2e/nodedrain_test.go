@@ -12,6 +12,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/test/lab/admin"
 	"github.com/vipgate/vipgate/test/load"
 )
 
@@ -149,7 +150,7 @@ func (f *fixture) wantDrained(pod int, drained bool) {
 		want = readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN
 	}
 	f.wait(func(ctx context.Context) error {
-		status, err := frontendStatus(ctx, f.Pods[pod-1])
+		status, err := admin.FrontendStatus(ctx, f.Pods[pod-1])
 		if err != nil {
 			return err
 		}

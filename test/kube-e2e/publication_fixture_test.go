@@ -28,6 +28,7 @@ import (
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	kubev1 "github.com/vipgate/vipgate/pkg/api/kube/v1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/kubernetes"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -162,9 +163,7 @@ func newPublishers(t *testing.T, pods, ingresses int, manifests ...string) *publ
 
 func (p *publishers) must(err error) {
 	p.t.Helper()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	harness.Must(p.t, err)
 }
 
 func (p *publishers) apply(manifest string) {
@@ -220,9 +219,7 @@ func (p *publishers) start(name string) {
 		"--admin-socket=unix://"+socket, "--log-format=text")
 	p.must(err)
 	p.t.Cleanup(func() {
-		if err := process.Kill(); err != nil {
-			p.t.Error(err)
-		}
+		harness.Check(p.t, process.Kill())
 		if p.t.Failed() {
 			p.t.Logf("== last lines of %s\n%s", name, process.Tail(30))
 		}
@@ -233,8 +230,7 @@ func (p *publishers) start(name string) {
 // wait waits until condition returns nil.
 func (p *publishers) wait(condition func(context.Context) error) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), publishTimeout)
-	defer cancel()
+	ctx := harness.Context(p.t, publishTimeout)
 	p.must(lab.Eventually(ctx, listInterval, func() error { return condition(ctx) }))
 }
 

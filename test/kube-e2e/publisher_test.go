@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/kubernetes"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -123,9 +124,7 @@ func (p *publisher) start() {
 		if p.Failed() && p.kube != nil {
 			p.Logf("== last lines of kube\n%s", p.kube.Tail(30))
 		}
-		if err := l.Close(); err != nil {
-			p.Error(err)
-		}
+		harness.Check(p, l.Close())
 	})
 	var listener net.Listener
 	p.must(l.Pod.Do(func() (err error) {
@@ -155,9 +154,7 @@ func (p *publisher) socket() string { return "unix://" + filepath.Join(p.pod.Lab
 
 func (p *publisher) must(err error) {
 	p.Helper()
-	if err != nil {
-		p.Fatal(err)
-	}
+	harness.Must(p, err)
 }
 
 func (p *publisher) file(path string) string {
@@ -169,8 +166,7 @@ func (p *publisher) file(path string) string {
 
 func (p *publisher) wait(condition func(context.Context) error) {
 	p.Helper()
-	ctx, cancel := context.WithTimeout(p.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(p, waitTimeout)
 	p.must(lab.Eventually(ctx, pollInterval, func() error { return condition(ctx) }))
 }
 

@@ -9,18 +9,16 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
-	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/admin"
 	"github.com/vipgate/vipgate/test/load"
 )
 
@@ -161,8 +159,7 @@ func (f *fixture) wantStatus(advertised metav1.ConditionStatus) {
 // wantRoutes waits until the gateway has routes to exactly these prefixes.
 func (f *fixture) wantRoutes(prefixes ...string) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	f.must(f.gateway.WantRoutes(ctx, prefixes...))
 }
 
@@ -170,8 +167,7 @@ func (f *fixture) wantRoutes(prefixes ...string) {
 func (f *fixture) wantAnnounced() {
 	f.t.Helper()
 	f.wantRoutes(route4, route6)
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	f.must(f.WantVia(ctx, 1, 2))
 }
 
@@ -193,8 +189,7 @@ func (f *fixture) wantAnswers(g *load.Generator, apps ...*lab.App) {
 	for _, app := range apps {
 		names = append(names, app.Name)
 	}
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	if err := errors.Join(g.WaitAnswered(ctx, calm), g.WaitTargets(ctx, names...)); err != nil {
 		f.t.Fatalf("%v; failures: %v", err, g.Now().Failures)
 	}
@@ -212,8 +207,7 @@ func (f *fixture) wantNoAnswers(g *load.Generator, app *lab.App) {
 		}
 		return nil
 	})
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	before, err := g.Take(ctx)
 	f.must(err)
 	f.lost(before)
@@ -228,12 +222,8 @@ func (f *fixture) wantNoAnswers(g *load.Generator, app *lab.App) {
 
 // wantNoEntries returns an error while a table of a trench pod contains a target.
 func wantNoEntries(ctx context.Context, p *lab.Pod, target string) error {
-	conn, err := grpc.NewClient("unix:"+p.LBAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	r, err := admin.LBStatus(ctx, p)
 	if err != nil {
-		return err
-	}
-	r, err := lbv1.NewLBServiceClient(conn).GetStatus(ctx, &adminv1.GetStatusRequest{}, grpc.WaitForReady(true))
-	if err := errors.Join(err, conn.Close()); err != nil {
 		return err
 	}
 	for _, stream := range r.GetDataPlane().GetStreams() {
@@ -254,80 +244,29 @@ func (f *fixture) lost(r load.Result) {
 	}
 }
 
-// states returns the states of the targets in each trench pod: the worst state of their addresses.
-func (f *fixture) states(ctx context.Context) ([]map[string]targetv1.State, error) {
-	var all []map[string]targetv1.State
-	for _, p := range f.Pods {
-		conn, err := grpc.NewClient("unix:"+p.LBAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			return nil, err
-		}
-		list, err := targetv1.NewTargetServiceClient(conn).List(ctx, &targetv1.ListRequest{}, grpc.WaitForReady(true))
-		if err := errors.Join(err, conn.Close()); err != nil {
-			return nil, err
-		}
-		have := map[string]targetv1.State{}
-		for _, x := range list.GetTargets() {
-			if was, seen := have[x.GetName()]; !seen || was == targetv1.State_STATE_READY {
-				have[x.GetName()] = x.GetState()
-			}
-		}
-		all = append(all, have)
-	}
-	return all, nil
-}
-
 // wantStates waits until the targets of each trench pod satisfy a condition.
-func (f *fixture) wantStates(condition func(map[string]targetv1.State) error) {
+func (f *fixture) wantStates(condition admin.Condition) {
 	f.t.Helper()
-	f.wait(func(ctx context.Context) error {
-		pods, err := f.states(ctx)
-		if err != nil {
-			return err
-		}
-		for n, have := range pods {
-			if err := condition(have); err != nil {
-				return fmt.Errorf("%s: %w; it has %v", podName(n+1), err, have)
-			}
-		}
-		return nil
-	})
+	f.wait(func(ctx context.Context) error { return admin.WantTargets(ctx, f.Topology, condition) })
 }
 
 // wantReady waits until a target is ready in each trench pod.
 func (f *fixture) wantReady(app *lab.App) {
 	f.t.Helper()
-	f.wantStates(func(have map[string]targetv1.State) error {
-		if have[app.Name] != targetv1.State_STATE_READY {
-			return fmt.Errorf("%s is %v, want it ready", app.Name, have[app.Name])
-		}
-		return nil
-	})
+	f.wantStates(admin.Ready(app.Name))
 }
 
 // wantGone waits until no trench pod has a target.
 func (f *fixture) wantGone(app *lab.App) {
 	f.t.Helper()
-	f.wantStates(func(have map[string]targetv1.State) error {
-		if state, ok := have[app.Name]; ok {
-			return fmt.Errorf("%s is %v, want it gone", app.Name, state)
-		}
-		return nil
-	})
+	f.wantStates(admin.Gone(app.Name))
 }
 
 // wantNoTarget fails the test if a trench pod has a target.
 func (f *fixture) wantNoTarget(app *lab.App) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
-	pods, err := f.states(ctx)
-	f.must(err)
-	for n, have := range pods {
-		if state, ok := have[app.Name]; ok {
-			f.t.Fatalf("%s is %v in %s, want no such target", app.Name, state, podName(n+1))
-		}
-	}
+	ctx := harness.Context(f.t, waitTimeout)
+	f.must(admin.WantTargets(ctx, f.Topology, admin.Gone(app.Name)))
 }
 
 // wantDrainBeforeEnd waits until a target of a deleted pod drains in each trench pod, or has

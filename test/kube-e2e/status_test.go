@@ -19,6 +19,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/kube/publication"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -130,8 +131,7 @@ func (f *fixture) refusedServiceKeepsStream() {
 	}
 
 	f.must(f.kubes[0].Signal(syscall.SIGTERM))
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	_, err = f.kubes[0].Wait(ctx)
 	f.must(err)
 	again := filepath.Join(f.Pods[0].Dir, "again", "trench.yaml")
@@ -174,8 +174,7 @@ func (f *fixture) wantReason(reason string) {
 // the remaining target serves.
 func (f *fixture) failingTarget(app *lab.App) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(f.t, waitTimeout)
 	f.must(app.Stop(ctx))
 	f.wantCondition(v1alpha1.TargetsReady, metav1.ConditionFalse, app.Name+" (")
 	f.wantCondition(v1alpha1.TargetsReady, metav1.ConditionFalse, "does not listen")

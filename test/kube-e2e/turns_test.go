@@ -8,18 +8,14 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
-	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
-	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/kube/turn"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
-	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/admin"
 	"github.com/vipgate/vipgate/test/load"
 )
 
@@ -87,7 +83,7 @@ func (f *fixture) wrongChangeReachesOnePod() {
 	failed := 0
 	f.wait(func(ctx context.Context) error {
 		for n, p := range f.Pods {
-			status, err := frontendStatus(ctx, p)
+			status, err := admin.FrontendStatus(ctx, p)
 			if err != nil {
 				return err
 			}
@@ -114,7 +110,7 @@ func (f *fixture) sessions() map[string]time.Time {
 	all := map[string]time.Time{}
 	f.wait(func(ctx context.Context) error {
 		for n, p := range f.Pods {
-			status, err := frontendStatus(ctx, p)
+			status, err := admin.FrontendStatus(ctx, p)
 			if err != nil {
 				return err
 			}
@@ -128,15 +124,6 @@ func (f *fixture) sessions() map[string]time.Time {
 		return nil
 	})
 	return all
-}
-
-func frontendStatus(ctx context.Context, p *lab.Pod) (*frontendv1.Status, error) {
-	conn, err := grpc.NewClient("unix:"+p.FrontendAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return nil, err
-	}
-	status, err := frontendv1.NewFrontendServiceClient(conn).GetStatus(ctx, &adminv1.GetStatusRequest{})
-	return status, errors.Join(err, conn.Close())
 }
 
 // patchTrench applies a JSON patch to the Trench.

@@ -173,13 +173,9 @@ func (c *Cluster) createFolder() (err error) {
 	}
 	c.t.Cleanup(func() {
 		for _, p := range []*process{c.server, c.etcd} {
-			if err := p.kill(); err != nil {
-				c.t.Error(err)
-			}
+			harness.Check(c.t, p.kill())
 		}
-		if err := os.RemoveAll(c.dir); err != nil {
-			c.t.Error(err)
-		}
+		harness.Check(c.t, os.RemoveAll(c.dir))
 	})
 	return nil
 }

@@ -36,8 +36,7 @@ func client(t *testing.T, config *rest.Config) *typedcorev1.CoreV1Client {
 // soon returns a context that ends long before the 10 s after which a refused client gives up.
 func soon(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	t.Cleanup(cancel)
+	ctx := harness.Context(t, 200*time.Millisecond)
 	return ctx
 }
 

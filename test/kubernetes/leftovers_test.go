@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/harness"
@@ -29,11 +28,7 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	own.etcd, err = startProcess(own.dir, "own", "sleep", "600")
 	harness.Must(t, err)
 	harness.Must(t, removeLeftovers())
-	select {
-	case <-left.done:
-	case <-time.After(await.Timeout):
-		t.Error("a process of the killed run was not killed")
-	}
+	await.Receive(t, "the end of a process of the killed run", left.done)
 	if _, err := os.Stat(killed); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("folder of the killed run: %v, want it removed", err)
 	}

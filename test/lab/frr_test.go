@@ -70,9 +70,7 @@ func TestFRRLoadsConfiguration(t *testing.T) {
 			c := documented("frr")
 			change(&c)
 			_, err = l.StartRouter(KindFRR, l.Gateway, c)
-			if err := errors.Join(err, l.Close()); err != nil {
-				t.Error(err)
-			}
+			harness.Check(t, errors.Join(err, l.Close()))
 		})
 	}
 }

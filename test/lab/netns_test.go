@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -20,15 +19,13 @@ func TestNamespaceIsolation(t *testing.T) {
 	a, b := NewNetNS(t), NewNetNS(t)
 	harness.Must(t, Veth(a, "left", b, "right"))
 	links := func(ns *NetNS) (names []string) {
-		if err := ns.Do(func() error {
+		harness.Must(t, ns.Do(func() error {
 			list, err := net.Interfaces()
 			for _, l := range list {
 				names = append(names, l.Name)
 			}
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return names
 	}
 	if got := fmt.Sprint(links(a)); got != "[lo left]" {
@@ -40,8 +37,7 @@ func TestNamespaceIsolation(t *testing.T) {
 	if _, err := net.InterfaceByName("left"); err == nil {
 		t.Error("left is seen outside")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	if out, err := a.Run(ctx, "ip", "-br", "link"); err != nil || !strings.Contains(out, "left") {
 		t.Errorf("a command in a: %q, %v", out, err)
 	}
@@ -85,10 +81,9 @@ func TestCaptureDirections(t *testing.T) {
 	harness.Must(t, a.Addr("left", "10.0.0.1/24", "fd00::1/64"))
 	harness.Must(t, b.Addr("right", "10.0.0.2/24", "fd00::2/64"))
 	left, right := NewCapture(t, a, "left"), NewCapture(t, b, "right")
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	for _, to := range []string{"10.0.0.2", "fd00::2"} {
-		if err := a.Do(func() error {
+		harness.Must(t, a.Do(func() error {
 			c, err := net.Dial("udp", net.JoinHostPort(to, "4242"))
 			if err != nil {
 				return err
@@ -96,9 +91,7 @@ func TestCaptureDirections(t *testing.T) {
 			defer c.Close()
 			_, err = c.Write([]byte("x"))
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		match := func(outgoing bool) func(Packet) bool {
 			return func(p Packet) bool {
 				return p.Outgoing == outgoing && p.Dst == netip.MustParseAddr(to) && p.Protocol == 17 &&

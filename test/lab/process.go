@@ -91,6 +91,21 @@ func (p *Process) Kill() error {
 	return err
 }
 
+// Stop ends processes with SIGTERM and waits for their ends. It fails unless each exit status is 0.
+func Stop(ctx context.Context, processes ...*Process) error {
+	for _, p := range processes {
+		if err := p.Signal(unix.SIGTERM); err != nil {
+			return err
+		}
+	}
+	for _, p := range processes {
+		if status, err := p.Wait(ctx); err != nil || status != 0 {
+			return errors.Join(fmt.Errorf("%s ended with status %d", p.Name, status), err)
+		}
+	}
+	return nil
+}
+
 // Output returns the output of the process so far.
 func (p *Process) Output() string {
 	b, err := os.ReadFile(p.Log)

@@ -24,8 +24,7 @@ func startReceived(t *testing.T, routes ...string) (context.Context, *Lab, *Rece
 	if errs := Missing(); len(errs) > 0 {
 		t.Fatal(errs)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	t.Cleanup(cancel)
+	ctx := harness.Context(t, waitTimeout)
 	l, err := New()
 	harness.Must(t, err)
 	t.Cleanup(func() { harness.Must(t, l.Close()) })
@@ -43,12 +42,10 @@ func startReceived(t *testing.T, routes ...string) (context.Context, *Lab, *Rece
 	harness.Must(t, err)
 	t.Cleanup(func() { harness.Must(t, peer.Process.Kill()) })
 	var control *Control
-	if err := Eventually(ctx, 10*time.Millisecond, func() (err error) {
+	harness.Must(t, Eventually(ctx, 10*time.Millisecond, func() (err error) {
 		control, err = peer.Control(ctx)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { control.Close() })
 	return ctx, l, r, control
 }
@@ -70,7 +67,7 @@ func TestReceiverUpdatesFromBIRD(t *testing.T) {
 		}
 	}
 	// The peer received the default routes.
-	if err := Eventually(ctx, 10*time.Millisecond, func() error {
+	harness.Check(t, Eventually(ctx, 10*time.Millisecond, func() error {
 		routes := map[netip.Prefix]Route{}
 		out, err := control.Command(learned)
 		if err != nil {
@@ -84,9 +81,7 @@ func TestReceiverUpdatesFromBIRD(t *testing.T) {
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	}))
 
 	// The session survives a ROUTE-REFRESH from the peer (RFC 2918).
 	if out, err := control.Command("reload in trench0"); err != nil || !strings.Contains(out, "trench0: reloading") {
@@ -135,15 +130,13 @@ func TestReceiverResetAndRefuse(t *testing.T) {
 	// BIRD's status shows the reset only until the session is back, a second later. Its log keeps
 	// it.
 	log := filepath.Join(l.Dir, "peer", "bird.log")
-	if err := Eventually(ctx, 10*time.Millisecond, func() error {
+	harness.Check(t, Eventually(ctx, 10*time.Millisecond, func() error {
 		text, err := os.ReadFile(log)
 		if err == nil && !hasText(string(text), "trench0: Received: Administrative reset") {
 			err = fmt.Errorf("BIRD says of the reset: %s", text)
 		}
 		return err
-	}); err != nil {
-		t.Error(err)
-	}
+	}))
 	// BIRD comes back after its error wait time.
 	up, err := r.Established(ctx)
 	harness.Must(t, err)
@@ -199,9 +192,7 @@ func TestReceiverWaitContext(t *testing.T) {
 		_, err := r.WaitCount(t.Context(), 1)
 		waiting <- err
 	}()
-	if err := r.Close(); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, r.Close())
 	if err := <-waiting; err == nil {
 		t.Error("the wait survived the receiver")
 	}
@@ -224,12 +215,10 @@ func TestReceiverInvalidMessages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var conn net.Conn
-			if err := ns.Do(func() (err error) {
+			harness.Must(t, ns.Do(func() (err error) {
 				conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(GatewayA4, BGPPort).String(), waitTimeout)
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 			defer conn.Close()
 			if _, err := conn.Write(bytes); err != nil {
 				t.Fatal(err)
@@ -300,16 +289,13 @@ func TestReceiverSecondSession(t *testing.T) {
 	r, err := StartReceiver(ns, ReceiverConfig{Local: []netip.Addr{GatewayA4}})
 	harness.Must(t, err)
 	defer r.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	dial := func() net.Conn {
 		var conn net.Conn
-		if err := ns.Do(func() (err error) {
+		harness.Must(t, ns.Do(func() (err error) {
 			conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(GatewayA4, BGPPort).String(), waitTimeout)
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		t.Cleanup(func() { conn.Close() })
 		hello := append(message(bgpOpen, []byte{4, 0x1f, 0xa7, 0, 30, 1, 1, 1, 1, 0}), message(bgpKeepalive, nil)...)
 		harness.Must(t, errors.Join(conn.SetDeadline(time.Now().Add(waitTimeout)), writeAll(conn, hello)))

@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"os"
@@ -19,8 +18,7 @@ func TestRouteWatcher(t *testing.T) {
 	l, err := New()
 	harness.Must(t, err)
 	t.Cleanup(func() { harness.Must(t, l.Close()) })
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 
 	gateway, err := l.StartGateway(GatewayA())
 	harness.Must(t, err)

@@ -42,8 +42,7 @@ func newPlainTopology(t *testing.T, pods, targets int) *plainTopology {
 	})
 	harness.Must(t, err)
 	t.Cleanup(func() { harness.Must(t, topology.Close()) })
-	ctx, cancel := context.WithTimeout(t.Context(), 2*waitTimeout)
-	t.Cleanup(cancel)
+	ctx := harness.Context(t, 2*waitTimeout)
 	p := &plainTopology{Topology: topology, t: t, ctx: ctx}
 	for _, a := range topology.Targets {
 		p.must(a.Start())

@@ -78,8 +78,7 @@ func custom(t *testing.T, serve func(net.Conn)) netip.AddrPort {
 
 func start(t *testing.T, c Config) (*Generator, context.Context) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	t.Cleanup(cancel)
+	ctx := harness.Context(t, waitTimeout)
 	g, err := Start(ctx, c)
 	must(t, err)
 	t.Cleanup(func() { g.Stop(ctx) })
@@ -282,7 +281,7 @@ func TestGapBelongsToPhaseOfItsStart(t *testing.T) {
 }
 
 func TestFlowBreakReasons(t *testing.T) {
-	cases := []struct {
+	for _, test := range []struct {
 		name    string
 		silence time.Duration // 0 is longer than any answer takes
 		serve   func(in *bufio.Reader, c net.Conn)
@@ -301,8 +300,7 @@ func TestFlowBreakReasons(t *testing.T) {
 		{"end", 0, func(in *bufio.Reader, _ net.Conn) {
 			_, _ = in.ReadString('\n') // closing with unread bytes is a reset
 		}, "EOF"},
-	}
-	for _, test := range cases {
+	} {
 		t.Run(test.name, func(t *testing.T) {
 			addr := custom(t, func(c net.Conn) {
 				in := bufio.NewReader(c)
@@ -439,8 +437,7 @@ func TestShutdownAnswersAccepted(t *testing.T) {
 	half := len(request) / 2
 	_, err = io.WriteString(conn, request[:half])
 	must(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(t, waitTimeout)
 	for {
 		if n, _ := s.Connections(); n == 1 {
 			break

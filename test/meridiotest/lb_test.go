@@ -55,8 +55,7 @@ func (f fixture) watch() grpc.ServerStreamingClient[loadbalancerv1.Response] {
 		grpc.WithTransportCredentials(nsptest.ClientCredentials(svid, f.ca.Bundle())))
 	harness.Must(f, err)
 	f.Cleanup(func() { c.Close() })
-	ctx, cancel := context.WithTimeout(f.Context(), await.Timeout)
-	f.Cleanup(cancel)
+	ctx := harness.Context(f, await.Timeout)
 	s, err := loadbalancerv1.NewStreamAvailabilityServiceClient(c).Watch(ctx, &emptypb.Empty{}, grpc.WaitForReady(true))
 	harness.Must(f, err)
 	return s
@@ -137,9 +136,7 @@ func TestWaitsForFrontend(t *testing.T) {
 	n := nsptest.New(nsptest.Options{Credentials: nsptest.ServerCredentials(svid, ca.Bundle())})
 	harness.Must(t, n.Start())
 	defer func() {
-		if err := n.Stop(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, n.Stop())
 	}()
 	c, err := grpc.NewClient(n.Addr(), grpc.WithTransportCredentials(nsptest.ClientCredentials(svid, ca.Bundle())))
 	harness.Must(t, err)

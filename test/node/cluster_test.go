@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/kubernetes"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -88,17 +89,13 @@ func newCluster(t *testing.T) *cluster {
 func (c *cluster) folder(name string) string {
 	c.t.Helper()
 	dir := filepath.Join(c.dir, name)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		c.t.Fatal(err)
-	}
+	harness.Must(c.t, os.MkdirAll(dir, 0o755))
 	return dir
 }
 
 func (c *cluster) write(path, text string) {
 	c.t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		c.t.Fatal(err)
-	}
+	harness.Must(c.t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 // start starts a process that ends with the test. Its output is in a file of the run's folder; a
@@ -106,14 +103,10 @@ func (c *cluster) write(path, text string) {
 func (c *cluster) start(name, program string, args ...string) {
 	c.t.Helper()
 	log, err := os.Create(filepath.Join(c.dir, name+".log"))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	harness.Must(c.t, err)
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := errors.Join(cmd.Start(), log.Close()); err != nil {
-		c.t.Fatal(err)
-	}
+	harness.Must(c.t, errors.Join(cmd.Start(), log.Close()))
 	c.t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it may have ended
 		_ = cmd.Wait()         // a killed process has no exit status of interest
@@ -135,8 +128,7 @@ func lastLines(path string) string {
 // run runs a command and returns its output.
 func (c *cluster) run(args ...string) string {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), waitTimeout)
-	defer cancel()
+	ctx := harness.Context(c.t, waitTimeout)
 	out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput()
 	if err != nil {
 		c.t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
@@ -153,9 +145,6 @@ func (c *cluster) kubectl(args ...string) string {
 // wait waits until condition returns nil.
 func (c *cluster) wait(condition func(context.Context) error) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), waitTimeout)
-	defer cancel()
-	if err := lab.Eventually(ctx, pollInterval, func() error { return condition(ctx) }); err != nil {
-		c.t.Fatal(err)
-	}
+	ctx := harness.Context(c.t, waitTimeout)
+	harness.Must(c.t, lab.Eventually(ctx, pollInterval, func() error { return condition(ctx) }))
 }

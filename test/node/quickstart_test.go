@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/load"
 )
 
@@ -83,9 +84,7 @@ func (q *quickstart) apply() {
 	q.kubectl("apply", "-k", repository+"/deployments/quickstart")
 	q.rolledOut("gateway", "web", "vipgate")
 	g, err := load.Start(q.t.Context(), load.Config{Requests: []netip.AddrPort{vip}, Rate: rate, For: waitTimeout})
-	if err != nil {
-		q.t.Fatal(err)
-	}
+	harness.Must(q.t, err)
 	q.wait(func(context.Context) error {
 		if r := g.Now(); r.Answered == 0 {
 			return fmt.Errorf("none of %d requests was answered", r.Sent)
@@ -112,12 +111,9 @@ func (q *quickstart) step(t *testing.T, name string, most int, change func()) {
 		q.t = t
 		change()
 		q.calm()
-		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-		defer cancel()
+		ctx := harness.Context(t, waitTimeout)
 		r, err := q.load.Take(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		t.Logf("%v: %d requests, %d failed, slowest answer %v, by pod %v", r.Took.Round(time.Second), r.Sent, r.Failed,
 			r.Slowest.Round(time.Millisecond), r.ByTarget)
 		for _, f := range r.Failures {

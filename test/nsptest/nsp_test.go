@@ -2,6 +2,7 @@ package nsptest_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -137,11 +138,7 @@ func TestStalledReaderBlocksOthers(t *testing.T) {
 		}
 	}()
 	for ; count <= events; count++ { // and the first list
-		select {
-		case <-received:
-		case <-time.After(await.Timeout):
-			t.Fatalf("%d lists were received", count)
-		}
+		await.Receive(t, fmt.Sprintf("list %d", count), received)
 	}
 	<-sent
 }
@@ -172,8 +169,7 @@ func TestTargets(t *testing.T) {
 		t.Fatal("the target did not survive the restart")
 	}
 	harness.Must(t, n.Start())
-	ctx, cancel := context.WithTimeout(t.Context(), await.Timeout)
-	defer cancel()
+	ctx := harness.Context(t, await.Timeout)
 	harness.Must(t, n.WaitTargets(ctx, func(l []*nspv1.Target) bool { return len(l) == 0 }))
 	if _, err := c.Unregister(ctx, frontend, grpc.WaitForReady(true)); err != nil {
 		t.Fatal(err)

@@ -51,9 +51,7 @@ func New(tb testing.TB, ca *identitytest.CA, drainTime time.Duration) *Registry 
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := task.Guard(ctx, r.String(), r.Run); err != nil {
-			tb.Error(err)
-		}
+		harness.Check(tb, task.Guard(ctx, r.String(), r.Run))
 	})
 	running.Go(func() { r.publish(ctx) })
 	tb.Cleanup(func() {

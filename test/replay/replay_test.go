@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -16,13 +17,9 @@ func TestReplay(t *testing.T) {
 		t.Fatal("network namespaces need root: run as root")
 	}
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	o := options{binaries: t.TempDir(), interval: 20 * time.Millisecond, observed: time.Second}
-	if err := lab.Build(t.Context(), root, o.binaries); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, lab.Build(t.Context(), root, o.binaries))
 	for _, id := range []string{"I8", "I11"} {
 		t.Run(id, func(t *testing.T) {
 			t.Parallel()

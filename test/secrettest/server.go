@@ -174,9 +174,7 @@ func (s *Server) event(kind, name string) string {
 
 func line(t testing.TB, kind string, object any) string {
 	b, err := json.Marshal(map[string]any{"type": kind, "object": object})
-	if err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, err)
 	return string(b) + "\n"
 }
 

@@ -7,11 +7,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/test/lab/admin"
 	"github.com/vipgate/vipgate/test/load"
 )
 
@@ -47,7 +47,8 @@ func repliesOverAllPods(ctx context.Context, t *Trench, g *load.Generator) ([]st
 			return nil, fmt.Errorf("restart %s: %w", name, err)
 		}
 	}
-	if err := errors.Join(t.scale(len(first)), t.wantGone(ctx, more...), g.WaitAnswered(bound, calm)); err != nil {
+	if err := errors.Join(t.scale(len(first)), t.wantTargets(ctx, admin.Gone(more...)),
+		g.WaitAnswered(bound, calm)); err != nil {
 		return nil, fmt.Errorf("scale in: %w", err)
 	}
 	// The flows of this target end with it.
@@ -65,7 +66,7 @@ func (t *Trench) drainEverywhere(ctx context.Context, name string) error {
 	}); err != nil {
 		return err
 	}
-	return t.wantStates(ctx, func(have map[string]targetv1.State) error {
+	return t.wantTargets(ctx, func(have map[string]targetv1.State) error {
 		if have[name] != targetv1.State_STATE_DRAINING {
 			return fmt.Errorf("%s is %v, want it draining", name, have[name])
 		}
@@ -83,11 +84,9 @@ func (t *Trench) undrainEverywhere(ctx context.Context, name string) error {
 // eachLB calls the lb of every pod.
 func (t *Trench) eachLB(call func(lbv1.LBServiceClient) error) error {
 	for n, p := range t.Pods {
-		conn, err := grpc.NewClient("unix:"+p.LBAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(call(lbv1.NewLBServiceClient(conn)), conn.Close()); err != nil {
+		if _, err := admin.Call(p.LBAdmin(), func(conn *grpc.ClientConn) (any, error) {
+			return nil, call(lbv1.NewLBServiceClient(conn))
+		}); err != nil {
 			return fmt.Errorf("pod %d: %w", n+1, err)
 		}
 	}

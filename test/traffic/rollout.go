@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/vipgate/vipgate/test/lab/admin"
 	"github.com/vipgate/vipgate/test/load"
 )
 
@@ -49,7 +50,7 @@ func (t *Trench) replaceTargets(ctx context.Context, names []string) error {
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	if !t.o.Control {
-		if err := errors.Join(t.announce(true, names...), t.wantGone(ctx, names...)); err != nil {
+		if err := errors.Join(t.announce(true, names...), t.wantTargets(ctx, admin.Gone(names...))); err != nil {
 			return err
 		}
 	}

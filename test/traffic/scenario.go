@@ -4,8 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
 
+	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/admin"
 	"github.com/vipgate/vipgate/test/load"
 )
 
@@ -97,7 +98,7 @@ func (t *Trench) prepare(ctx context.Context, n int) error {
 		return err
 	}
 	if n < len(gone) {
-		if err := t.wantGone(ctx, gone[n:]...); err != nil {
+		if err := t.wantTargets(ctx, admin.Gone(gone[n:]...)); err != nil {
 			return err
 		}
 	}
@@ -121,7 +122,7 @@ func scale(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) 
 		return left, err
 	}
 	if !t.o.Control { // an orchestrator waits for the drain
-		if err := t.wantGone(ctx, left...); err != nil {
+		if err := t.wantTargets(ctx, admin.Gone(left...)); err != nil {
 			return left, err
 		}
 	}
@@ -130,7 +131,7 @@ func scale(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) 
 			return left, err
 		}
 	}
-	if err := errors.Join(t.wantGone(ctx, left...), g.WaitAnswered(bound, calm)); err != nil {
+	if err := errors.Join(t.wantTargets(ctx, admin.Gone(left...)), g.WaitAnswered(bound, calm)); err != nil {
 		return left, err
 	}
 	for _, name := range left { // restore the targets for the next scenarios
@@ -158,7 +159,7 @@ func (t *Trench) restart(ctx context.Context, name string) error {
 	if t.o.Control {
 		return errors.Join(t.app(name).Stop(bound), t.wantDown(ctx, name), t.app(name).Start(), t.settle(ctx))
 	}
-	if err := errors.Join(t.announce(true, name), t.wantGone(ctx, name)); err != nil {
+	if err := errors.Join(t.announce(true, name), t.wantTargets(ctx, admin.Gone(name))); err != nil {
 		return err
 	}
 	return errors.Join(t.app(name).Stop(bound), t.app(name).Start(), t.announce(false, name), t.settle(ctx))
@@ -170,7 +171,7 @@ func restartPods(ctx context.Context, t *Trench, g *load.Generator) ([]string, e
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	for n, p := range t.Pods {
-		if err := t.stop(bound, p); err != nil {
+		if err := lab.Stop(bound, p.LB, p.Frontend); err != nil {
 			return nil, err
 		}
 		if !t.o.Control {
@@ -210,11 +211,8 @@ func stopFrontend(ctx context.Context, t *Trench, g *load.Generator) ([]string, 
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	p := t.Pods[0]
-	if err := p.Frontend.Signal(syscall.SIGTERM); err != nil {
+	if err := lab.Stop(bound, p.Frontend); err != nil {
 		return nil, err
-	}
-	if status, err := p.Frontend.Wait(bound); err != nil || status != 0 {
-		return nil, errors.Join(fmt.Errorf("the frontend ended with status %d", status), err)
 	}
 	return nil, errors.Join(t.wantVia(ctx, t.without(1)...), g.WaitAnswered(bound, calm), t.startFrontend(p),
 		t.settle(ctx))

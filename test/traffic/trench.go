@@ -4,20 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/admin"
 )
 
 const (
@@ -126,21 +121,6 @@ func (t *Trench) startFrontend(p *lab.Pod) error {
 	return p.StartFrontend("--ecmp")
 }
 
-// stop ends both programs of a pod, as when a pod is deleted.
-func (t *Trench) stop(ctx context.Context, p *lab.Pod) error {
-	for _, x := range []*lab.Process{p.LB, p.Frontend} {
-		if err := x.Signal(syscall.SIGTERM); err != nil {
-			return err
-		}
-	}
-	for _, x := range []*lab.Process{p.LB, p.Frontend} {
-		if status, err := x.Wait(ctx); err != nil || status != 0 {
-			return errors.Join(fmt.Errorf("%s ended with status %d", x.Name, status), err)
-		}
-	}
-	return nil
-}
-
 // write writes the trench file of every pod.
 func (t *Trench) write() error {
 	t.mu.Lock()
@@ -212,14 +192,7 @@ func (t *Trench) names() []string {
 // settle waits until every target is ready in every pod that is not lost, and the gateways use
 // all of these pods.
 func (t *Trench) settle(ctx context.Context) error {
-	return errors.Join(t.wantStates(ctx, func(have map[string]targetv1.State) error {
-		for _, name := range t.names() {
-			if have[name] != targetv1.State_STATE_READY {
-				return fmt.Errorf("%s is %v, want it ready", name, have[name])
-			}
-		}
-		return nil
-	}), t.wantVia(ctx, t.without(0)...))
+	return errors.Join(t.wantTargets(ctx, admin.Ready(t.names()...)), t.wantVia(ctx, t.without(0)...))
 }
 
 // without returns the pods that are not lost, except one.
@@ -240,21 +213,9 @@ func (t *Trench) wantVia(ctx context.Context, pods ...int) error {
 	return t.WantVia(ctx, pods...)
 }
 
-// wantGone waits until no pod has a target with one of these names.
-func (t *Trench) wantGone(ctx context.Context, names ...string) error {
-	return t.wantStates(ctx, func(have map[string]targetv1.State) error {
-		for _, name := range names {
-			if state, ok := have[name]; ok {
-				return fmt.Errorf("%s is %v, want it gone", name, state)
-			}
-		}
-		return nil
-	})
-}
-
 // wantDown waits until these targets are not ready in any pod.
 func (t *Trench) wantDown(ctx context.Context, names ...string) error {
-	return t.wantStates(ctx, func(have map[string]targetv1.State) error {
+	return t.wantTargets(ctx, func(have map[string]targetv1.State) error {
 		for _, name := range names {
 			if have[name] == targetv1.State_STATE_READY {
 				return fmt.Errorf("%s is ready", name)
@@ -264,30 +225,11 @@ func (t *Trench) wantDown(ctx context.Context, names ...string) error {
 	})
 }
 
-// wantStates waits until the targets of every pod satisfy a condition.
-func (t *Trench) wantStates(ctx context.Context, condition func(map[string]targetv1.State) error) error {
+// wantTargets waits until the targets of every pod that is not lost satisfy a condition.
+func (t *Trench) wantTargets(ctx context.Context, condition admin.Condition) error {
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
-	for _, n := range t.without(0) {
-		conn, err := grpc.NewClient("unix:"+t.Pods[n-1].LBAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			return err
-		}
-		err = lab.Eventually(ctx, pollInterval, func() error {
-			have, err := states(ctx, conn)
-			if err != nil {
-				return fmt.Errorf("pod %d: %w", n, err)
-			}
-			if err := condition(have); err != nil {
-				return fmt.Errorf("pod %d: %w; it has %v", n, err, slices.Sorted(maps.Keys(have)))
-			}
-			return nil
-		})
-		if err := errors.Join(err, conn.Close()); err != nil {
-			return err
-		}
-	}
-	return nil
+	return lab.Eventually(ctx, pollInterval, func() error { return admin.WantTargets(ctx, t.Topology, condition, t.lost) })
 }
 
 // wantEgress waits until the frontend of a pod has a session with the gateway in
@@ -295,35 +237,7 @@ func (t *Trench) wantStates(ctx context.Context, condition func(map[string]targe
 func (t *Trench) wantEgress(ctx context.Context, p *lab.Pod) error {
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
-	conn, err := grpc.NewClient("unix:"+p.FrontendAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return err
-	}
-	err = lab.Eventually(ctx, pollInterval, func() error {
-		answer, err := healthv1.NewHealthClient(conn).Check(
-			ctx, &healthv1.HealthCheckRequest{Service: "Egress"}, grpc.WaitForReady(true),
-		)
-		if err == nil && answer.GetStatus() != healthv1.HealthCheckResponse_SERVING {
-			err = fmt.Errorf("the frontend's Egress is %v", answer.GetStatus())
-		}
-		return err
-	})
-	return errors.Join(err, conn.Close())
-}
-
-// states returns the states of the targets in one pod: the worst of their addresses.
-func states(ctx context.Context, conn *grpc.ClientConn) (map[string]targetv1.State, error) {
-	have := map[string]targetv1.State{}
-	list, err := targetv1.NewTargetServiceClient(conn).List(ctx, &targetv1.ListRequest{}, grpc.WaitForReady(true))
-	if err != nil {
-		return nil, err
-	}
-	for _, x := range list.GetTargets() {
-		if was, seen := have[x.GetName()]; !seen || was == targetv1.State_STATE_READY {
-			have[x.GetName()] = x.GetState()
-		}
-	}
-	return have, nil
+	return lab.Eventually(ctx, pollInterval, func() error { return admin.WantServing(ctx, p.FrontendAdmin(), "Egress") })
 }
 
 // app returns a target by its name.

@@ -11,6 +11,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const deployment = "Deployment trench-a/vipgate"
@@ -75,9 +77,7 @@ sysctls: {privilegedInitContainer: false, pod: [{name: net.ipv4.ip_forward, valu
 lb: {goMemLimit: 500MiB, resources: {limits: {memory: 1Gi}}, extraEnv: [{name: VIPGATE_LOG_LEVEL, value: debug}]}
 frontend: {noDelay: false}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	d := decode[appsv1.Deployment](t, o, deployment)
 	pod := d.Spec.Template.Spec
 	if *d.Spec.Replicas != 3 || *pod.TerminationGracePeriodSeconds != 89 || pod.PriorityClassName != "mine" ||
@@ -133,9 +133,7 @@ trench:
         - {name: g3, address: 192.0.2.4}
 rbac: {namespaces: [application-a]}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	resources := map[string][]string{}
 	for _, role := range []string{"trench-a/vipgate", "application-a/vipgate-t"} {
 		published := 0
@@ -171,9 +169,7 @@ rbac: {namespaces: [application-a]}
 func TestChartOfTheDefinition(t *testing.T) {
 	want := kustomize(t, filepath.Join(root, "deployments/kubernetes"))
 	got, _, err := chart(t, "vipgate-crds", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if len(want) == 0 || len(got) != len(want) {
 		t.Errorf("%d objects, want %d", len(got), len(want))
 	}

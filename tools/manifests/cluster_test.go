@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
+	"github.com/vipgate/vipgate/test/harness"
 	cluster "github.com/vipgate/vipgate/test/kubernetes"
 )
 
@@ -42,9 +43,7 @@ func documents(t *testing.T, o objects) string {
 			continue
 		}
 		document, err := yaml.Marshal(o[key])
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		text.WriteString("---\n" + string(document))
 	}
 	return text.String()
@@ -53,9 +52,7 @@ func documents(t *testing.T, o objects) string {
 func read(t *testing.T, file string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "deployments", file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return string(text)
 }
 
@@ -82,9 +79,7 @@ func startCluster(t *testing.T) (client *kubernetes.Clientset, all, quickstart o
 		c.Apply(t, text)
 	}
 	client, err := kubernetes.NewForConfig(c.Admin())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return client, all, quickstart
 }
 
@@ -96,9 +91,7 @@ func TestAPIServerAcceptsManifests(t *testing.T) {
 	pod.Name = "vipgate-1"
 	options := metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}
 	created, err := client.CoreV1().Pods(namespace).Create(t.Context(), pod, options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, v := range created.Spec.Volumes {
 		if strings.HasPrefix(v.Name, "kube-api-access") {
 			t.Error("the pod has a token for every container")
@@ -169,9 +162,7 @@ func TestAPIServerAcceptsManifests(t *testing.T) {
 					Namespace: c.in, Verb: c.verb, Group: c.group, Resource: resource, Subresource: subresource, Name: c.named,
 				},
 			}}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if review.Status.Allowed != c.allowed {
 			t.Errorf("%s %s %s in %q is allowed: %t", c.verb, c.of, c.named, c.in, review.Status.Allowed)
 		}

@@ -15,25 +15,21 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // withoutKube are the values that the component without-kube corresponds to.
 func withoutKube(t *testing.T) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(root, "deployments/components/without-kube/trench-file.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var m corev1.ConfigMap
-	if err := yaml.UnmarshalStrict(data, &m); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, yaml.UnmarshalStrict(data, &m))
 	text, err := yaml.Marshal(map[string]any{
 		"kube": map[string]any{"enabled": false}, "trench": map[string]any{"file": m.Data["trench.yaml"]},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return string(text)
 }
 
@@ -64,9 +60,7 @@ func TestChartAndBaseRenderTheSameObjects(t *testing.T) {
 	for name, v := range variants(t) {
 		t.Run(name, func(t *testing.T) {
 			got, version, err := chart(t, "vipgate", values(t, v.values))
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			want := overlay(t, version, v.components...)
 			for _, key := range slices.Sorted(maps.Keys(want)) {
 				compare(t, key, got[key], want[key])
@@ -152,9 +146,7 @@ func TestEveryFieldExists(t *testing.T) {
 	maps.Copy(all, kustomize(t, filepath.Join(root, "deployments/example")))
 	for _, file := range []string{"namespace-role.yaml", "service.yaml", "application.yaml"} {
 		text, err := os.ReadFile(filepath.Join(root, "deployments/example", file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		all.add(t, string(text))
 	}
 	apart := []string{"Trench", "NetworkAttachmentDefinition", "PodMonitor", "PrometheusRule"}
@@ -170,9 +162,7 @@ func TestEveryFieldExists(t *testing.T) {
 			continue
 		}
 		text, err := yaml.Marshal(object)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if err := yaml.UnmarshalStrict(text, into); err != nil {
 			t.Errorf("%s: %v", key, err)
 		}
@@ -185,13 +175,9 @@ func TestEveryFieldExists(t *testing.T) {
 func decode[T any](t *testing.T, o objects, key string) T {
 	t.Helper()
 	text, err := yaml.Marshal(o[key])
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var into T
-	if err := yaml.UnmarshalStrict(text, &into); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, yaml.UnmarshalStrict(text, &into))
 	return into
 }
 

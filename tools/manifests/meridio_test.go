@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // meridioTemplate has of the Deployment template of Meridio's operator what the component could
@@ -39,19 +41,13 @@ spec:
 func renderMeridio(t *testing.T, kustomization string) map[string]any {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.CopyFS(filepath.Join(dir, "meridio"), os.DirFS(filepath.Join(root, "deployments/meridio"))); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.CopyFS(filepath.Join(dir, "meridio"), os.DirFS(filepath.Join(root, "deployments/meridio"))))
 	overlay := filepath.Join(dir, "overlay")
-	if err := os.Mkdir(overlay, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Mkdir(overlay, 0o755))
 	for name, text := range map[string]string{
 		"template.yaml": meridioTemplate, "kustomization.yaml": "resources: [template.yaml]\n" + kustomization,
 	} {
-		if err := os.WriteFile(filepath.Join(overlay, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(filepath.Join(overlay, name), []byte(text), 0o600))
 	}
 	return kustomize(t, overlay)["Deployment <nil>/stateless-lb-frontend"]
 }

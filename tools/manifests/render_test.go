@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 const (
@@ -50,9 +52,7 @@ func (o objects) add(t *testing.T, text string) {
 func overlay(t *testing.T, version string, components ...string) objects {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "deployments")
-	if err := os.CopyFS(dir, os.DirFS(filepath.Join(root, "deployments"))); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.CopyFS(dir, os.DirFS(filepath.Join(root, "deployments"))))
 	var text strings.Builder
 	fmt.Fprintf(&text, "namespace: %s\nresources: [../base]\nlabels:\n  - pairs: {app.kubernetes.io/instance: %s}\n"+
 		"    includeSelectors: true\nimages:\n", namespace, instance)
@@ -63,13 +63,9 @@ func overlay(t *testing.T, version string, components ...string) objects {
 	for _, c := range components {
 		fmt.Fprintf(&text, "  - ../components/%s\n", c)
 	}
-	if err := os.Mkdir(filepath.Join(dir, "overlay"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Mkdir(filepath.Join(dir, "overlay"), 0o755))
 	file := filepath.Join(dir, "overlay", "kustomization.yaml")
-	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte(text.String()), 0o600))
 	return kustomize(t, filepath.Dir(file))
 }
 
@@ -77,13 +73,9 @@ func overlay(t *testing.T, version string, components ...string) objects {
 func kustomize(t *testing.T, dir string) objects {
 	t.Helper()
 	rendered, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	text, err := rendered.AsYaml()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	o := objects{}
 	o.add(t, string(text))
 	return o
@@ -94,9 +86,7 @@ func kustomize(t *testing.T, dir string) objects {
 func chart(t *testing.T, name string, values map[string]any) (objects, string, error) {
 	t.Helper()
 	c, err := loader.Load(filepath.Join(root, "charts", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	release := common.ReleaseOptions{Name: instance, Namespace: namespace, Revision: 1, IsInstall: true}
 	all, err := util.ToRenderValues(c, values, release, common.DefaultCapabilities)
 	if err != nil {
@@ -119,16 +109,10 @@ func chart(t *testing.T, name string, values map[string]any) (objects, string, e
 func values(t *testing.T, text string) map[string]any {
 	t.Helper()
 	var merged, base map[string]any
-	if err := yaml.Unmarshal([]byte(text), &merged); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, yaml.Unmarshal([]byte(text), &merged))
 	data, err := os.ReadFile(filepath.Join(root, "deployments/base/trench.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.Unmarshal(data, &base); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, yaml.Unmarshal(data, &base))
 	all := map[string]any{"trench": map[string]any{"spec": base["spec"]}}
 	if own, ok := merged["trench"].(map[string]any); ok {
 		trench := all["trench"].(map[string]any)

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestVariablesOfServices(t *testing.T) {
@@ -85,17 +87,13 @@ func TestEnvironmentOfMain(t *testing.T) {
 			Serve   serveCommand   `cmd:""`
 		}
 		file, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		stderr := os.Stderr
 		os.Stderr = file
 		status := run(t.Context(), Program{Name: "test"}, &line, strings.Fields(c.line))
 		os.Stderr = stderr
 		text, err := os.ReadFile(file.Name())
-		if err := errors.Join(err, file.Close()); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, errors.Join(err, file.Close()))
 		if status != c.status {
 			t.Errorf("%s with %s: exit status %d: %s", c.line, c.name, status, text)
 		}
@@ -104,9 +102,7 @@ func TestEnvironmentOfMain(t *testing.T) {
 				t.Errorf("%s with %s: got %s, want %q", c.line, c.name, text, want)
 			}
 		}
-		if err := os.Unsetenv(c.name); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.Unsetenv(c.name))
 	}
 }
 

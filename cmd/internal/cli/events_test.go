@@ -16,6 +16,7 @@ import (
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/status"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 var errGone = grpcstatus.Error(codes.Unavailable, "the other end is gone")
@@ -99,11 +100,7 @@ func TestFollowResumesAfterADisconnect(t *testing.T) {
 		if got, want := strings.Join(s.asked, " "), "/0/5 a/10/0 a/14/0"; got != want {
 			t.Errorf("asked for %s, want %s", got, want)
 		}
-		for _, want := range []string{"the frontend is gone, waiting for it: ", "connected again", "3 events lost"} {
-			if !strings.Contains(notes, want) {
-				t.Errorf("no %q in\n%s", want, notes)
-			}
-		}
+		harness.WantText(t, notes, "the frontend is gone, waiting for it: ", "connected again", "3 events lost")
 	})
 }
 
@@ -190,9 +187,7 @@ func TestPrinterWritesOneObjectInEachLine(t *testing.T) {
 	var b bytes.Buffer
 	show := EventPrinter(&Output{Writer: &b}, "json", status.FrontendEventLog())
 	for range 2 {
-		if err := show(message("a", 0, 1, 2).GetEvents()); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, show(message("a", 0, 1, 2).GetEvents()))
 	}
 	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
 	if len(lines) != 4 || !strings.HasPrefix(lines[1], `{"`) || !strings.Contains(lines[1], `"sequence":"2"`) {

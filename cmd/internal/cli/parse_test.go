@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 type testLine struct {
@@ -27,9 +29,7 @@ type testLine struct {
 func testParser(t *testing.T) *kong.Kong {
 	t.Helper()
 	k, err := New(Program{Name: "test"}, &testLine{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return k
 }
 
@@ -67,9 +67,7 @@ func TestEnumErrorsNameVariables(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"VIPGATE_LOG", "VIPGATE_MODE", "VIPGATE_LEASE"} {
-		if err := os.Unsetenv(name); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.Unsetenv(name))
 	}
 	if _, err = parse(testParser(t), strings.Fields("run --log=z")); err == nil ||
 		err.Error() != `--log must be one of "text","json" but got "z"` {
@@ -81,9 +79,7 @@ func TestVariablesAreNamed(t *testing.T) {
 	t.Setenv("VIPGATE_LEASE", "1s")
 	t.Setenv("VIPGATE_PORT", "1")
 	parsed, err := parse(testParser(t), strings.Fields("run --port=2"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	p := Program{adopted: map[string]string{"VIPGATE_LEASE": "NFE_LEASE"}}
 	got := p.nameVariables(parsed, "--lease=1s is bad\n--port=2 is bad\nnothing")
 	if want := "--lease=1s is bad (--lease is set by NFE_LEASE)\n--port=2 is bad\nnothing"; got != want {

@@ -16,14 +16,14 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestErrorsOfCallsHaveNoWordsOfGRPC(t *testing.T) {
 	conn, err := grpc.NewClient("unix:"+filepath.Join(t.TempDir(), "none.sock"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer conn.Close()
 	unreachable := conn.Invoke(t.Context(), "/a.B/C", nil, nil)
 	for want, err := range map[string]error{
@@ -62,18 +62,14 @@ func TestErrorOfACommandIsExplained(t *testing.T) {
 func openTerminal(t *testing.T) (controller, terminal *os.File) {
 	t.Helper()
 	controller, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { _ = controller.Close() })
 	n, err := unix.IoctlGetInt(int(controller.Fd()), unix.TIOCGPTN)
 	if err = errors.Join(err, unix.IoctlSetPointerInt(int(controller.Fd()), unix.TIOCSPTLCK, 0)); err != nil {
 		t.Fatal(err)
 	}
 	terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { _ = terminal.Close() })
 	return controller, terminal
 }

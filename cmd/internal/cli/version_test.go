@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -30,9 +31,7 @@ func TestLinkerSetsTheVersion(t *testing.T) {
 		"deployments/images/kube.Dockerfile", "deployments/images/target.Dockerfile",
 	} {
 		text, err := os.ReadFile(filepath.Join("../../..", file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if !strings.Contains(string(text), name) {
 			t.Errorf("%s does not name %s", file, name)
 		}

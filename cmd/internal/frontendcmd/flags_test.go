@@ -9,6 +9,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/process"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -22,12 +23,10 @@ func TestStopHasItsDrainTime(t *testing.T) {
 		limit = drainTime
 		return nil
 	}
-	if err := lab.NewNetNS(t).Do(func() error {
+	harness.Must(t, lab.NewNetNS(t).Do(func() error {
 		settings := process.Settings{Log: slog.New(slog.DiscardHandler)}
 		return flags.RunUntilStopped(t.Context(), frontend.Options{Settings: settings})
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if limit != 43*time.Second {
 		t.Errorf("a stop may take %v more than the margin, want 43s", limit)
 	}

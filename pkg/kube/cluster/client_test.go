@@ -10,6 +10,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // noted is an API server that answers all requests with one status, and records the last request.
@@ -34,9 +36,7 @@ func (n *noted) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestSelectedObjects(t *testing.T) {
 	server := &noted{status: http.StatusForbidden}
 	clients, err := newClients(&rest.Config{Host: "http://api", Transport: server})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	const core, labels, fields = "/api/v1/namespaces/ns/", "labelSelector", "fieldSelector"
 	for _, x := range []struct {
 		key           key
@@ -82,18 +82,14 @@ func TestSelectedObjects(t *testing.T) {
 func TestReplacedToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	write := func(token string) {
-		if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(file, []byte(token), 0o600))
 	}
 	server := &noted{status: http.StatusUnauthorized}
 	write("a")
 	clients, err := newClients(&rest.Config{
 		Host: "http://api", Transport: server, BearerToken: "a", BearerTokenFile: file,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, token := range []string{"a", "b", "c"} {
 		write(token)
 		for range 2 { // the first request may detect that the token was replaced

@@ -21,6 +21,8 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestConditionKeepsItsTime(t *testing.T) {
@@ -57,9 +59,7 @@ func TestStaleSinceTheOldestFailure(t *testing.T) {
 		c, err := New(Options{
 			Config: &rest.Config{Host: "http://api"}, Namespace: "ns", Trench: "a", Log: slog.New(slog.DiscardHandler),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		follower := newFollower("pods", func() {}, c.updateState)
 		c.followers[c.siblings()] = follower
 		conditions := []*condition{&c.probe, &c.missing, &follower.condition}
@@ -274,14 +274,10 @@ func TestHungServerIsLeft(t *testing.T) {
 			Config:    &rest.Config{Host: "http://api", Dial: p.dial},
 			Namespace: "ns", Trench: "a", Log: slog.New(slog.DiscardHandler),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		// The connection of a watch, which no request timeout closes.
 		watched, err := c.clients.config.Dial(t.Context(), "tcp", "api")
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		closed := make(chan time.Time, 1)
 		go func() {
 			_, _ = watched.Read(make([]byte, 1))
@@ -310,9 +306,7 @@ func TestHungServerIsLeft(t *testing.T) {
 		p.hangs = false
 		p.mu.Unlock()
 		next, err := c.clients.config.Dial(t.Context(), "tcp", "api")
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		go func() {
 			_, _ = next.Read(make([]byte, 1))
 			closed <- time.Now()
@@ -327,9 +321,7 @@ func TestHungServerIsLeft(t *testing.T) {
 		cancel()
 		<-ended
 		c.clients.connections.CloseAll()
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, server.Close())
 		synctest.Wait()
 	})
 }
@@ -340,9 +332,7 @@ func TestChangesOfCaches(t *testing.T) {
 	c, err := New(Options{
 		Config: &rest.Config{Host: "http://api"}, Namespace: "ns", Trench: "a", Log: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	inForce, next := key{kind: services, namespace: "ns"}, key{kind: services, namespace: "other"}
 	c.keys = []key{inForce}
 	for _, step := range []struct {
@@ -380,9 +370,7 @@ func TestErrorsOfEndedCaches(t *testing.T) {
 	c, err := New(Options{
 		Config: &rest.Config{Host: "http://api"}, Namespace: "ns", Trench: "a", Log: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, k := range []key{c.own(), c.siblings(), {kind: services, namespace: "ns"}, {kind: pods, namespace: "ns"}} {
 		f := newFollower(k.String(), func() {}, func() {})
 		f.cancel = func() {}

@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // newIdle returns a Cluster with followers that the test controls.
@@ -23,9 +25,7 @@ func newIdle(t *testing.T, o Options) *Cluster {
 	dial := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("no network") }
 	o.Config, o.Log = &rest.Config{Host: "http://api", Dial: dial}, slog.New(slog.DiscardHandler)
 	c, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return c
 }
 
@@ -40,9 +40,7 @@ func (c *Cluster) idle(t *testing.T, k key, objects []any) {
 		c.followers[k] = f
 	}
 	if objects != nil {
-		if err := f.store.Replace(objects, ""); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, f.store.Replace(objects, ""))
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestGateNames(t *testing.T) {
@@ -353,9 +354,7 @@ func TestEventOfRefusal(t *testing.T) {
 		t.Error("no error")
 	}
 	for range 2 {
-		if err := e.send(t.Context(), all); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, e.send(t.Context(), all))
 	}
 	if len(a.writes) != 3 {
 		t.Fatalf("%d writes, want a, b and again a", len(a.writes))
@@ -369,9 +368,7 @@ func TestEventOfRefusal(t *testing.T) {
 		t.Errorf("the Event is %v", a.writes[1])
 	}
 	for _, now := range [][]translation.Problem{all[:1], all, {problem("a", "z"), all[1]}} {
-		if err := e.send(t.Context(), now); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, e.send(t.Context(), now))
 	}
 	if len(a.writes) != 5 { // b again, and a with another message
 		t.Errorf("%d writes, want 5", len(a.writes))

@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing them")
@@ -47,17 +48,13 @@ func text(t testing.TB, a *txtar.Archive) []byte {
 		return objects
 	}
 	base, err := os.ReadFile("testdata/base.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return append(append(base, "---\n"...), objects...)
 }
 
 func objectsOf(t testing.TB, a *txtar.Archive) (o Objects) {
 	t.Helper()
-	if err := o.Read(bytes.NewReader(text(t, a))); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, o.Read(bytes.NewReader(text(t, a))))
 	return o
 }
 
@@ -81,9 +78,7 @@ func TestGolden(t *testing.T) {
 			}
 			got := &txtar.Archive{Comment: a.Comment, Files: append(a.Files[:1:1], shown(r)...)}
 			if *update {
-				if err := os.WriteFile(name, txtar.Format(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, os.WriteFile(name, txtar.Format(got), 0o644))
 			}
 			if d := cmp.Diff(string(txtar.Format(a)), string(txtar.Format(got))); d != "" && !*update {
 				t.Errorf("run go test -update, if this is as desired:\n%s", d)

@@ -16,6 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // The GatewayRouters of Meridio 2's end-to-end suites and samples (July 2026). All BGP routers
@@ -59,7 +60,7 @@ func TestSuitesOfMeridio2(t *testing.T) {
 			}
 			for _, addresses := range []string{"", "{value: 20.0.0.1}, {value: \"2000::1\"}"} {
 				var o Objects
-				if err := o.Read(strings.NewReader(fmt.Sprintf(`apiVersion: gateway.networking.k8s.io/v1
+				harness.Must(t, o.Read(strings.NewReader(fmt.Sprintf(`apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
 metadata: {name: %[1]s, namespace: e2e}
 status: {addresses: [%[2]s]}
@@ -71,9 +72,7 @@ spec:
   gatewayRef: {name: %[1]s}
   interface: %[4]s
   address: "%[5]s"
-  %[6]s`, s.gateway, addresses, s.router, s.device, s.address, protocol))); err != nil {
-					t.Fatal(err)
-				}
+  %[6]s`, s.gateway, addresses, s.router, s.device, s.address, protocol))))
 				r := Translate(o)
 				c, err := trenchfile.Parse("trench.yaml", r.File, trench.DefaultDefaults())
 				if err != nil {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/vipgate/vipgate/pkg/kube/publication"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // labelledNodes returns the cache of Nodes with the label.
@@ -24,9 +25,7 @@ func labelledNodes(t *testing.T, names ...string) *nodes {
 	for _, name := range names {
 		node := &unstructured.Unstructured{}
 		node.SetName(name)
-		if err := labelled.Add(node); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, labelled.Add(node))
 	}
 	return labelled
 }
@@ -42,9 +41,7 @@ func trenchOf(t *testing.T, advertised map[string]string) publication.Input {
 			ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: corev1.PodSpec{NodeName: node},
 		})
 		var reported publication.Reported
-		if err := json.Unmarshal([]byte(`{"advertised": 1, "total": 2, "vips": [`+vips+`]}`), &reported.Report); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, json.Unmarshal([]byte(`{"advertised": 1, "total": 2, "vips": [`+vips+`]}`), &reported.Report))
 		input.Reports[types.UID(name)] = reported
 	}
 	return input

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -19,6 +18,7 @@ import (
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/kube/publication"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -81,13 +81,8 @@ func TestFrontendIsNotified(t *testing.T) {
 	go func() { ended <- notifier.Run(ctx) }()
 	want := func(vips string) {
 		t.Helper()
-		select {
-		case got := <-f.received:
-			if got != vips {
-				t.Errorf("received %q, want %q", got, vips)
-			}
-		case <-time.After(time.Minute):
-			t.Fatalf("%q not received", vips)
+		if got := await.Receive(t, vips, f.received); got != vips {
+			t.Errorf("received %q, want %q", got, vips)
 		}
 	}
 	current <- true

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 var update = flag.Bool("update", false, "write the CustomResourceDefinition instead of comparing it")
@@ -153,9 +155,7 @@ func (c converter) setType(out object) {
 func readYAML(t *testing.T, file string) object {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var o object
 	if err := yaml.Unmarshal(text, &o); err != nil { // of JSON, too, with whole numbers
 		t.Fatal(err)
@@ -228,18 +228,12 @@ func TestCRD(t *testing.T) {
 	b.WriteString(header)
 	e := yaml.NewEncoder(&b)
 	e.SetIndent(2)
-	if err := e.Encode(crd(t)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, e.Encode(crd(t)))
 	if *update {
-		if err := os.WriteFile(crdFile, b.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(crdFile, b.Bytes(), 0o644))
 	}
 	old, err := os.ReadFile(crdFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if !bytes.Equal(old, b.Bytes()) {
 		t.Errorf("%s is stale: run make generate", crdFile)
 	}
@@ -257,13 +251,9 @@ func TestCRDHasFieldsOfTypes(t *testing.T) {
 	}
 	for path, of := range map[string]any{"spec": full, "network": network, "publish": publish} {
 		text, err := json.Marshal(of)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		var fields object
-		if err := json.Unmarshal(text, &fields); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, json.Unmarshal(text, &fields))
 		schema := at(properties, "spec")
 		if path != "spec" {
 			schema = at(schema, "properties", path)

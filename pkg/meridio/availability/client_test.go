@@ -65,9 +65,7 @@ func TestOtherIdentifierIsUnavailable(t *testing.T) {
 	lb.SetAvailable(true)
 	harness.Must(t, lb.Start())
 	defer func() {
-		if err := lb.Kill(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, lb.Kill())
 	}()
 	w := f.watch(interval, within)
 	var detail string
@@ -78,11 +76,7 @@ func TestOtherIdentifierIsUnavailable(t *testing.T) {
 			}
 		}
 	})
-	for _, want := range []string{`"another-pod"`, `"` + host + `"`} {
-		if !strings.Contains(detail, want) {
-			t.Errorf("detail %q has no %s", detail, want)
-		}
-	}
+	harness.WantText(t, detail, `"another-pod"`, `"`+host+`"`)
 }
 
 // The end of the stream ends the readiness immediately, not only when the lease expires.
@@ -276,9 +270,7 @@ func TestGracefulStopIsUnavailable(t *testing.T) {
 	go func() { stopped <- lb.Stop() }()
 	w.until("unavailable", w.is(states{vipA: vip.NotReady, vipB: vip.NotReady}), nil)
 	w.until("ended", func() bool { return !w.at.Synced }, nil)
-	if err := <-stopped; err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, <-stopped)
 }
 
 // A rotation of the SVID moves both connections without a gap and keeps the instance.

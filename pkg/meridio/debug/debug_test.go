@@ -2,7 +2,6 @@ package debug
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -17,8 +16,7 @@ func TestDebugDocument(t *testing.T) {
 	t.Setenv("GATEWAY_PASSWORD", "do not show")
 	ns := lab.NewNetNS(t)
 	harness.Must(t, lab.Veth(ns, "ext", lab.NewNetNS(t), "peer"))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := harness.Context(t, time.Minute)
 	const setup = `set -e
 ip address add 169.254.100.2/24 dev ext
 ip rule add from 20.0.0.1 fwmark 0x1000000/0xff000000 lookup 4096 priority 100 protocol 118
@@ -29,12 +27,10 @@ ip neighbor add 169.254.100.1 lladdr 02:00:00:00:00:01 dev ext nud permanent`
 		t.Fatalf("%v: %s", err, out)
 	}
 	var document []byte
-	if err := ns.Do(func() (err error) {
+	harness.Must(t, ns.Do(func() (err error) {
 		document, err = Document("1.2.3", 4096)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	var compact bytes.Buffer
 	harness.Must(t, json.Compact(&compact, document))
 	document = compact.Bytes()

@@ -63,7 +63,7 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	field := func(edit func(g *nspv1.Gateway)) change { return withGateway("bad", "169.254.100.160", edit) }
-	tests := []struct {
+	for _, test := range []struct {
 		name   string
 		change change
 		want   string // text of the only refusal
@@ -120,8 +120,7 @@ func TestRefusals(t *testing.T) {
 		{"no key", field(func(g *nspv1.Gateway) {
 			g.BgpAuth = &nspv1.Gateway_BgpAuth{KeyName: "..", KeySource: "s"}
 		}), "gateway bad: bgpAuth: "},
-	}
-	for _, test := range tests {
+	} {
 		t.Run(test.name, func(t *testing.T) {
 			o := &Options{Trench: "t", Attractor: "a", Defaults: trench.DefaultDefaults(), Keys: &keys{}}
 			a := attractor(vips("20.0.0.1/32", "2000::1/128"), gateway("gw4", "169.254.100.150"), gateway("gw6", "fd00::1"))

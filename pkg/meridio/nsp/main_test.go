@@ -51,9 +51,7 @@ func newFixture(t *testing.T) *fixture {
 		MaxRemoval: 100, KeepaliveTime: time.Minute, Keys: f.keys, Log: slog.New(slog.NewTextHandler(f.log, nil)),
 	}
 	t.Cleanup(func() {
-		if err := f.Stop(); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, f.Stop())
 		if t.Failed() {
 			t.Logf("log:\n%s", f.log.String())
 		}

@@ -99,9 +99,7 @@ func (f *fixture) content(path string) string {
 	if errors.Is(err, fs.ErrNotExist) {
 		return "(none)"
 	}
-	if err != nil {
-		f.t.Error(err)
-	}
+	harness.Check(f.t, err)
 	return string(b)
 }
 
@@ -467,11 +465,9 @@ func TestWantChanges(t *testing.T) {
 	f.Put("a.1", map[string]string{"key": "y"})
 	// An earlier version may have left directories with a different mode, and unrelated files.
 	keys := filepath.Join(f.dir, keysDir)
-	if err := errors.Join(os.MkdirAll(filepath.Join(keys, "a"), 0o755), os.Chmod(keys, 0o755),
+	harness.Must(t, errors.Join(os.MkdirAll(filepath.Join(keys, "a"), 0o755), os.Chmod(keys, 0o755),
 		os.Chmod(filepath.Join(keys, "a"), 0o755), os.WriteFile(filepath.Join(keys, "a", "1"), nil, 0o644),
-		os.WriteFile(filepath.Join(keys, "stray"), nil, 0o644)); err != nil {
-		t.Fatal(err)
-	}
+		os.WriteFile(filepath.Join(keys, "stray"), nil, 0o644)))
 	f.start(map[string][]string{"a": {"1", "2"}, "b": {"1"}})
 	f.key("a", "1", password)
 	f.key("a", "2", changed)

@@ -5,6 +5,8 @@ import (
 	"go/parser"
 	"go/token"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // The limits of CONTRIBUTING.md for all product code. They only become stricter.
@@ -16,9 +18,7 @@ const (
 
 func TestNames(t *testing.T) {
 	counts, err := measure([]string{"../../../pkg", "../../../cmd"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var total count
 	for _, c := range counts {
 		total.add(c)
@@ -45,9 +45,7 @@ func (g *group) rename(name string) (err error) {
 `
 	fileSet := token.NewFileSet()
 	file, err := parser.ParseFile(fileSet, "a.go", text, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	// group, id, name, g, rename, name, err, at, old
 	got := fmt.Sprintf("%+v", struct{ count }{measureFile(fileSet, file)}.count.fields())
 	if want := "[9 30 3 8 2]"; got != want {
