@@ -4,7 +4,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -98,10 +97,8 @@ func TestBadReadinessDirectoriesAreRefused(t *testing.T) {
 		{"neither it nor an ID", nil, nil, "--lb-id"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if _, err := readinessOptions(t, tt.variables, tt.arguments...); err == nil ||
-				!strings.Contains(err.Error(), tt.want) {
-				t.Errorf("got %v, want %q", err, tt.want)
-			}
+			_, err := readinessOptions(t, tt.variables, tt.arguments...)
+			harness.WantError(t, err, tt.want)
 		})
 	}
 }

@@ -171,18 +171,14 @@ func TestTargetAddEndsWhenRefused(t *testing.T) {
 		"no identity: set --identity=": {"--stream=s", "--ip=10.0.0.1", "--registry=127.0.0.1:1", "--lb-id=spiffe://a/b"},
 	} {
 		err := command(t, &out, append([]string{"target", "add", "a", "--admin-socket=" + d.admin}, args...)...)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v: %v, want %q", args, err, want)
-		}
+		harness.WantError(t, err, want)
 	}
 	_, first := d.keep(&out, "a")
 	await.True(t, "the first registration", func() bool { return len(d.States()) == 1 })
 	var second harness.Log
 	stops, ended := d.keep(&second, "a")
 	err := await.Receive(t, "the end of the command", first)
-	if err == nil || !strings.Contains(err.Error(), "another call registered a") {
-		t.Errorf("the first ended with %v", err)
-	}
+	harness.WantError(t, err, "another call registered a")
 	await.True(t, "the second registration", func() bool { return strings.Contains(second.String(), "ready") })
 	// An operator removes it: there is nothing to do any more.
 	mustPrint(t, "deregistered in stream s: a; flows continue for 0s", "target", "remove", "a", "--stream=s",
@@ -292,10 +288,7 @@ func TestTargetListAndDrains(t *testing.T) {
 		"the trench file has no stream": {"list", "--stream=nowhere", admin},
 		"does not answer":               append([]string{"list", "--registry=unix:///nowhere/lb.sock"}, d.client...),
 	} {
-		if err := command(t, &out, append([]string{"target"}, args...)...); err == nil ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("%v: %v, want %q", args, err, want)
-		}
+		harness.WantError(t, command(t, &out, append([]string{"target"}, args...)...), want)
 	}
 }
 

@@ -87,8 +87,6 @@ func TestAddRefusesFlags(t *testing.T) {
 				args = append(args, a)
 			}
 		}
-		if err := command(t, &harness.Log{}, args...); err == nil || !strings.Contains(err.Error(), missing) {
-			t.Errorf("without %s: %v", missing, err)
-		}
+		harness.WantError(t, command(t, &harness.Log{}, args...), missing)
 	}
 }

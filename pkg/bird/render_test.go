@@ -106,9 +106,7 @@ func TestParsePassword(t *testing.T) {
 	} {
 		got, err := parsePassword([]byte(tt.content))
 		if tt.problem != "" {
-			if err == nil || !strings.Contains(err.Error(), tt.problem) {
-				t.Errorf("ParsePassword(%q) = %q, %v; want an error with %q", tt.content, got, err, tt.problem)
-			}
+			harness.WantError(t, err, tt.problem)
 		} else if err != nil || got != tt.want {
 			t.Errorf("ParsePassword(%q) = %q, %v; want %q", tt.content, got, err, tt.want)
 		}

@@ -106,9 +106,7 @@ func TestUnsavedDrainIsAnError(t *testing.T) {
 	harness.Must(t, os.WriteFile(file, nil, 0o600))
 	now := time.Now()
 	err := d.Drain(now, map[key]Drain{"a": New(now, time.Second, 0)})
-	if err == nil || !strings.Contains(err.Error(), file) {
-		t.Errorf("got %v", err)
-	}
+	harness.WantError(t, err, file)
 	if all, _ := d.All(now); len(all) != 0 {
 		t.Error("it is drained all the same")
 	}

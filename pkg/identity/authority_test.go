@@ -189,10 +189,8 @@ func TestDevSettings(t *testing.T) {
 		{"", devID, 0, "no directory"},
 		{"/dev/null/x", devID, 0, "not a directory"},
 	} {
-		if _, err := identity.NewDev(c.dir, c.id, identity.Options{DevTTL: c.ttl}); err == nil ||
-			!strings.Contains(err.Error(), c.says) {
-			t.Errorf("%+v: got %v", c, err)
-		}
+		_, err := identity.NewDev(c.dir, c.id, identity.Options{DevTTL: c.ttl})
+		harness.WantError(t, err, c.says)
 	}
 }
 

@@ -50,6 +50,14 @@ func WantText(t testing.TB, text string, parts ...string) {
 	}
 }
 
+// WantError fails the test, which continues, unless err contains a text.
+func WantError(t testing.TB, err error, text string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("error %v, want one that contains %q", err, text)
+	}
+}
+
 // Run runs a task until the test ends or stop is called, and waits for it. An error of the task
 // fails the test, except the end of its context.
 func Run(t testing.TB, task func(context.Context) error) (stop func()) {

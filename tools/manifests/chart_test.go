@@ -37,15 +37,11 @@ func TestSchemaRefusesValues(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := chart(t, "vipgate", values(t, c.values))
-			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, want %q", err, c.want)
-			}
+			harness.WantError(t, err, c.want)
 		})
 	}
 	_, _, err := chart(t, "vipgate", nil)
-	if err == nil || !strings.Contains(err.Error(), "trench.spec.attractor is missing") {
-		t.Errorf("default values, without an attractor: %v", err)
-	}
+	harness.WantError(t, err, "trench.spec.attractor is missing")
 }
 
 // As helm lint --strict, with the default values.

@@ -201,8 +201,6 @@ func TestEventsOverARealSocketNameTheRemedy(t *testing.T) {
 		flags := EventFlags{Follow: follow, AdminFlags: AdminFlags{AdminSocket: "unix://" + path}}
 		out := &Output{Writer: &bytes.Buffer{}}
 		err := ShowEvents(t.Context(), out, flags, "frontend", "", status.FrontendEventLog())
-		if err == nil || !strings.Contains(err.Error(), "is `frontend run` running here") {
-			t.Errorf("follow %t without a frontend: %v", follow, err)
-		}
+		harness.WantError(t, err, "is `frontend run` running here")
 	}
 }
