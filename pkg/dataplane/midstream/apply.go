@@ -1,0 +1,165 @@
+package midstream
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nft"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// maxTargets limits the targets of a family, because one transaction writes their elements.
+const maxTargets = fwstate.MaxElements / 3
+
+// Streams holds the streams by family, sorted by name.
+type Streams [len(vip.Families)][]Stream
+
+// Apply gives both tables the content for streams and reads it back; a table without streams is
+// removed. It returns the first difference that it found before, "" for none.
+func Apply(conn *nft.Conn, mask uint32, streams Streams) (difference string, err error) {
+	for _, family := range vip.Families {
+		some := limited(streams[family])
+		if len(some) == 0 {
+			removed, err := remove(conn, family)
+			if err != nil {
+				return "", err
+			}
+			if removed && difference == "" {
+				difference = "table without streams"
+			}
+			continue
+		}
+		table := tableOf(family, mask, some)
+		found, _, err := conn.Ensure(table)
+		if err != nil {
+			return "", err
+		}
+		for _, stream := range some {
+			for order, asked := range stream.Asked {
+				changed, err := write(conn, table, askedPrefixes[order]+stream.Name, asked)
+				if err != nil {
+					return "", err
+				}
+				if changed && found == "" {
+					found = "elements of map " + table.String() + " " + askedPrefixes[order] + stream.Name
+				}
+			}
+		}
+		if difference == "" {
+			difference = found
+		}
+	}
+	return difference, nil
+}
+
+// limited returns the first streams that have maxTargets targets together.
+func limited(streams []Stream) []Stream {
+	targets := 0
+	for i, stream := range streams {
+		if targets += len(stream.FWMarks); targets > maxTargets {
+			return streams[:i]
+		}
+	}
+	return streams
+}
+
+// Remove removes both tables.
+func Remove(conn *nft.Conn) error {
+	_, err := Apply(conn, 0, Streams{})
+	return err
+}
+
+func remove(conn *nft.Conn, family vip.Family) (removed bool, err error) {
+	table := nft.Table{Family: tableFamily[family], Name: plan.TableName}
+	flags, err := conn.Flags(table)
+	if err != nil || flags == nil {
+		return false, err
+	}
+	transaction := &nft.Transaction{Table: table}
+	transaction.DeleteTable()
+	if err := conn.Commit(transaction, nil); err != nil && !errors.Is(err, unix.ENOENT) {
+		return false, err
+	}
+	return true, nil
+}
+
+// write writes the differences of a map of slots. Each element is valid without the rest, so a
+// large change takes several transactions.
+func write(conn *nft.Conn, table nft.Table, set string, want map[uint32]netip.Addr) (changed bool, err error) {
+	have := map[uint32]netip.Addr{}
+	if _, err := conn.Elements(table, set, func(element nft.Element) {
+		if address, ok := netip.AddrFromSlice(element.Data); ok && len(element.Key) == 4 {
+			have[binary.NativeEndian.Uint32(element.Key)] = address
+		}
+	}); err != nil {
+		return false, fmt.Errorf("failed to read map %s %s: %w", table, set, err)
+	}
+	var removed, added []nft.Element
+	for slot, address := range have {
+		if want[slot] != address {
+			removed = append(removed, nft.Element{Key: number(slot)})
+		}
+	}
+	for slot, address := range want {
+		if have[slot] != address {
+			added = append(added, nft.Element{Key: number(slot), Data: address.AsSlice()})
+		}
+	}
+	for part := range slices.Chunk(removed, fwstate.MaxElements) {
+		if err := commit(conn, table, func(t *nft.Transaction) { t.DeleteElements(set, part) }); err != nil {
+			return false, err
+		}
+	}
+	for part := range slices.Chunk(added, fwstate.MaxElements) {
+		if err := commit(conn, table, func(t *nft.Transaction) { t.AddElements(set, part) }); err != nil {
+			return false, err
+		}
+	}
+	return len(removed)+len(added) > 0, nil
+}
+
+func commit(conn *nft.Conn, table nft.Table, fill func(*nft.Transaction)) error {
+	transaction := &nft.Transaction{Table: table}
+	fill(transaction)
+	return conn.Commit(transaction, nil)
+}
+
+// Counters counts packets since the tables were last written.
+type Counters struct {
+	// Asked counts copies to earlier targets, Full packets that were not copied because too many flows
+	// are undecided.
+	Asked, Full uint64
+	// Decided counts flows whose target answered, Denied flows that all targets denied.
+	Decided, Denied uint64
+}
+
+// Read returns the sum of the counters of both tables.
+func Read(conn *nft.Conn) (counters Counters, err error) {
+	by := map[string]*uint64{
+		commentAsked: &counters.Asked, commentFull: &counters.Full, commentDecided: &counters.Decided,
+		commentDenied: &counters.Denied,
+	}
+	for _, family := range vip.Families {
+		table := nft.Table{Family: tableFamily[family], Name: plan.TableName}
+		rules, err := conn.Rules(table, "")
+		if err != nil {
+			return counters, err
+		}
+		for chain, list := range rules {
+			for _, rule := range list {
+				if counter := by[rule.Comment]; counter != nil && (chain == deniedChain || strings.HasPrefix(chain, plan.StreamPrefix)) {
+					*counter += rule.Packets
+				}
+			}
+		}
+	}
+	return counters, nil
+}
