@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
@@ -36,7 +37,8 @@ const (
 type Options struct {
 	Config
 	FastPath FastPath
-	// StateDir stores holds across restarts. If empty, holds are kept in memory only.
+	// StateDir stores holds and earlier sets of targets across restarts. If empty, they are kept in
+	// memory only.
 	StateDir string
 	// OnRepair is called with the repaired objects. It must not block.
 	OnRepair func([]Repaired)
@@ -78,7 +80,7 @@ func New(options Options) (*Plane, error) {
 	}
 	options.Log = options.Log.With("component", "dataplane")
 	e := newEngine(options, nil)
-	if err := e.holds.load(); err != nil {
+	if err := errors.Join(e.holds.load(), e.loadGenerations()); err != nil {
 		return nil, fmt.Errorf("data plane: %w", err)
 	}
 	return &Plane{
@@ -159,8 +161,14 @@ func (plane *Plane) Run(ctx context.Context) error {
 		return fmt.Errorf("open netlink sockets: %w", err)
 	}
 	plane.e.kernel, plane.conn = conn, conn
+	plane.e.moved.useKernel(conn, plane.e.options.Mask)
+	var writer sync.WaitGroup
+	if plane.e.options.StateDir != "" {
+		writer.Go(func() { plane.writeGenerations(ctx) })
+	}
 	plane.run(ctx)
 	plane.e.fast.detach("lb has stopped")
+	writer.Wait()
 	plane.unsubscribe()
 	if err := conn.Close(); err != nil {
 		plane.e.log.Warn("failed to close netlink sockets", "error", err)

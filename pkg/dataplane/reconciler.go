@@ -219,6 +219,8 @@ func (plane *Plane) step(desired *plan.Desired) (failed bool) {
 		plane.solicitFailed()
 	}
 	plane.publish(desired, engine.readErr)
+	// After the state, because readiness must not wait for it.
+	engine.updateMoved(desired)
 	// After readiness, which does not depend on it.
 	engine.accelerate(plane.withheld())
 	return engine.readErr != nil || engine.failing()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // streamRecord is the state of one stream in the engine.
@@ -21,6 +22,10 @@ type streamRecord struct {
 	// observed or installed state. repair: the plan also reverts changes by other processes.
 	// failed: the last change failed and is retried.
 	dirty, stale, repair, failed bool
+
+	// asked holds the earlier targets of slots, by family. slotsStale: targets or tables changed since.
+	asked      [len(vip.Families)]asked
+	slotsStale bool
 
 	tables   plan.TableCaches
 	fault    plan.StreamFault
@@ -67,11 +72,12 @@ func (r *records) keepTarget(target plan.InstalledTarget) {
 	}
 	record := r.record(target.Stream)
 	record.targets[target.Name], record.stale, record.reachedIn = target, true, nil
+	record.slotsStale = true
 }
 
 func (r *records) keepStream(stream plan.InstalledStream) {
 	record := r.record(stream.Name)
-	record.installed, record.stale = &stream, true
+	record.installed, record.stale, record.slotsStale = &stream, true, true
 }
 
 func (r *records) dropTarget(target plan.InstalledTarget) {
@@ -83,7 +89,7 @@ func (r *records) dropTarget(target plan.InstalledTarget) {
 	if record.targets[target.Name].FWMark == target.FWMark {
 		delete(record.targets, target.Name)
 	}
-	record.stale, record.reachedIn = true, nil
+	record.stale, record.reachedIn, record.slotsStale = true, nil, true
 }
 
 // any reports whether a condition holds for at least one stream.

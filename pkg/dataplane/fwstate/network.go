@@ -3,6 +3,7 @@ package fwstate
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -34,7 +35,10 @@ func (routing *Routing) Links() ([]plan.Link, error) {
 // ReadNetwork reads links, addresses and neighbors. A failed neighbor remains failed during a new
 // probe until it responds.
 func (routing *Routing) ReadNetwork() (*plan.Network, error) {
-	network := &plan.Network{LocalAddrs: map[netip.Addr]struct{}{}, FailedNeighbors: map[netip.Addr]struct{}{}}
+	network := &plan.Network{
+		LocalAddrs: map[netip.Addr]struct{}{}, FailedNeighbors: map[netip.Addr]struct{}{},
+		LinkAddresses: map[netip.Addr]net.HardwareAddr{},
+	}
 	var err error
 	if network.Links, err = routing.Links(); err != nil {
 		return nil, err
@@ -77,6 +81,9 @@ func (routing *Routing) ReadNetwork() (*plan.Network, error) {
 			failed[key] = true
 		case entry.State&(unix.NUD_REACHABLE|unix.NUD_PERMANENT) != 0:
 			reachable[entry.Addr] = true
+		}
+		if len(entry.MAC) > 0 && !failed[key] {
+			network.LinkAddresses[entry.Addr] = entry.MAC
 		}
 	}
 	routing.failedNeighbors = failed

@@ -22,6 +22,9 @@ const maxTargets = fwstate.MaxElements / 3
 // Streams holds the streams by family, sorted by name.
 type Streams [len(vip.Families)][]Stream
 
+// Empty reports whether no family has a stream.
+func (streams *Streams) Empty() bool { return len(streams[vip.IPv4])+len(streams[vip.IPv6]) == 0 }
+
 // Apply gives both tables the content for streams and reads it back; a table without streams is
 // removed. It returns the first difference that it found before, "" for none.
 func Apply(conn *nft.Conn, mask uint32, streams Streams) (difference string, err error) {

@@ -43,12 +43,13 @@ const (
 
 // Names of chains, sets and maps. Chains and maps of streams have the stream's name as suffix.
 const (
-	refusalsChain = "refusals"
-	deniedChain   = "denied"
-	arrivalsChain = "arrivals"
-	answersChain  = "answers"
-	decideChain   = "decide"
-	askChain      = "ask"
+	refusalsChain  = "refusals"
+	deniedChain    = "denied"
+	askChain       = "ask"
+	unknownChain   = "unknown"
+	undecidedChain = "undecided"
+	answersChain   = "answers"
+	decideChain    = "decide"
 
 	// undecidedSet and threeWaySet hold the flows that are being decided, of the latter by two copies.
 	undecidedSet = "undecided"
@@ -98,7 +99,7 @@ var (
 type builder struct {
 	family vip.Family
 	// mask has the bits of fwmarks; undecided is the bit above it, in connection marks of flows that
-	// are being decided, and in packet marks between two chains of this package.
+	// are being decided. In packet marks it belongs to the frontend.
 	mask, undecided uint32
 	chains          []nft.Chain
 }
@@ -198,14 +199,7 @@ func (b *builder) rule(comment string, parts ...[]expr.Any) nft.Rule {
 }
 
 func (b *builder) commonChains() {
-	mangle := int32(*nftables.ChainPriorityMangle)
 	reverse, accept := b.tuple(true), verdict(expr.VerdictAccept, "")
-	// A packet whose mark has no undecided bit, and a fwmark, is of a decided flow.
-	known := []expr.Any{
-		&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
-		bitwise(0, 1, b.undecided, 0), compare(1, expr.CmpOpEq, number(0)),
-		bitwise(0, 0, b.mask, 0), compare(0, expr.CmpOpNeq, number(0)),
-	}
 	// Before connection tracking: it deletes an entry whose first reply is a RST. Only a target that
 	// has no socket of the flow sends a RST without ACK flag (RFC 9293, 3.10.7.1).
 	b.hook(refusalsChain, int32(*nftables.ChainPriorityRaw), b.rule(comment+"a target denies an undecided flow",
@@ -227,41 +221,52 @@ func (b *builder) commonChains() {
 		b.rule(comment+"the second target", reverse, in(0, deniedSets[0]), deny(1)),
 		b.rule(comment+"the first target", reverse, deny(0)),
 	)
-	b.hook(arrivalsChain, mangle-1,
-		b.rule(comment+"flows that are known", known, accept),
+	// After the table of package fwstate, which has set both marks to the current target.
+	undecided := func(op expr.CmpOp) []expr.Any {
+		return []expr.Any{
+			&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, bitwise(0, 0, b.undecided, 0), compare(0, op, number(0)),
+		}
+	}
+	current := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}, bitwise(0, 0, b.mask, 0), lookupVerdict(0, streamsMap),
+	}
+	noSYN := tcpFlags(tcpSYN, expr.CmpOpEq, 0)
+	b.hook(askChain, int32(*nftables.ChainPriorityMangle)+1,
+		b.rule(comment+"undecided flows", undecided(expr.CmpOpNeq), verdict(expr.VerdictGoto, undecidedChain)),
+		// Of a flow that this pod knows, connection tracking has seen a reply. A FIN or RST is invalid.
+		b.rule(comment+"unknown flows", []expr.Any{
+			&expr.Ct{Key: expr.CtKeySTATE, Register: register(0)},
+			bitwise(0, 0, expr.CtStateBitNEW|expr.CtStateBitINVALID, 0), compare(0, expr.CmpOpNeq, number(0)),
+		}, noSYN, verdict(expr.VerdictGoto, unknownChain)),
+	)
+	b.chain(nft.Chain{Name: undecidedChain},
 		b.rule(comment+"packets of targets", tcpFlags(tcpRST, expr.CmpOpEq, 0), link(0), in(0, linksSet),
 			verdict(expr.VerdictGoto, answersChain)),
-		b.rule(comment+"unknown flows", tcpFlags(tcpSYN, expr.CmpOpEq, 0), []expr.Any{
-			&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}, bitwise(0, 0, ^b.undecided, b.undecided),
-			&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)},
-		}),
+		b.rule(comment+"by the current target", noSYN, current),
 	)
-	// A socket that an earlier flow of the same ports left answers with a bare ACK (RFC 5961).
+	b.chain(nft.Chain{Name: unknownChain},
+		// The client's packet was invalid and has no entry, so the answer of a target begins one.
+		b.rule(comment+"the flow is undecided", link(0), in(0, linksSet), reverse, in(0, undecidedSet), b.setUndecided()),
+		b.rule(comment+"by the current target", current),
+	)
 	decide := verdict(expr.VerdictGoto, decideChain)
 	b.chain(nft.Chain{Name: answersChain},
-		b.rule(comment+"flows that no packet of the client asked about", []expr.Any{
-			&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, bitwise(0, 0, b.undecided, 0),
-			compare(0, expr.CmpOpEq, number(0)),
-		}, accept),
 		b.rule(comment+"data or the end", tcpFlags(tcpPSH|tcpFIN, expr.CmpOpNeq, 0), decide),
+		// A socket that an earlier flow of the same ports left answers with a bare ACK, too (RFC 5961).
 		b.rule(comment+"denied by the rest", threeWay, decide),
 		b.rule(comment+"denied by the rest", twoWay, decide),
 	)
 	b.chain(nft.Chain{Name: decideChain}, b.rule(comment+"by the current target", []expr.Any{
 		&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, bitwise(0, 0, b.mask, 0), lookupVerdict(0, streamsMap),
 	}))
-	// The table of package fwstate has set the fwmark of the current target in between.
-	meta := &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}
-	b.hook(askChain, mangle+1,
-		b.rule(comment+"flows that are known", []expr.Any{
-			meta, bitwise(0, 0, b.undecided, 0), compare(0, expr.CmpOpEq, number(0)),
-		}, accept),
-		b.rule(comment+"the mark of the packet", []expr.Any{
-			meta, bitwise(0, 0, ^b.undecided, 0),
-			&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)},
-		}),
-		b.rule(comment+"by the current target", []expr.Any{meta, bitwise(0, 0, b.mask, 0), lookupVerdict(0, streamsMap)}),
-	)
+}
+
+// setUndecided sets the undecided bit of the connection mark.
+func (b *builder) setUndecided() []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, bitwise(0, 0, ^b.undecided, b.undecided),
+		&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: register(0)},
+	}
 }
 
 // streamRules returns the rules for answers of a stream's targets, and for packets of its clients,
@@ -295,10 +300,7 @@ func (b *builder) streamRules(stream Stream) []nft.Rule {
 		b.rule(commentAsked, asked(1), tuple, in(0, undecidedSet), update(threeWaySet), dup),
 		b.rule(commentFull, asked(0), tuple, notIn(0, undecidedSet), count),
 		// The last rule: a packet that connection tracking calls invalid has no entry and ends it.
-		b.rule(comment+"the flow is undecided", tuple, in(0, undecidedSet), []expr.Any{
-			&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, bitwise(0, 0, ^b.undecided, b.undecided),
-			&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: register(0)},
-		}),
+		b.rule(comment+"the flow is undecided", tuple, in(0, undecidedSet), b.setUndecided()),
 	}
 }
 

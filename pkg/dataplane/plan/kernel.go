@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -134,7 +135,9 @@ type Network struct {
 	LocalRoutes []LocalRoute
 	// FailedNeighbors holds addresses that do not respond on any link (NUD_FAILED).
 	FailedNeighbors map[netip.Addr]struct{}
-	Links           []Link
+	// LinkAddresses maps neighbors to their link-layer addresses.
+	LinkAddresses map[netip.Addr]net.HardwareAddr
+	Links         []Link
 }
 
 // LocalRoute is a route of type local.

@@ -1,0 +1,92 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Generation is one set of targets that a stream's Maglev tables had.
+type Generation struct {
+	// Targets holds the sorted names of each family's table.
+	Targets [len(vip.Families)][]string `json:"targets"`
+	// Seconds is how long the tables were in force, up to Until.
+	Seconds float64   `json:"seconds"`
+	Until   time.Time `json:"until"`
+}
+
+// Generations holds the sets of targets of a stream: flows of earlier ones may still be open.
+type Generations struct {
+	Current Generation `json:"current"`
+	// Earlier holds the generations before, the longest in force first.
+	Earlier []Generation `json:"earlier"`
+}
+
+const (
+	// minGeneration is how long a set is in force before it is worth remembering: few flows began in a
+	// shorter one, such as while a target fails and returns.
+	minGeneration = 3 * time.Second
+	// maxGenerations limits the earlier generations. While targets start one after another, each is
+	// the end of a short one, so the shortest is forgotten first.
+	maxGenerations = 4
+	// generationAge is how long after its end a generation is forgotten.
+	generationAge = 12 * time.Hour
+)
+
+// Note records the tables that are in force now, and reports whether they are a new generation.
+func (generations *Generations) Note(tables [len(vip.Families)][]string, now time.Time) bool {
+	current := &generations.Current
+	if current.Until.IsZero() {
+		current.Until = now
+	}
+	// A wall clock that jumps back must not shorten a generation.
+	current.Seconds += max(0, now.Sub(current.Until).Seconds())
+	current.Until = now
+	if sameTables(current.Targets, tables) {
+		return false
+	}
+	next := Generation{Targets: [...][]string{slices.Clone(tables[0]), slices.Clone(tables[1])}, Until: now}
+	earlier := slices.Clone(generations.Earlier) // copies of the value are read concurrently
+	if current.Seconds >= minGeneration.Seconds() {
+		earlier = append(earlier, *current)
+	}
+	// Targets that fail and return restore the earlier set: it is current again, and no second one.
+	earlier = slices.DeleteFunc(earlier, func(generation Generation) bool {
+		same := sameTables(generation.Targets, tables)
+		if same {
+			next.Seconds += generation.Seconds
+		}
+		return same || len(generation.Targets[0])+len(generation.Targets[1]) == 0 || now.Sub(generation.Until) > generationAge
+	})
+	slices.SortStableFunc(earlier, func(a, b Generation) int { return cmp.Compare(b.Seconds, a.Seconds) })
+	generations.Current, generations.Earlier = next, earlier[:min(len(earlier), maxGenerations)]
+	return true
+}
+
+// Earlier computes the targets that each slot of a family had in earlier sets of targets, in their
+// order: at most limit of them, other than the current one. Keep reports whether a target can still
+// have flows.
+func Earlier(size, seed uint32, current []string, earlier [][]string, limit int, keep func(string) bool) map[uint32][]string {
+	slots := map[uint32][]string{}
+	now := maglev(current, size, seed)
+	if now == nil {
+		return slots
+	}
+	for _, names := range earlier {
+		if slices.Equal(names, current) || !slices.ContainsFunc(names, keep) {
+			continue
+		}
+		for slot, index := range maglev(names, size, seed) {
+			name := names[index]
+			if name == current[now[slot]] || !keep(name) {
+				continue
+			}
+			if slot := uint32(slot); len(slots[slot]) < limit && !slices.Contains(slots[slot], name) {
+				slots[slot] = append(slots[slot], name)
+			}
+		}
+	}
+	return slots
+}
