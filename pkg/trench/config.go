@@ -19,6 +19,9 @@ const MaxVIPs = 50_000
 // protocol.
 const MaxMatch = 100
 
+// MaxEarlier is the maximum number of earlier sets of targets of a stream.
+const MaxEarlier = 4
+
 // MaxDrainTime is the longest drain time of a target.
 const MaxDrainTime = time.Hour
 
