@@ -213,6 +213,38 @@ func TestMovedFINIsAnswered(t *testing.T) {
 	})
 }
 
+// A socket that an earlier flow of the same ports left at the current target answers with bare ACKs
+// (RFC 5961): data decides.
+func TestStaleSocketsDecideNothing(t *testing.T) {
+	x := newFixture(t)
+	x.forward(5000)
+	dialer.LocalAddr = &net.TCPAddr{Port: 45000}
+	t.Cleanup(func() { dialer.LocalAddr = nil })
+	stale := x.dial(vip.IPv4)
+	if got, err := ask(stale); got != "1" || err != nil {
+		t.Fatalf("%q, %v", got, err)
+	}
+	// The client's RST is lost.
+	x.pod.Shell(t, "nft add table ip lost; nft add chain ip lost out '{ type filter hook forward priority 0; policy drop; }'")
+	harness.Must(t, errors.Join(stale.(*net.TCPConn).SetLinger(0), stale.Close()))
+	x.pod.Shell(t, "nft delete table ip lost")
+	x.forward(5001)
+	harness.Must(t, x.kernel.FlushConntrack([]uint32{5000, 5001}))
+	flow := x.dial(vip.IPv4)
+	if got, err := ask(flow); got != "2" || err != nil {
+		t.Fatalf("%q, %v", got, err)
+	}
+	x.move()
+	for range 3 {
+		if got, err := ask(flow); got != "2" || err != nil {
+			t.Fatalf("after the move: %q, %v", got, err)
+		}
+	}
+	if got := x.counters(); got.Decided == 0 || got.Denied != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
 // segment returns a TCP segment without payload over IPv4.
 func segment(from, to netip.AddrPort, flags byte) []byte {
 	packet := make([]byte, 40)
