@@ -23,7 +23,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// fixture is a pod with two targets, a client, and an attacker behind another gateway. Plain rules
+// fixture is a pod with three targets, a client, and an attacker behind another gateway. Plain rules
 // stand for the table of package fwstate: the pod sends new flows to one target.
 type fixture struct {
 	t                     *testing.T
@@ -35,13 +35,18 @@ type fixture struct {
 const port = 5000
 
 var (
-	vips     = [...]netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}
-	client   = netip.MustParseAddr("10.9.0.1")
-	previous = [...]netip.Addr{netip.MustParseAddr("172.16.2.2"), netip.MustParseAddr("fd16:2::2")}
-	dialer   = net.Dialer{Timeout: 5 * time.Second}
+	vips    = [...]netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}
+	client  = netip.MustParseAddr("10.9.0.1")
+	earlier = [...][len(vip.Families)]netip.Addr{
+		{netip.MustParseAddr("172.16.2.2"), netip.MustParseAddr("fd16:2::2")},
+		{netip.MustParseAddr("172.16.3.2"), netip.MustParseAddr("fd16:3::2")},
+	}
+	dialer = net.Dialer{Timeout: 5 * time.Second}
 )
 
-func newFixture(t *testing.T) *fixture {
+// newFixture returns a fixture that asks the second target about unknown flows, and the third one if
+// threeWay is set.
+func newFixture(t *testing.T, threeWay bool) *fixture {
 	x := &fixture{t: t}
 	for _, ns := range []**lab.NetNS{&x.client, &x.attacker, &x.pod} {
 		*ns = lab.NewNetNS(t, lab.WithoutDAD)
@@ -62,13 +67,16 @@ func newFixture(t *testing.T) *fixture {
 	attach(x.attacker, "ext1", "10.8.0", "fd08", 1)
 	all := Streams{}
 	for _, family := range vip.Families {
-		slots := map[uint32]netip.Addr{0: previous[family], 1: previous[family]}
+		asked := [copies]map[uint32]netip.Addr{{0: earlier[0][family], 1: earlier[0][family]}}
+		if threeWay {
+			asked[1] = map[uint32]netip.Addr{0: earlier[1][family], 1: earlier[1][family]}
+		}
 		all[family] = []Stream{{
 			Name: "web", Size: 2, Seed: 1, FWMarks: map[uint32]net.HardwareAddr{},
-			Asked: [copies]map[uint32]netip.Addr{slots},
+			Asked: asked,
 		}}
 	}
-	for i := 1; i <= 2; i++ {
+	for i := 1; i <= 3; i++ {
 		ns, link := lab.NewNetNS(t, lab.WithoutDAD), net.HardwareAddr{2, 0, 0, 0, 1, byte(i)}
 		attach(ns, fmt.Sprint("int", i), fmt.Sprint("172.16.", i), fmt.Sprint("fd16:", i), 2)
 		harness.Must(t, ns.Addr("lo", "20.0.0.1/32", "2000::1/128"))
@@ -124,7 +132,7 @@ delete table inet pod
 table inet pod {
  chain known { meta mark set ct mark & 0x00ffffff; accept; }
  chain new { meta mark set %[1]d; ct mark set ct mark & 0xff000000 | %[1]d; accept; }
- chain vip { ct mark & 0x00ffffff { 5000, 5001 } goto known; goto new; }
+ chain vip { ct mark & 0x00ffffff { 5000-5002 } goto known; goto new; }
  chain pre {
   type filter hook prerouting priority mangle;
   ip daddr 20.0.0.1 goto vip
@@ -138,7 +146,7 @@ END`, fwmark))
 // this one sends new flows to the first.
 func (x *fixture) move() {
 	x.forward(5000)
-	harness.Must(x.t, x.kernel.FlushConntrack([]uint32{5000, 5001}))
+	harness.Must(x.t, x.kernel.FlushConntrack([]uint32{5000, 5001, 5002}))
 }
 
 func (x *fixture) dial(family vip.Family) net.Conn {
@@ -172,34 +180,39 @@ func (x *fixture) counters() Counters {
 
 // A flow that moves here keeps its target; a new one gets the current target.
 func TestMovedFlowsKeepTheirTarget(t *testing.T) {
-	x := newFixture(t)
-	for _, family := range vip.Families {
-		t.Run(family.String(), func(t *testing.T) {
-			x.forward(5001)
-			flow := x.dial(family)
-			for range 2 {
-				if got, err := ask(flow); got != "2" || err != nil {
-					t.Fatalf("%q, %v", got, err)
-				}
-				x.move()
+	for _, threeWay := range []bool{false, true} {
+		x := newFixture(t, threeWay)
+		for _, family := range vip.Families {
+			for target := 1; target <= 2 || threeWay && target == 3; target++ {
+				t.Run(fmt.Sprintf("%s target %d, three-way %v", family, target, threeWay), func(t *testing.T) {
+					want := fmt.Sprint(target)
+					x.forward(uint32(4999 + target))
+					flow := x.dial(family)
+					for range 3 {
+						if got, err := ask(flow); got != want || err != nil {
+							t.Fatalf("%q, %v", got, err)
+						}
+						x.move()
+					}
+					if got, err := ask(flow); got != want || err != nil {
+						t.Errorf("after the moves: %q, %v", got, err)
+					}
+					asked := x.counters().Asked
+					if got, err := ask(flow); got != want || err != nil || x.counters().Asked != asked {
+						t.Errorf("a decided flow: %q, %v, %+v", got, err, x.counters())
+					}
+					if got, err := ask(x.dial(family)); got != "1" || err != nil || x.counters().Asked != asked {
+						t.Errorf("a new flow: %q, %v, %+v", got, err, x.counters())
+					}
+				})
 			}
-			if got, err := ask(flow); got != "2" || err != nil {
-				t.Errorf("after the move: %q, %v", got, err)
-			}
-			asked := x.counters().Asked
-			if got, err := ask(flow); got != "2" || err != nil || x.counters().Asked != asked {
-				t.Errorf("a decided flow: %q, %v, %+v", got, err, x.counters())
-			}
-			if got, err := ask(x.dial(family)); got != "1" || err != nil || x.counters().Asked != asked {
-				t.Errorf("a new flow: %q, %v, %+v", got, err, x.counters())
-			}
-		})
+		}
 	}
 }
 
 // A half-closed flow, of which this pod sees the FIN first, gets its answer.
 func TestMovedFINIsAnswered(t *testing.T) {
-	x := newFixture(t)
+	x := newFixture(t, false)
 	flow := x.dial(vip.IPv4)
 	if _, err := ask(flow); err != nil {
 		t.Fatal(err)
@@ -216,7 +229,7 @@ func TestMovedFINIsAnswered(t *testing.T) {
 // A socket that an earlier flow of the same ports left at the current target answers with bare ACKs
 // (RFC 5961): data decides.
 func TestStaleSocketsDecideNothing(t *testing.T) {
-	x := newFixture(t)
+	x := newFixture(t, false)
 	x.forward(5000)
 	dialer.LocalAddr = &net.TCPAddr{Port: 45000}
 	t.Cleanup(func() { dialer.LocalAddr = nil })
@@ -229,7 +242,7 @@ func TestStaleSocketsDecideNothing(t *testing.T) {
 	harness.Must(t, errors.Join(stale.(*net.TCPConn).SetLinger(0), stale.Close()))
 	x.pod.Shell(t, "nft delete table ip lost")
 	x.forward(5001)
-	harness.Must(t, x.kernel.FlushConntrack([]uint32{5000, 5001}))
+	harness.Must(t, x.kernel.FlushConntrack([]uint32{5000, 5001, 5002}))
 	flow := x.dial(vip.IPv4)
 	if got, err := ask(flow); got != "2" || err != nil {
 		t.Fatalf("%q, %v", got, err)
@@ -283,7 +296,12 @@ func (x *fixture) send(ns *lab.NetNS, packet []byte) {
 
 // The client gets the RST of a flow that no target has.
 func TestDeadFlowsAreReset(t *testing.T) {
-	x := newFixture(t)
+	for threeWay, copies := range map[bool]uint64{false: 1, true: 2} {
+		t.Run(fmt.Sprintf("three-way %v", threeWay), func(t *testing.T) { deadFlows(t, newFixture(t, threeWay), copies) })
+	}
+}
+
+func deadFlows(t *testing.T, x *fixture, copies uint64) {
 	x.move()
 	capture := lab.NewCapture(t, x.client, "eth0")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -294,14 +312,14 @@ func TestDeadFlowsAreReset(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := x.counters(); got.Denied != 10 || got.Asked != 10 || got.Decided != 0 {
+	if got := x.counters(); got.Denied != 10 || got.Asked != 10*copies || got.Decided != 0 {
 		t.Errorf("%+v", got)
 	}
 }
 
 // Forged segments from the VIP decide and deny no flow.
 func TestForgedAnswersAreIgnored(t *testing.T) {
-	x := newFixture(t)
+	x := newFixture(t, false)
 	flow := x.dial(vip.IPv4)
 	if got, err := ask(flow); got != "2" || err != nil {
 		t.Fatalf("%q, %v", got, err)
@@ -330,7 +348,7 @@ func TestForgedAnswersAreIgnored(t *testing.T) {
 
 // When the set of undecided flows is full, a flow that moves follows the current target, and is reset.
 func TestFullSetFailsOpen(t *testing.T) {
-	x := newFixture(t)
+	x := newFixture(t, false)
 	flow, lucky := x.dial(vip.IPv4), x.dial(vip.IPv4)
 	for _, conn := range []net.Conn{flow, lucky} {
 		if got, err := ask(conn); got != "2" || err != nil {
