@@ -5,7 +5,6 @@ import (
 	"errors"
 	"maps"
 	"math"
-	"net"
 	"net/netip"
 	"path/filepath"
 	"reflect"
@@ -279,7 +278,7 @@ func (engine *engine) movedStreams() (streams midstream.Streams) {
 			}
 			stream := midstream.Stream{
 				Name: name, Size: record.installed.Size, Seed: record.installed.Seed, Asked: record.asked[family],
-				FWMarks: map[uint32]net.HardwareAddr{},
+				FWMarks: map[uint32]plan.LinkAddress{},
 			}
 			for _, target := range record.targets {
 				if keepsFlows(target, family) {
@@ -294,14 +293,15 @@ func (engine *engine) movedStreams() (streams midstream.Streams) {
 
 // linkAddress returns the link-layer address of a target. The checks of a new target resolved it after
 // the network was read.
-func (engine *engine) linkAddress(target netip.Addr) net.HardwareAddr {
-	if link := engine.network.LinkAddresses[target]; link != nil || engine.linksRead {
+func (engine *engine) linkAddress(target netip.Addr) plan.LinkAddress {
+	link := engine.network.LinkAddresses[target]
+	if link != (plan.LinkAddress{}) || engine.linksRead {
 		return link
 	}
 	engine.linksRead = true
 	network, err := engine.kernel.ReadNetwork()
 	if err != nil {
-		return nil // the next step reads it again, and reports the error
+		return link // the next step reads it again, and reports the error
 	}
 	engine.network.LinkAddresses = network.LinkAddresses
 	return network.LinkAddresses[target]

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -202,7 +201,7 @@ func (observed *observation) updateNetwork(network *plan.Network) {
 	first, old := observed.network == nil, cmp.Or(observed.network, &plan.Network{})
 	observed.network = network
 	observed.linksChanged = observed.linksChanged ||
-		!maps.EqualFunc(old.LinkAddresses, network.LinkAddresses, slices.Equal[net.HardwareAddr])
+		!maps.Equal(old.LinkAddresses, network.LinkAddresses)
 	changed := func(address netip.Addr) bool {
 		return (old.UnreachableReason(address) == "") != (network.UnreachableReason(address) == "")
 	}

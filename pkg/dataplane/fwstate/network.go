@@ -3,7 +3,6 @@ package fwstate
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -37,7 +36,7 @@ func (routing *Routing) Links() ([]plan.Link, error) {
 func (routing *Routing) ReadNetwork() (*plan.Network, error) {
 	network := &plan.Network{
 		LocalAddrs: map[netip.Addr]struct{}{}, FailedNeighbors: map[netip.Addr]struct{}{},
-		LinkAddresses: map[netip.Addr]net.HardwareAddr{},
+		LinkAddresses: map[netip.Addr]plan.LinkAddress{},
 	}
 	var err error
 	if network.Links, err = routing.Links(); err != nil {
@@ -82,8 +81,8 @@ func (routing *Routing) ReadNetwork() (*plan.Network, error) {
 		case entry.State&(unix.NUD_REACHABLE|unix.NUD_PERMANENT) != 0:
 			reachable[entry.Addr] = true
 		}
-		if len(entry.MAC) > 0 && !failed[key] {
-			network.LinkAddresses[entry.Addr] = entry.MAC
+		if link := (plan.LinkAddress{}); len(entry.MAC) == len(link) && !failed[key] {
+			network.LinkAddresses[entry.Addr] = plan.LinkAddress(entry.MAC)
 		}
 	}
 	routing.failedNeighbors = failed

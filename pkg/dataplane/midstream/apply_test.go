@@ -1,11 +1,11 @@
 package midstream
 
 import (
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/harness"
@@ -14,11 +14,11 @@ import (
 
 // streams returns one stream of both families in which two of seven slots have earlier targets.
 func streams() (all Streams) {
-	link, addresses := net.HardwareAddr{2, 0, 0, 0, 0, 1}, []string{"172.16.1.1", "fd00:16::1"}
+	link, addresses := plan.LinkAddress{2, 0, 0, 0, 0, 1}, []string{"172.16.1.1", "fd00:16::1"}
 	for _, family := range vip.Families {
 		address := netip.MustParseAddr(addresses[family])
 		all[family] = []Stream{{
-			Name: "stream-a", Size: 7, Seed: 1, FWMarks: map[uint32]net.HardwareAddr{5000: link, 5001: nil},
+			Name: "stream-a", Size: 7, Seed: 1, FWMarks: map[uint32]plan.LinkAddress{5000: link, 5001: {}},
 			Asked: [copies]map[uint32]netip.Addr{{3: address, 5: address}, {5: address.Next()}},
 		}}
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
@@ -72,15 +73,15 @@ func newFixture(t *testing.T, threeWay bool) *fixture {
 			asked[1] = map[uint32]netip.Addr{0: earlier[1][family], 1: earlier[1][family]}
 		}
 		all[family] = []Stream{{
-			Name: "web", Size: 2, Seed: 1, FWMarks: map[uint32]net.HardwareAddr{},
+			Name: "web", Size: 2, Seed: 1, FWMarks: map[uint32]plan.LinkAddress{},
 			Asked: asked,
 		}}
 	}
 	for i := 1; i <= 3; i++ {
-		ns, link := lab.NewNetNS(t, lab.WithoutDAD), net.HardwareAddr{2, 0, 0, 0, 1, byte(i)}
+		ns, link := lab.NewNetNS(t, lab.WithoutDAD), plan.LinkAddress{2, 0, 0, 0, 1, byte(i)}
 		attach(ns, fmt.Sprint("int", i), fmt.Sprint("172.16.", i), fmt.Sprint("fd16:", i), 2)
 		harness.Must(t, ns.Addr("lo", "20.0.0.1/32", "2000::1/128"))
-		ns.Shell(t, "ip link set eth0 address "+link.String()+"; ip route replace default via "+
+		ns.Shell(t, "ip link set eth0 address "+net.HardwareAddr(link[:]).String()+"; ip route replace default via "+
 			fmt.Sprintf("172.16.%d.254; ip -6 route replace default via fd16:%d::254", i, i))
 		x.pod.Shell(t, fmt.Sprintf("ip rule add fwmark %d/0xffffff lookup %[1]d; ip -6 rule add fwmark %[1]d/0xffffff lookup %[1]d; "+
 			"ip route add default via 172.16.%[2]d.2 table %[1]d; ip -6 route add default via fd16:%[2]d::2 table %[1]d",

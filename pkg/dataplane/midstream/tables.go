@@ -3,7 +3,6 @@ package midstream
 import (
 	"encoding/binary"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -22,9 +21,8 @@ import (
 type Stream struct {
 	Name       string
 	Size, Seed uint32
-	// FWMarks holds the targets that keep their flows, by fwmark, with their link-layer addresses; nil
-	// if the kernel has none.
-	FWMarks map[uint32]net.HardwareAddr
+	// FWMarks holds the targets that keep their flows, by fwmark, with their link-layer addresses.
+	FWMarks map[uint32]plan.LinkAddress
 	// Asked holds the addresses to which packets are copied, by slot: the first and the second target,
 	// other than the current one, that the slot had.
 	Asked [copies]map[uint32]netip.Addr
@@ -108,7 +106,7 @@ type builder struct {
 func tableOf(family vip.Family, mask uint32, streams []Stream) nft.Table {
 	b := &builder{family: family, mask: mask, undecided: mask + 1}
 	table := nft.Table{Family: tableFamily[family], Name: plan.TableName, Sets: b.flowSets()}
-	links := map[string]bool{}
+	links := map[plan.LinkAddress]bool{}
 	byFWMark := nft.Set{
 		Name: streamsMap, Flags: unix.NFT_SET_MAP, KeyType: nft.TypeMark, KeyLen: 4, DataType: nft.TypeVerdict,
 	}
@@ -117,14 +115,14 @@ func tableOf(family vip.Family, mask uint32, streams []Stream) nft.Table {
 			Name: linkPrefix + stream.Name, Flags: unix.NFT_SET_MAP, KeyType: nft.TypeEther, KeyLen: 6,
 			DataType: nft.TypeMark, DataLen: 4,
 		}
-		seen := map[string]bool{}
+		seen := map[plan.LinkAddress]bool{{}: true} // without an unknown one
 		for _, fwmark := range slices.Sorted(maps.Keys(stream.FWMarks)) {
-			link := string(stream.FWMarks[fwmark])
+			link := stream.FWMarks[fwmark]
 			byFWMark.Elements = append(byFWMark.Elements,
 				nft.Element{Key: number(fwmark), Chain: plan.StreamChain(stream.Name)})
 			// Of two targets behind one link-layer address an answer could not tell which one has the flow.
-			if len(link) == 6 && !seen[link] {
-				byLink.Elements = append(byLink.Elements, nft.Element{Key: []byte(link), Data: number(fwmark)})
+			if !seen[link] {
+				byLink.Elements = append(byLink.Elements, nft.Element{Key: link[:], Data: number(fwmark)})
 				seen[link], links[link] = true, true
 			}
 		}
@@ -135,8 +133,8 @@ func tableOf(family vip.Family, mask uint32, streams []Stream) nft.Table {
 		b.chain(nft.Chain{Name: plan.StreamChain(stream.Name)}, b.streamRules(stream)...)
 	}
 	known := nft.Set{Name: linksSet, KeyType: nft.TypeEther, KeyLen: 6}
-	for _, link := range slices.Sorted(maps.Keys(links)) {
-		known.Elements = append(known.Elements, nft.Element{Key: []byte(link)})
+	for link := range links {
+		known.Elements = append(known.Elements, nft.Element{Key: link[:]})
 	}
 	table.Sets = append(table.Sets, known, byFWMark)
 	b.commonChains()

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -127,6 +126,9 @@ func (change *Change) Empty() bool {
 		len(change.AddGuests)+len(change.RemoveGuests) == 0
 }
 
+// LinkAddress is an Ethernet address; the zero value is unknown.
+type LinkAddress [6]byte
+
 // Network is the state of links, addresses and neighbors.
 type Network struct {
 	// LocalAddrs holds the addresses of this host.
@@ -136,7 +138,7 @@ type Network struct {
 	// FailedNeighbors holds addresses that do not respond on any link (NUD_FAILED).
 	FailedNeighbors map[netip.Addr]struct{}
 	// LinkAddresses maps neighbors to their link-layer addresses.
-	LinkAddresses map[netip.Addr]net.HardwareAddr
+	LinkAddresses map[netip.Addr]LinkAddress
 	Links         []Link
 }
 
