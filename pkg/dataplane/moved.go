@@ -26,6 +26,8 @@ type Generations map[string]plan.Generations
 type moved struct {
 	// apply writes the tables; nil if they are left alone, as in a cleanup.
 	apply func(midstream.Streams) (difference string, err error)
+	// read reads the counters of the tables.
+	read func() (midstream.Counters, error)
 	// enabled: connection tracking is on, and marks have a bit that no fwmark has.
 	enabled bool
 	// generations are copied to published with each new one.
@@ -56,19 +58,19 @@ func generationsFile(options Options) string {
 
 // loadGenerations reads the generations of an earlier process. A corrupt file is moved aside: new
 // flows do not need it.
-func (engine *engine) loadGenerations() error {
-	if engine.options.StateDir == "" || !engine.moved.enabled {
+func (moved *moved) loadGenerations(options Options) error {
+	if options.StateDir == "" || !moved.enabled {
 		return nil
 	}
 	var stored Generations
-	file := generationsFile(engine.options)
+	file := generationsFile(options)
 	_, _, err := durable.Read(file, &stored)
 	if errors.Is(err, durable.ErrCorrupt) {
-		durable.SetAside(file, err, time.Now(), engine.log)
+		durable.SetAside(file, err, time.Now(), options.Log)
 		return nil
 	}
 	for name, generations := range stored {
-		engine.moved.generations[name] = &generations
+		moved.generations[name] = &generations
 	}
 	return err
 }
@@ -156,7 +158,7 @@ func (a *application) prepareMoved() {
 	}
 	prepared := false
 	for _, change := range a.changes {
-		if !change.Write || change.Remove || !change.gains() {
+		if !change.Write || change.Remove || !change.Gains(change.input.Installed) {
 			continue
 		}
 		var next plan.Generations
@@ -166,7 +168,7 @@ func (a *application) prepareMoved() {
 			a.moved.generations[change.Name] = &plan.Generations{}
 		}
 		next.Note(change.Stream.Tables, a.now())
-		sets := slices.Concat(a.desired.Streams[change.Name].Earlier, names(next.Earlier))
+		sets := slices.Concat(a.desired.Streams[change.Name].Earlier, next.Sets())
 		change.record.asked, prepared = change.record.askedSlots(sets), true
 	}
 	if !prepared {
@@ -177,20 +179,8 @@ func (a *application) prepareMoved() {
 	}
 }
 
-// gains reports whether a target enters a Maglev table.
-func (change *streamChange) gains() bool {
-	for _, family := range vip.Families {
-		for _, name := range change.Stream.Tables[family] {
-			if change.input.Installed == nil || !slices.Contains(change.input.Installed.Tables[family], name) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// noteGenerations notes the sets of targets in force, and reports whether the slots of a stream with
-// earlier targets changed.
+// noteGenerations notes the sets of targets in force, and reports whether the slots of a stream
+// with earlier targets changed.
 func (engine *engine) noteGenerations(desired *plan.Desired, now time.Time) (changed bool) {
 	fresh := false
 	for name, record := range engine.streams {
@@ -208,7 +198,7 @@ func (engine *engine) noteGenerations(desired *plan.Desired, now time.Time) (cha
 		}
 		if record.slotsStale {
 			record.slotsStale, changed = false, true
-			record.asked = record.askedSlots(slices.Concat(stream.Earlier, names(generations.Earlier)))
+			record.asked = record.askedSlots(slices.Concat(stream.Earlier, generations.Sets()))
 		}
 	}
 	for name := range engine.moved.generations {
@@ -218,21 +208,9 @@ func (engine *engine) noteGenerations(desired *plan.Desired, now time.Time) (cha
 		}
 	}
 	if fresh {
-		copied := Generations{}
-		for name, generations := range engine.moved.generations {
-			copied[name] = *generations
-		}
-		engine.moved.published.Set(copied)
+		engine.moved.published.Set(engine.moved.copyGenerations())
 	}
 	return changed
-}
-
-// names returns the targets of generations.
-func names(generations []plan.Generation) (list [][len(vip.Families)][]string) {
-	for _, generation := range generations {
-		list = append(list, generation.Targets)
-	}
-	return list
 }
 
 // keepsFlows reports whether the kernel sends packets of a target's flows to it.
@@ -291,8 +269,8 @@ func (engine *engine) movedStreams() (streams midstream.Streams) {
 	return streams
 }
 
-// linkAddress returns the link-layer address of a target. The checks of a new target resolved it after
-// the network was read.
+// linkAddress returns the link-layer address of a target. The checks of a new target resolved it
+// after the network was read.
 func (engine *engine) linkAddress(target netip.Addr) plan.LinkAddress {
 	link := engine.network.LinkAddresses[target]
 	if link != (plan.LinkAddress{}) || engine.linksRead {
@@ -307,9 +285,32 @@ func (engine *engine) linkAddress(target netip.Addr) plan.LinkAddress {
 	return network.LinkAddresses[target]
 }
 
+// Moved describes the flows of other pods for operators.
+type Moved struct {
+	Generations Generations
+	Packets     midstream.Counters
+}
+
+func (moved *moved) view() (view Moved, err error) {
+	view.Generations = moved.copyGenerations()
+	if !moved.streams.Empty() {
+		view.Packets, err = moved.read()
+	}
+	return view, err
+}
+
+func (moved *moved) copyGenerations() Generations {
+	copied := Generations{}
+	for name, generations := range moved.generations {
+		copied[name] = *generations
+	}
+	return copied
+}
+
 // useKernel lets the engine write the tables.
 func (moved *moved) useKernel(conn *fwstate.Conn, mask uint32) {
 	moved.apply = func(streams midstream.Streams) (string, error) {
 		return midstream.Apply(conn.NFTables(), mask, streams)
 	}
+	moved.read = func() (midstream.Counters, error) { return midstream.Read(conn.NFTables()) }
 }

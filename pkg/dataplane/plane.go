@@ -80,7 +80,7 @@ func New(options Options) (*Plane, error) {
 	}
 	options.Log = options.Log.With("component", "dataplane")
 	e := newEngine(options, nil)
-	if err := errors.Join(e.holds.load(), e.loadGenerations()); err != nil {
+	if err := errors.Join(e.holds.load(), e.moved.loadGenerations(options)); err != nil {
 		return nil, fmt.Errorf("data plane: %w", err)
 	}
 	return &Plane{
@@ -149,6 +149,11 @@ func (plane *Plane) Targets(ctx context.Context) ([]TargetView, error) {
 // were last written.
 func (plane *Plane) Unmatched(ctx context.Context) (map[string]uint64, error) {
 	return ask(ctx, plane, "read the dropped packets of the data plane", (*engine).unmatched)
+}
+
+// Moved returns the earlier sets of targets, and the packets of flows of other pods.
+func (plane *Plane) Moved(ctx context.Context) (Moved, error) {
+	return ask(ctx, plane, "read the flows of other pods", func(e *engine) (Moved, error) { return e.moved.view() })
 }
 
 // Run reconciles until ctx ends and leaves the kernel state installed. It uses the network

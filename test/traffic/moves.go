@@ -21,7 +21,7 @@ const (
 // Moves returns a scenario in which every flow changes its pod after the targets were scaled, first
 // to a pod that saw the scaling, then to pods that did not.
 func Moves() Scenario {
-	return Scenario{"scale from 2 to 10 targets, then all flows change their pod", firstTargets, true, movedFlows, moveFlows}
+	return Scenario{"scale from 2 to 10 targets, all flows change their pod", firstTargets, true, movedFlows, moveFlows}
 }
 
 // moveFlows scales the targets, ends two of three pods, replaces them by new ones that find the

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -156,9 +155,9 @@ func Read(conn *nft.Conn) (counters Counters, err error) {
 		if err != nil {
 			return counters, err
 		}
-		for chain, list := range rules {
+		for _, list := range rules {
 			for _, rule := range list {
-				if counter := by[rule.Comment]; counter != nil && (chain == deniedChain || strings.HasPrefix(chain, plan.StreamPrefix)) {
+				if counter := by[rule.Comment]; counter != nil {
 					*counter += rule.Packets
 				}
 			}

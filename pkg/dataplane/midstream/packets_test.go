@@ -24,8 +24,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// fixture is a pod with three targets, a client, and an attacker behind another gateway. Plain rules
-// stand for the table of package fwstate: the pod sends new flows to one target.
+// fixture is a pod with three targets, a client, and an attacker on another network. Plain rules
+// replace the table of package fwstate: the pod sends new flows to one target.
 type fixture struct {
 	t                     *testing.T
 	client, attacker, pod *lab.NetNS
@@ -45,8 +45,8 @@ var (
 	dialer = net.Dialer{Timeout: 5 * time.Second}
 )
 
-// newFixture returns a fixture that asks the second target about unknown flows, and the third one if
-// threeWay is set.
+// newFixture returns a fixture that asks the second target about unknown flows, and the third one
+// if threeWay is set.
 func newFixture(t *testing.T, threeWay bool) *fixture {
 	x := &fixture{t: t}
 	for _, ns := range []**lab.NetNS{&x.client, &x.attacker, &x.pod} {
@@ -83,9 +83,10 @@ func newFixture(t *testing.T, threeWay bool) *fixture {
 		harness.Must(t, ns.Addr("lo", "20.0.0.1/32", "2000::1/128"))
 		ns.Shell(t, "ip link set eth0 address "+net.HardwareAddr(link[:]).String()+"; ip route replace default via "+
 			fmt.Sprintf("172.16.%d.254; ip -6 route replace default via fd16:%d::254", i, i))
-		x.pod.Shell(t, fmt.Sprintf("ip rule add fwmark %d/0xffffff lookup %[1]d; ip -6 rule add fwmark %[1]d/0xffffff lookup %[1]d; "+
-			"ip route add default via 172.16.%[2]d.2 table %[1]d; ip -6 route add default via fd16:%[2]d::2 table %[1]d",
-			4999+i, i))
+		x.pod.Shell(t, fmt.Sprintf(`ip rule add fwmark %d/0xffffff lookup %[1]d
+ip -6 rule add fwmark %[1]d/0xffffff lookup %[1]d
+ip route add default via 172.16.%[2]d.2 table %[1]d
+ip -6 route add default via fd16:%[2]d::2 table %[1]d`, 4999+i, i))
 		for _, family := range vip.Families {
 			all[family][0].FWMarks[uint32(4999+i)] = link
 		}
@@ -239,7 +240,8 @@ func TestStaleSocketsDecideNothing(t *testing.T) {
 		t.Fatalf("%q, %v", got, err)
 	}
 	// The client's RST is lost.
-	x.pod.Shell(t, "nft add table ip lost; nft add chain ip lost out '{ type filter hook forward priority 0; policy drop; }'")
+	x.pod.Shell(t, "nft add table ip lost; "+
+		"nft add chain ip lost out '{ type filter hook forward priority 0; policy drop; }'")
 	harness.Must(t, errors.Join(stale.(*net.TCPConn).SetLinger(0), stale.Close()))
 	x.pod.Shell(t, "nft delete table ip lost")
 	x.forward(5001)
@@ -327,7 +329,7 @@ func TestForgedAnswersAreIgnored(t *testing.T) {
 	}
 	x.move()
 	to := flow.LocalAddr().(*net.TCPAddr).AddrPort()
-	// The flow is undecided while nobody answers: the first target denies it, and the second has no data.
+	// The flow is undecided until a target answers: the first target denies it, and the second has no data.
 	x.send(x.client, segment(to, netip.AddrPortFrom(vips[0], port), tcpACK))
 	await.True(t, "the flow to be undecided", func() bool {
 		return strings.Contains(x.pod.Shell(t, "nft list set ip vipgate-lb denied-1"), to.Addr().String())
@@ -347,7 +349,8 @@ func TestForgedAnswersAreIgnored(t *testing.T) {
 	}
 }
 
-// When the set of undecided flows is full, a flow that moves follows the current target, and is reset.
+// When the set of undecided flows is full, a flow that moves follows the current target, which
+// resets it.
 func TestFullSetFailsOpen(t *testing.T) {
 	x := newFixture(t, false)
 	flow, lucky := x.dial(vip.IPv4), x.dial(vip.IPv4)

@@ -65,10 +65,32 @@ func (generations *Generations) Note(tables [len(vip.Families)][]string, now tim
 	return true
 }
 
+// Sets returns the targets of the earlier generations.
+func (generations *Generations) Sets() (sets [][len(vip.Families)][]string) {
+	for _, generation := range generations.Earlier {
+		sets = append(sets, generation.Targets)
+	}
+	return sets
+}
+
+// Gains reports whether a target enters a Maglev table that is not among the installed ones.
+func (p *StreamPlan) Gains(installed *InstalledStream) bool {
+	for _, family := range vip.Families {
+		for _, name := range p.Stream.Tables[family] {
+			if installed == nil || !contains(installed.Tables[family], name) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // Earlier computes the targets that each slot of a family had in earlier sets of targets, in their
 // order: at most limit of them, other than the current one. Keep reports whether a target can still
 // have flows.
-func Earlier(size, seed uint32, current []string, earlier [][]string, limit int, keep func(string) bool) map[uint32][]string {
+func Earlier(
+	size, seed uint32, current []string, earlier [][]string, limit int, keep func(string) bool,
+) map[uint32][]string {
 	slots := map[uint32][]string{}
 	now := maglev(current, size, seed)
 	if now == nil {
