@@ -70,19 +70,8 @@ func TestTablesForFlowsOfOtherPods(t *testing.T) {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
 
-	t.Log("drift")
-	whole := sortedLines(x.snapshot())
-	for _, tampering := range []string{
-		"nft flush chain ip vipgate-lb denied", "nft delete table ip6 vipgate-lb", "nft flush map ip vipgate-lb asked-1/a",
-	} {
-		x.sh(tampering)
-		await(movedDrift.Object)
-		if after := sortedLines(x.snapshot()); after != whole {
-			t.Errorf("%s: before\n%s\nafter\n%s", tampering, whole, after)
-		}
-	}
-
 	t.Log("hold")
+	whole := sortedLines(x.snapshot())
 	if _, err := p.Hold(t.Context(), "", 0); err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +88,19 @@ func TestTablesForFlowsOfOtherPods(t *testing.T) {
 	if _, err := p.Resume(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
+	await(movedDrift.Object)
 	x.eventually("the kernel to be as before", func() bool { return sortedLines(x.snapshot()) == whole })
+
+	t.Log("drift")
+	for _, tampering := range []string{
+		"nft flush chain ip vipgate-lb denied", "nft delete table ip6 vipgate-lb", "nft flush map ip vipgate-lb asked-1/a",
+	} {
+		x.sh(tampering)
+		await(movedDrift.Object)
+		if after := sortedLines(x.snapshot()); after != whole {
+			t.Errorf("%s: before\n%s\nafter\n%s", tampering, whole, after)
+		}
+	}
 
 	t.Log("cleanup")
 	p.stop()
