@@ -25,7 +25,7 @@ type Generations map[string]plan.Generations
 // moved keeps the tables for flows that gateways move to this pod from another one.
 type moved struct {
 	// apply writes the tables; nil if they are left alone, as in a cleanup.
-	apply func(midstream.Streams) (difference string, err error)
+	apply func(streams, known midstream.Streams) (difference string, err error)
 	// read reads the counters of the tables.
 	read func() (midstream.Counters, error)
 	// enabled: connection tracking is on, and marks have a bit that no fwmark has.
@@ -137,7 +137,11 @@ func (engine *engine) updateMoved(desired *plan.Desired) {
 // writeMoved writes the tables, and returns their first difference from streams before.
 func (engine *engine) writeMoved(streams midstream.Streams) string {
 	moved := &engine.moved
-	difference, err := moved.apply(streams)
+	known := moved.streams
+	if engine.rulesetRead || !moved.applied {
+		known = midstream.Streams{}
+	}
+	difference, err := moved.apply(streams, known)
 	if err != nil {
 		if moved.failure == nil || moved.failure.Error() != err.Error() {
 			engine.log.Warn("failed to write the tables for flows of other pods", "error", err)
@@ -309,8 +313,8 @@ func (moved *moved) copyGenerations() Generations {
 
 // useKernel lets the engine write the tables.
 func (moved *moved) useKernel(conn *fwstate.Conn, mask uint32) {
-	moved.apply = func(streams midstream.Streams) (string, error) {
-		return midstream.Apply(conn.NFTables(), mask, streams)
+	moved.apply = func(streams, known midstream.Streams) (string, error) {
+		return midstream.Apply(conn.NFTables(), mask, streams, known)
 	}
 	moved.read = func() (midstream.Counters, error) { return midstream.Read(conn.NFTables()) }
 }

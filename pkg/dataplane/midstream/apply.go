@@ -25,8 +25,10 @@ type Streams [len(vip.Families)][]Stream
 func (streams *Streams) Empty() bool { return len(streams[vip.IPv4])+len(streams[vip.IPv6]) == 0 }
 
 // Apply gives both tables the content for streams and reads it back; a table without streams is
-// removed. It returns the first difference that it found before, "" for none.
-func Apply(conn *nft.Conn, mask uint32, streams Streams) (difference string, err error) {
+// removed. It returns the first difference that it found before, "" for none. known is the content
+// of the last call if no other process changed nftables since, otherwise empty: maps of slots are
+// read only of other streams.
+func Apply(conn *nft.Conn, mask uint32, streams, known Streams) (difference string, err error) {
 	for _, family := range vip.Families {
 		some := limited(streams[family])
 		if len(some) == 0 {
@@ -44,16 +46,29 @@ func Apply(conn *nft.Conn, mask uint32, streams Streams) (difference string, err
 		if err != nil {
 			return "", err
 		}
+		writer := slotWriter{conn: conn, transaction: nft.Transaction{Table: table}}
 		for _, stream := range some {
+			index := slices.IndexFunc(known[family], func(before Stream) bool {
+				return before.Name == stream.Name && before.Size == stream.Size
+			})
 			for order, asked := range stream.Asked {
-				changed, err := write(conn, table, askedPrefixes[order]+stream.Name, asked)
+				set, have := askedPrefixes[order]+stream.Name, map[uint32]netip.Addr(nil)
+				if index >= 0 {
+					have = known[family][index].Asked[order]
+				} else if have, err = readSlots(conn, table, set); err != nil {
+					return "", err
+				}
+				changed, err := writer.write(set, have, asked)
 				if err != nil {
 					return "", err
 				}
 				if changed && found == "" {
-					found = "elements of map " + table.String() + " " + askedPrefixes[order] + stream.Name
+					found = "elements of map " + table.String() + " " + set
 				}
 			}
+		}
+		if err := writer.commit(); err != nil {
+			return "", err
 		}
 		if difference == "" {
 			difference = found
@@ -75,7 +90,7 @@ func limited(streams []Stream) []Stream {
 
 // Remove removes both tables.
 func Remove(conn *nft.Conn) error {
-	_, err := Apply(conn, 0, Streams{})
+	_, err := Apply(conn, 0, Streams{}, Streams{})
 	return err
 }
 
@@ -93,17 +108,29 @@ func remove(conn *nft.Conn, family vip.Family) (removed bool, err error) {
 	return true, nil
 }
 
-// write writes the differences of a map of slots. Each element is valid without the rest, so a
-// large change takes several transactions.
-func write(conn *nft.Conn, table nft.Table, set string, want map[uint32]netip.Addr) (changed bool, err error) {
+// readSlots reads a map of slots.
+func readSlots(conn *nft.Conn, table nft.Table, set string) (map[uint32]netip.Addr, error) {
 	have := map[uint32]netip.Addr{}
 	if _, err := conn.Elements(table, set, func(element nft.Element) {
 		if address, ok := netip.AddrFromSlice(element.Data); ok && len(element.Key) == 4 {
 			have[binary.NativeEndian.Uint32(element.Key)] = address
 		}
 	}); err != nil {
-		return false, fmt.Errorf("failed to read map %s %s: %w", table, set, err)
+		return nil, fmt.Errorf("failed to read map %s %s: %w", table, set, err)
 	}
+	return have, nil
+}
+
+// slotWriter writes the differences of maps of slots. Each element is valid without the rest, so a
+// large change takes several transactions.
+type slotWriter struct {
+	conn        *nft.Conn
+	transaction nft.Transaction
+	elements    int
+}
+
+// write adds the differences of one map, and reports whether there are any.
+func (writer *slotWriter) write(set string, have, want map[uint32]netip.Addr) (changed bool, err error) {
 	var removed, added []nft.Element
 	for slot, address := range have {
 		if want[slot] != address {
@@ -115,23 +142,36 @@ func write(conn *nft.Conn, table nft.Table, set string, want map[uint32]netip.Ad
 			added = append(added, nft.Element{Key: number(slot), Data: address.AsSlice()})
 		}
 	}
+	// An element that changes is deleted before it is added.
 	for part := range slices.Chunk(removed, fwstate.MaxElements) {
-		if err := commit(conn, table, func(t *nft.Transaction) { t.DeleteElements(set, part) }); err != nil {
+		if err := writer.reserve(len(part)); err != nil {
 			return false, err
 		}
+		writer.transaction.DeleteElements(set, part)
 	}
 	for part := range slices.Chunk(added, fwstate.MaxElements) {
-		if err := commit(conn, table, func(t *nft.Transaction) { t.AddElements(set, part) }); err != nil {
+		if err := writer.reserve(len(part)); err != nil {
 			return false, err
 		}
+		writer.transaction.AddElements(set, part)
 	}
 	return len(removed)+len(added) > 0, nil
 }
 
-func commit(conn *nft.Conn, table nft.Table, fill func(*nft.Transaction)) error {
-	transaction := &nft.Transaction{Table: table}
-	fill(transaction)
-	return conn.Commit(transaction, nil)
+// reserve commits the transaction unless it has room for more elements.
+func (writer *slotWriter) reserve(elements int) error {
+	if writer.elements += elements; writer.elements <= fwstate.MaxElements {
+		return nil
+	}
+	err := writer.commit()
+	writer.elements = elements
+	return err
+}
+
+func (writer *slotWriter) commit() error {
+	err := writer.conn.Commit(&writer.transaction, nil)
+	writer.transaction, writer.elements = nft.Transaction{Table: writer.transaction.Table}, 0
+	return err
 }
 
 // Counters counts packets since the tables were last written.

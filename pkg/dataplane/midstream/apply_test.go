@@ -36,7 +36,7 @@ func TestApply(t *testing.T) {
 	t.Cleanup(func() { harness.Must(t, conn.Close()) })
 	apply := func(want string, streams Streams) {
 		t.Helper()
-		difference, err := Apply(conn, 0xffffff, streams)
+		difference, err := Apply(conn, 0xffffff, streams, Streams{})
 		if err != nil || difference != want {
 			t.Fatalf("Apply returned %q, %v; want %q", difference, err, want)
 		}
