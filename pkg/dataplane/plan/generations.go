@@ -35,7 +35,8 @@ const (
 	generationAge = 12 * time.Hour
 )
 
-// Note records the tables that are in force now, and reports whether they are a new generation.
+// Note records the tables that are in force now, and reports whether they are a new generation, or
+// an earlier one is forgotten.
 func (generations *Generations) Note(tables [len(vip.Families)][]string, now time.Time) bool {
 	current := &generations.Current
 	if current.Until.IsZero() {
@@ -44,21 +45,25 @@ func (generations *Generations) Note(tables [len(vip.Families)][]string, now tim
 	// A wall clock that jumps back must not shorten a generation.
 	current.Seconds += max(0, now.Sub(current.Until).Seconds())
 	current.Until = now
-	if sameTables(current.Targets, tables) {
+	same := sameTables(current.Targets, tables)
+	forgotten := func(generation Generation) bool { return now.Sub(generation.Until) > generationAge }
+	if same && !slices.ContainsFunc(generations.Earlier, forgotten) {
 		return false
 	}
 	next := Generation{Targets: [...][]string{slices.Clone(tables[0]), slices.Clone(tables[1])}, Until: now}
 	earlier := slices.Clone(generations.Earlier) // copies of the value are read concurrently
-	if current.Seconds >= minGeneration.Seconds() {
+	if same {
+		next = *current
+	} else if current.Seconds >= minGeneration.Seconds() {
 		earlier = append(earlier, *current)
 	}
 	// Targets that fail and return restore the earlier set: it is current again, and no second one.
 	earlier = slices.DeleteFunc(earlier, func(generation Generation) bool {
-		same := sameTables(generation.Targets, tables)
-		if same {
+		restored := sameTables(generation.Targets, tables)
+		if restored {
 			next.Seconds += generation.Seconds
 		}
-		return same || len(generation.Targets[0])+len(generation.Targets[1]) == 0 || now.Sub(generation.Until) > generationAge
+		return restored || len(generation.Targets[0])+len(generation.Targets[1]) == 0 || forgotten(generation)
 	})
 	slices.SortStableFunc(earlier, func(a, b Generation) int { return cmp.Compare(b.Seconds, a.Seconds) })
 	generations.Current, generations.Earlier = next, earlier[:min(len(earlier), maxGenerations)]
