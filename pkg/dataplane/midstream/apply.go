@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -41,15 +43,23 @@ func Apply(conn *nft.Conn, mask uint32, streams, known Streams) (difference stri
 			}
 			continue
 		}
-		table := tableOf(family, mask, some)
-		found, _, err := conn.Ensure(table)
+		table := nft.Table{Family: tableFamily[family], Name: plan.TableName}
+		writer, found := slotWriter{conn: conn, transaction: nft.Transaction{Table: table}}, ""
+		if before := limited(known[family]); len(before) > 0 && sameObjects(before, some) {
+			err = writer.writeTargets(newBuilder(family, mask), before, some)
+		} else {
+			// Reading back takes most of the time, and many streams more than one.
+			found, _, err = conn.Ensure(tableOf(family, mask, some))
+		}
 		if err != nil {
 			return "", err
 		}
-		writer := slotWriter{conn: conn, transaction: nft.Transaction{Table: table}}
 		for _, stream := range some {
+			if stream.asksEveryone() {
+				continue
+			}
 			index := slices.IndexFunc(known[family], func(before Stream) bool {
-				return before.Name == stream.Name && before.Size == stream.Size
+				return before.Name == stream.Name && before.Size == stream.Size && !before.asksEveryone()
 			})
 			for order, asked := range stream.Asked {
 				set, have := askedPrefixes[order]+stream.Name, map[uint32]netip.Addr(nil)
@@ -75,6 +85,59 @@ func Apply(conn *nft.Conn, mask uint32, streams, known Streams) (difference stri
 		}
 	}
 	return difference, nil
+}
+
+// sameObjects reports whether the tables of two lists of streams differ in elements of sets
+// and in the rules for each target only.
+func sameObjects(before, after []Stream) bool {
+	return slices.EqualFunc(before, after, func(a, b Stream) bool {
+		return a.Name == b.Name && a.Size == b.Size && a.Seed == b.Seed && a.asksEveryone() == b.asksEveryone()
+	})
+}
+
+// writeTargets adds the differences of the elements of targets.
+func (writer *slotWriter) writeTargets(b *builder, before, after []Stream) error {
+	// Elements of other streams are equal: fwmarks belong to one stream. Link-layer addresses do not.
+	changed := func(streams, than []Stream) (list []Stream) {
+		for _, stream := range streams {
+			if !slices.ContainsFunc(than, func(other Stream) bool { return stream.sameTargets(other) }) {
+				list = append(list, stream)
+			}
+		}
+		return list
+	}
+	sets := func(streams, than []Stream) []nft.Set {
+		differing := changed(streams, than)
+		list := append(b.targetSets(differing), linksOf(streams))
+		for _, stream := range differing {
+			list = append(list, linkSet(stream))
+		}
+		return list
+	}
+	had := map[string][]nft.Element{}
+	for _, set := range sets(before, after) {
+		had[set.Name] = set.Elements
+	}
+	for _, set := range sets(after, before) {
+		if err := writer.writeElements(set.Name, had[set.Name], set.Elements); err != nil {
+			return err
+		}
+	}
+	for _, stream := range changed(after, before) {
+		if stream.asksEveryone() {
+			for _, chain := range b.peerChains(stream) {
+				writer.transaction.FlushChain(chain.Name)
+				writer.transaction.AddRules(chain.Name, chain.Rules...)
+			}
+		}
+	}
+	return nil
+}
+
+// sameTargets reports whether two streams have the same elements of targets.
+func (stream *Stream) sameTargets(other Stream) bool {
+	return stream.Name == other.Name && maps.Equal(stream.FWMarks, other.FWMarks) &&
+		maps.Equal(stream.Everyone, other.Everyone)
 }
 
 // limited returns the first streams that have maxTargets targets together.
@@ -129,8 +192,12 @@ type slotWriter struct {
 	elements    int
 }
 
-// write adds the differences of one map, and reports whether there are any.
+// write adds the differences of one map of slots, and reports whether there are any.
 func (writer *slotWriter) write(set string, have, want map[uint32]netip.Addr) (changed bool, err error) {
+	// Most streams did not change, and their owner passes the same map again.
+	if reflect.ValueOf(have).UnsafePointer() == reflect.ValueOf(want).UnsafePointer() {
+		return false, nil
+	}
 	var removed, added []nft.Element
 	for slot, address := range have {
 		if want[slot] != address {
@@ -142,20 +209,48 @@ func (writer *slotWriter) write(set string, have, want map[uint32]netip.Addr) (c
 			added = append(added, nft.Element{Key: number(slot), Data: address.AsSlice()})
 		}
 	}
-	// An element that changes is deleted before it is added.
+	return len(removed)+len(added) > 0, writer.change(set, removed, added)
+}
+
+// writeElements adds the differences of one set.
+func (writer *slotWriter) writeElements(set string, have, want []nft.Element) error {
+	text := func(element nft.Element) string {
+		return string(element.Key) + "/" + string(element.Data) + "/" + element.Chain
+	}
+	missing := func(list, than []nft.Element) (missing []nft.Element) {
+		known := map[string]bool{}
+		for _, element := range than {
+			known[text(element)] = true
+		}
+		for _, element := range list {
+			if !known[text(element)] {
+				missing = append(missing, element)
+			}
+		}
+		return missing
+	}
+	removed := missing(have, want)
+	for i := range removed {
+		removed[i] = nft.Element{Key: removed[i].Key}
+	}
+	return writer.change(set, removed, missing(want, have))
+}
+
+// change adds a change of a set. An element that changes is deleted before it is added.
+func (writer *slotWriter) change(set string, removed, added []nft.Element) error {
 	for part := range slices.Chunk(removed, fwstate.MaxElements) {
 		if err := writer.reserve(len(part)); err != nil {
-			return false, err
+			return err
 		}
 		writer.transaction.DeleteElements(set, part)
 	}
 	for part := range slices.Chunk(added, fwstate.MaxElements) {
 		if err := writer.reserve(len(part)); err != nil {
-			return false, err
+			return err
 		}
 		writer.transaction.AddElements(set, part)
 	}
-	return len(removed)+len(added) > 0, nil
+	return nil
 }
 
 // reserve commits the transaction unless it has room for more elements.
@@ -179,15 +274,16 @@ type Counters struct {
 	// Asked counts copies to earlier targets, Full packets that were not copied because too many flows
 	// are undecided.
 	Asked, Full uint64
-	// Decided counts flows whose target answered, Denied flows that all targets denied.
-	Decided, Denied uint64
+	// Current counts flows that the current target has, Decided flows of another target, Denied flows
+	// that all targets denied.
+	Current, Decided, Denied uint64
 }
 
 // Read returns the sum of the counters of both tables.
 func Read(conn *nft.Conn) (counters Counters, err error) {
 	by := map[string]*uint64{
 		commentAsked: &counters.Asked, commentFull: &counters.Full, commentDecided: &counters.Decided,
-		commentDenied: &counters.Denied,
+		commentDenied: &counters.Denied, commentCurrent: &counters.Current, commentOverAskRate: &counters.Full,
 	}
 	for _, family := range vip.Families {
 		table := nft.Table{Family: tableFamily[family], Name: plan.TableName}

@@ -45,9 +45,17 @@ var (
 	dialer = net.Dialer{Timeout: 5 * time.Second}
 )
 
-// newFixture returns a fixture that asks the second target about unknown flows, and the third one
-// if threeWay is set.
-func newFixture(t *testing.T, threeWay bool) *fixture {
+// asking selects the targets that are asked besides the first one.
+type asking string
+
+const (
+	second   asking = "the second"
+	threeWay asking = "the second and the third"
+	everyone asking = "all"
+)
+
+// newFixture returns a fixture that asks targets about unknown flows.
+func newFixture(t *testing.T, asking asking) *fixture {
 	x := &fixture{t: t}
 	for _, ns := range []**lab.NetNS{&x.client, &x.attacker, &x.pod} {
 		*ns = lab.NewNetNS(t, lab.WithoutDAD)
@@ -69,7 +77,7 @@ func newFixture(t *testing.T, threeWay bool) *fixture {
 	all := Streams{}
 	for _, family := range vip.Families {
 		asked := [copies]map[uint32]netip.Addr{{0: earlier[0][family], 1: earlier[0][family]}}
-		if threeWay {
+		if asking == threeWay {
 			asked[1] = map[uint32]netip.Addr{0: earlier[1][family], 1: earlier[1][family]}
 		}
 		all[family] = []Stream{{
@@ -87,8 +95,16 @@ func newFixture(t *testing.T, threeWay bool) *fixture {
 ip -6 rule add fwmark %[1]d/0xffffff lookup %[1]d
 ip route add default via 172.16.%[2]d.2 table %[1]d
 ip -6 route add default via fd16:%[2]d::2 table %[1]d`, 4999+i, i))
-		for _, family := range vip.Families {
-			all[family][0].FWMarks[uint32(4999+i)] = link
+		for family, address := range []string{fmt.Sprintf("172.16.%d.2", i), fmt.Sprintf("fd16:%d::2", i)} {
+			stream := &all[family][0]
+			stream.FWMarks[uint32(4999+i)] = link
+			if asking == everyone {
+				stream.Asked = [copies]map[uint32]netip.Addr{}
+				if stream.Everyone == nil {
+					stream.Everyone = map[uint32]netip.Addr{}
+				}
+				stream.Everyone[uint32(4999+i)] = netip.MustParseAddr(address)
+			}
 		}
 		x.serve(ns, i)
 	}
@@ -182,11 +198,11 @@ func (x *fixture) counters() Counters {
 
 // A flow that moves here keeps its target; a new one gets the current target.
 func TestMovedFlowsKeepTheirTarget(t *testing.T) {
-	for _, threeWay := range []bool{false, true} {
-		x := newFixture(t, threeWay)
+	for _, asking := range []asking{second, threeWay, everyone} {
+		x := newFixture(t, asking)
 		for _, family := range vip.Families {
-			for target := 1; target <= 2 || threeWay && target == 3; target++ {
-				t.Run(fmt.Sprintf("%s target %d, three-way %v", family, target, threeWay), func(t *testing.T) {
+			for target := 1; target <= 2 || asking != second && target == 3; target++ {
+				t.Run(fmt.Sprintf("%s target %d, %s asked", family, target, asking), func(t *testing.T) {
 					want := fmt.Sprint(target)
 					x.forward(uint32(4999 + target))
 					flow := x.dial(family)
@@ -214,7 +230,12 @@ func TestMovedFlowsKeepTheirTarget(t *testing.T) {
 
 // A half-closed flow, of which this pod sees the FIN first, gets its answer.
 func TestMovedFINIsAnswered(t *testing.T) {
-	x := newFixture(t, false)
+	for _, asking := range []asking{second, everyone} {
+		t.Run(string(asking), func(t *testing.T) { movedFIN(t, newFixture(t, asking)) })
+	}
+}
+
+func movedFIN(t *testing.T, x *fixture) {
 	flow := x.dial(vip.IPv4)
 	if _, err := ask(flow); err != nil {
 		t.Fatal(err)
@@ -231,7 +252,12 @@ func TestMovedFINIsAnswered(t *testing.T) {
 // A socket that an earlier flow of the same ports left at the current target answers with bare ACKs
 // (RFC 5961): data decides.
 func TestStaleSocketsDecideNothing(t *testing.T) {
-	x := newFixture(t, false)
+	for _, asking := range []asking{second, everyone} {
+		t.Run(string(asking), func(t *testing.T) { staleSockets(t, newFixture(t, asking)) })
+	}
+}
+
+func staleSockets(t *testing.T, x *fixture) {
 	x.forward(5000)
 	dialer.LocalAddr = &net.TCPAddr{Port: 45000}
 	t.Cleanup(func() { dialer.LocalAddr = nil })
@@ -299,8 +325,8 @@ func (x *fixture) send(ns *lab.NetNS, packet []byte) {
 
 // The client gets the RST of a flow that no target has.
 func TestDeadFlowsAreReset(t *testing.T) {
-	for threeWay, copies := range map[bool]uint64{false: 1, true: 2} {
-		t.Run(fmt.Sprintf("three-way %v", threeWay), func(t *testing.T) { deadFlows(t, newFixture(t, threeWay), copies) })
+	for asking, copies := range map[asking]uint64{second: 1, threeWay: 2, everyone: 2} {
+		t.Run(string(asking), func(t *testing.T) { deadFlows(t, newFixture(t, asking), copies) })
 	}
 }
 
@@ -322,7 +348,12 @@ func deadFlows(t *testing.T, x *fixture, copies uint64) {
 
 // Forged segments from the VIP decide and deny no flow.
 func TestForgedAnswersAreIgnored(t *testing.T) {
-	x := newFixture(t, false)
+	for asking, denials := range map[asking]int{second: 1, everyone: 2} {
+		t.Run(string(asking), func(t *testing.T) { forgedAnswers(t, newFixture(t, asking), denials) })
+	}
+}
+
+func forgedAnswers(t *testing.T, x *fixture, denials int) {
 	flow := x.dial(vip.IPv4)
 	if got, err := ask(flow); got != "2" || err != nil {
 		t.Fatalf("%q, %v", got, err)
@@ -332,7 +363,7 @@ func TestForgedAnswersAreIgnored(t *testing.T) {
 	// The flow is undecided until a target answers: the first target denies it, and the second has no data.
 	x.send(x.client, segment(to, netip.AddrPortFrom(vips[0], port), tcpACK))
 	await.True(t, "the flow to be undecided", func() bool {
-		return strings.Contains(x.pod.Shell(t, "nft list set ip vipgate-lb denied-1"), to.Addr().String())
+		return strings.Count(x.pod.Shell(t, "nft list set ip vipgate-lb denier"), to.Addr().String()) == denials
 	})
 	capture := lab.NewCapture(t, x.pod, "ext1")
 	for _, flags := range []byte{tcpRST, tcpRST | tcpACK, tcpPSH | tcpACK, tcpFIN | tcpACK, tcpACK} {
@@ -344,7 +375,7 @@ func TestForgedAnswersAreIgnored(t *testing.T) {
 	if got := x.counters(); got.Decided != 0 || got.Denied != 0 {
 		t.Errorf("%+v", got)
 	}
-	if out := x.pod.Shell(t, "nft list set ip vipgate-lb denier"); strings.Count(out, to.Addr().String()) != 1 {
+	if out := x.pod.Shell(t, "nft list set ip vipgate-lb denier"); strings.Count(out, to.Addr().String()) != denials {
 		t.Error(out)
 	}
 }
@@ -352,7 +383,7 @@ func TestForgedAnswersAreIgnored(t *testing.T) {
 // When the set of undecided flows is full, a flow that moves follows the current target, which
 // resets it.
 func TestFullSetFailsOpen(t *testing.T) {
-	x := newFixture(t, false)
+	x := newFixture(t, second)
 	flow, lucky := x.dial(vip.IPv4), x.dial(vip.IPv4)
 	for _, conn := range []net.Conn{flow, lucky} {
 		if got, err := ask(conn); got != "2" || err != nil {

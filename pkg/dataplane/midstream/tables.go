@@ -2,7 +2,6 @@ package midstream
 
 import (
 	"encoding/binary"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -26,6 +25,9 @@ type Stream struct {
 	// Asked holds the addresses to which packets are copied, by slot: the first and the second target,
 	// other than the current one, that the slot had.
 	Asked [copies]map[uint32]netip.Addr
+	// Everyone holds the addresses of all targets, by fwmark, if the earlier targets are unknown and all
+	// are asked: at most [MaxEveryone]. Asked is empty.
+	Everyone map[uint32]netip.Addr
 }
 
 // copies is the maximum number of earlier targets that are asked about a packet.
@@ -35,6 +37,8 @@ const (
 	// maxUndecided limits the flows of a family that are being decided. Flows beyond it follow the
 	// current set of targets, as without this package.
 	maxUndecided = 1 << 16
+	// maxDenials limits their denials, of which a flow has one for each target that is asked.
+	maxDenials = 4 * maxUndecided
 	// memory is how long an undecided flow is remembered after its last packet.
 	memory = 10 * time.Second
 )
@@ -70,7 +74,7 @@ const (
 	comment        = "vipgate: "
 	commentAsked   = comment + "a copy to an earlier target"
 	commentFull    = comment + "too many undecided flows"
-	commentDecided = comment + "the target that answers has the flow"
+	commentDecided = comment + "another target has the flow"
 	commentDenied  = comment + "denied by all targets"
 )
 
@@ -102,44 +106,56 @@ type builder struct {
 	chains          []nft.Chain
 }
 
+func newBuilder(family vip.Family, mask uint32) *builder {
+	return &builder{family: family, mask: mask, undecided: mask + 1}
+}
+
 // tableOf returns the table of a family, without the elements of the maps of slots.
 func tableOf(family vip.Family, mask uint32, streams []Stream) nft.Table {
-	b := &builder{family: family, mask: mask, undecided: mask + 1}
+	b := newBuilder(family, mask)
 	table := nft.Table{Family: tableFamily[family], Name: plan.TableName, Sets: b.flowSets()}
-	links := map[plan.LinkAddress]bool{}
-	byFWMark := nft.Set{
-		Name: streamsMap, Flags: unix.NFT_SET_MAP, KeyType: nft.TypeMark, KeyLen: 4, DataType: nft.TypeVerdict,
-	}
 	for _, stream := range streams {
-		byLink := nft.Set{
-			Name: linkPrefix + stream.Name, Flags: unix.NFT_SET_MAP, KeyType: nft.TypeEther, KeyLen: 6,
-			DataType: nft.TypeMark, DataLen: 4,
+		table.Sets = append(table.Sets, linkSet(stream))
+		if stream.asksEveryone() {
+			b.chain(nft.Chain{Name: plan.StreamChain(stream.Name)}, b.everyoneRules(stream)...)
+			b.chains = append(b.chains, b.peerChains(stream)...)
+			continue
 		}
-		seen := map[plan.LinkAddress]bool{{}: true} // without an unknown one
-		for _, fwmark := range slices.Sorted(maps.Keys(stream.FWMarks)) {
-			link := stream.FWMarks[fwmark]
-			byFWMark.Elements = append(byFWMark.Elements,
-				nft.Element{Key: number(fwmark), Chain: plan.StreamChain(stream.Name)})
-			// Of two targets behind one link-layer address an answer could not tell which one has the flow.
-			if !seen[link] {
-				byLink.Elements = append(byLink.Elements, nft.Element{Key: link[:], Data: number(fwmark)})
-				seen[link], links[link] = true, true
-			}
-		}
-		table.Sets = append(table.Sets, byLink)
 		for order := range stream.Asked {
 			table.Sets = append(table.Sets, b.askedSet(order, stream))
 		}
 		b.chain(nft.Chain{Name: plan.StreamChain(stream.Name)}, b.streamRules(stream)...)
 	}
-	known := nft.Set{Name: linksSet, KeyType: nft.TypeEther, KeyLen: 6}
-	for link := range links {
-		known.Elements = append(known.Elements, nft.Element{Key: link[:]})
-	}
-	table.Sets = append(table.Sets, known, byFWMark)
+	table.Sets = append(append(table.Sets, linksOf(streams)), b.targetSets(streams)...)
 	b.commonChains()
 	table.Chains = b.chains
 	return table
+}
+
+// linkSet returns the map of link-layer addresses to fwmarks of a stream.
+func linkSet(stream Stream) nft.Set {
+	set := nft.Set{
+		Name: linkPrefix + stream.Name, Flags: unix.NFT_SET_MAP, KeyType: nft.TypeEther, KeyLen: 6,
+		DataType: nft.TypeMark, DataLen: 4,
+	}
+	for link, fwmark := range stream.byLink() {
+		set.Elements = append(set.Elements, nft.Element{Key: link[:], Data: number(fwmark)})
+	}
+	return set
+}
+
+// linksOf returns the set of link-layer addresses of all targets.
+func linksOf(streams []Stream) nft.Set {
+	set := nft.Set{Name: linksSet, KeyType: nft.TypeEther, KeyLen: 6}
+	seen := map[plan.LinkAddress]bool{}
+	for _, stream := range streams {
+		for link := range stream.byLink() {
+			if !seen[link] {
+				set.Elements, seen[link] = append(set.Elements, nft.Element{Key: link[:]}), true
+			}
+		}
+	}
+	return set
 }
 
 func number(value uint32) []byte { return binary.NativeEndian.AppendUint32(nil, value) }
@@ -165,9 +181,15 @@ func (b *builder) flowSets() []nft.Set {
 	sets = append(sets, nft.Set{
 		Name: denierSet, KeyType: key<<nftables.SetConcatTypeBits | nft.TypeEther, KeyLen: length + 8,
 	})
+	sets = append(sets, nft.Set{
+		Name: everyoneMap, Flags: unix.NFT_SET_MAP, KeyType: key, KeyLen: length, DataType: nft.TypeMark, DataLen: 4,
+	})
 	for i := range sets {
-		sets[i].Flags, sets[i].Size = unix.NFT_SET_TIMEOUT|unix.NFT_SET_EVAL, maxUndecided
+		sets[i].Flags, sets[i].Size = sets[i].Flags|unix.NFT_SET_TIMEOUT|unix.NFT_SET_EVAL, maxUndecided
 		sets[i].Timeout, sets[i].Volatile = memory, true
+		if sets[i].Name == denierSet {
+			sets[i].Size = maxDenials
+		}
 	}
 	return sets
 }
@@ -200,9 +222,11 @@ func (b *builder) commonChains() {
 	reverse, accept := b.tuple(true), verdict(expr.VerdictAccept, "")
 	// Before connection tracking: it deletes an entry whose first reply is a RST. Only a target that
 	// has no socket of the flow sends a RST without ACK flag (RFC 9293, 3.10.7.1).
-	b.hook(refusalsChain, int32(*nftables.ChainPriorityRaw), b.rule(comment+"a target denies an undecided flow",
-		tcpFlags(tcpRST|tcpACK, expr.CmpOpEq, tcpRST), link(0), in(0, linksSet), reverse, in(0, undecidedSet),
-		verdict(expr.VerdictGoto, deniedChain)))
+	refusal := slices.Concat(tcpFlags(tcpRST|tcpACK, expr.CmpOpEq, tcpRST), link(0), in(0, linksSet), reverse)
+	b.hook(refusalsChain, int32(*nftables.ChainPriorityRaw),
+		b.rule(comment+"a target denies an undecided flow", refusal, in(0, undecidedSet),
+			verdict(expr.VerdictGoto, deniedChain)),
+		b.refusalRule(refusal))
 	twoWay := slices.Concat(reverse, in(0, deniedSets[0]), notIn(0, threeWaySet))
 	threeWay := slices.Concat(reverse, in(0, deniedSets[1]))
 	counted := slices.Concat([]expr.Any{&expr.Counter{}}, accept)
@@ -245,6 +269,7 @@ func (b *builder) commonChains() {
 	b.chain(nft.Chain{Name: unknownChain},
 		// The client's packet was invalid and has no entry, so the answer of a target begins one.
 		b.rule(comment+"the flow is undecided", link(0), in(0, linksSet), reverse, in(0, undecidedSet), b.setUndecided()),
+		b.rule(comment+"the flow is undecided", link(0), in(0, linksSet), reverse, b.stored(), b.setUndecided()),
 		b.rule(comment+"by the current target", current),
 	)
 	decide := verdict(expr.VerdictGoto, decideChain)
@@ -253,10 +278,13 @@ func (b *builder) commonChains() {
 		// A socket that an earlier flow of the same ports left answers with a bare ACK, too (RFC 5961).
 		b.rule(comment+"denied by the rest", threeWay, decide),
 		b.rule(comment+"denied by the rest", twoWay, decide),
+		b.rule(comment+"by the current target", b.connectionFWMark(), []expr.Any{lookupVerdict(0, restMap)}),
 	)
-	b.chain(nft.Chain{Name: decideChain}, b.rule(comment+"by the current target", []expr.Any{
-		&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, bitwise(0, 0, b.mask, 0), lookupVerdict(0, streamsMap),
-	}))
+	b.chain(nft.Chain{Name: decideChain},
+		b.rule(commentCurrent, b.connectionFWMark(), link(1), in(0, ownSet), []expr.Any{
+			&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: register(0)}, &expr.Counter{},
+		}, accept),
+		b.rule(comment+"by the current target", b.connectionFWMark(), []expr.Any{lookupVerdict(0, streamsMap)}))
 }
 
 // setUndecided sets the undecided bit of the connection mark.
@@ -287,12 +315,7 @@ func (b *builder) streamRules(stream Stream) []nft.Rule {
 	tuple, count := b.tuple(false), []expr.Any{&expr.Counter{}}
 	dup := []expr.Any{&expr.Counter{}, &expr.Dup{RegAddr: register(address)}}
 	return []nft.Rule{
-		b.rule(commentDecided, link(0), []expr.Any{
-			&expr.Lookup{
-				SourceRegister: register(0), SetName: linkPrefix + stream.Name, DestRegister: register(2), IsDestRegSet: true,
-			},
-			&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: register(2)}, &expr.Counter{},
-		}, verdict(expr.VerdictAccept, "")),
+		b.decidedRule(stream),
 		// A full set ends the rule before the copy: the current target's RST then reaches the client.
 		b.rule(commentAsked, asked(0), tuple, update(undecidedSet), dup),
 		b.rule(commentAsked, asked(1), tuple, in(0, undecidedSet), update(threeWaySet), dup),
@@ -300,6 +323,13 @@ func (b *builder) streamRules(stream Stream) []nft.Rule {
 		// The last rule: a packet that connection tracking calls invalid has no entry and ends it.
 		b.rule(comment+"the flow is undecided", tuple, in(0, undecidedSet), b.setUndecided()),
 	}
+}
+
+// decidedRule returns the rule for the answer of another target than the current one.
+func (b *builder) decidedRule(stream Stream) nft.Rule {
+	return b.rule(commentDecided, link(0), lookupData(0, linkPrefix+stream.Name, 2), []expr.Any{
+		&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: register(2)}, &expr.Counter{},
+	}, verdict(expr.VerdictAccept, ""))
 }
 
 func register(i uint32) uint32 { return fwstate.Register(i) }
