@@ -172,6 +172,7 @@ func (a *application) prepareMoved() {
 			a.moved.generations[change.Name] = &plan.Generations{}
 		}
 		next.Note(change.Stream.Tables, a.now())
+		change.record.everyone = !next.Complete(a.now())
 		sets := slices.Concat(a.desired.Streams[change.Name].Earlier, next.Sets())
 		change.record.asked, prepared = change.record.askedSlots(sets), true
 	}
@@ -199,6 +200,9 @@ func (engine *engine) noteGenerations(desired *plan.Desired, now time.Time) (cha
 		}
 		if generations.Note(record.installed.Tables, now) {
 			record.slotsStale, fresh = true, true
+		}
+		if everyone := !generations.Complete(now); everyone != record.everyone {
+			record.everyone, changed = everyone, true
 		}
 		if record.slotsStale {
 			record.slotsStale, changed = false, true
@@ -255,22 +259,39 @@ func (engine *engine) movedStreams() (streams midstream.Streams) {
 			continue
 		}
 		for _, family := range vip.Families {
-			if len(record.asked[family][0]) == 0 {
-				continue
+			if stream := engine.movedStream(name, record, family); stream != nil {
+				streams[family] = append(streams[family], *stream)
 			}
-			stream := midstream.Stream{
-				Name: name, Size: record.installed.Size, Seed: record.installed.Seed, Asked: record.asked[family],
-				FWMarks: map[uint32]plan.LinkAddress{},
-			}
-			for _, target := range record.targets {
-				if keepsFlows(target, family) {
-					stream.FWMarks[target.FWMark] = engine.linkAddress(target.IPs[family])
-				}
-			}
-			streams[family] = append(streams[family], stream)
 		}
 	}
 	return streams
+}
+
+// movedStream returns a stream that asks all of its targets while sets of targets are unknown and the
+// targets are few, otherwise the earlier targets of its slots; nil without any target to ask.
+func (engine *engine) movedStream(name string, record *streamRecord, family vip.Family) *midstream.Stream {
+	stream := &midstream.Stream{
+		Name: name, Size: record.installed.Size, Seed: record.installed.Seed,
+		FWMarks: map[uint32]plan.LinkAddress{}, Everyone: map[uint32]netip.Addr{},
+	}
+	for _, target := range record.targets {
+		if keepsFlows(target, family) {
+			stream.Everyone[target.FWMark] = target.IPs[family]
+		}
+	}
+	if count := len(stream.Everyone); !record.everyone || count < 2 || count > midstream.MaxEveryone {
+		if len(record.asked[family][0]) == 0 {
+			return nil
+		}
+		stream.Asked = record.asked[family]
+	}
+	for fwmark, address := range stream.Everyone {
+		stream.FWMarks[fwmark] = engine.linkAddress(address)
+	}
+	if stream.Asked[0] != nil {
+		stream.Everyone = nil
+	}
+	return stream
 }
 
 // linkAddress returns the link-layer address of a target. The checks of a new target resolved it

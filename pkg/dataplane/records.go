@@ -26,6 +26,8 @@ type streamRecord struct {
 	// asked holds the earlier targets of slots, by family. slotsStale: targets or tables changed since.
 	asked      [len(vip.Families)]asked
 	slotsStale bool
+	// everyone: sets of targets are unknown, so that all targets are asked.
+	everyone bool
 
 	tables   plan.TableCaches
 	fault    plan.StreamFault

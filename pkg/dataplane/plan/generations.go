@@ -22,6 +22,14 @@ type Generations struct {
 	Current Generation `json:"current"`
 	// Earlier holds the generations before, the longest in force first.
 	Earlier []Generation `json:"earlier"`
+	// Since is the time from which on every set is remembered: the first start, or the end of a set
+	// that was forgotten because it was short or there were too many.
+	Since time.Time `json:"since"`
+}
+
+// Complete reports whether all sets of targets are known whose flows may still be open.
+func (generations *Generations) Complete(now time.Time) bool {
+	return !generations.Since.IsZero() && now.Sub(generations.Since) > generationAge
 }
 
 const (
@@ -42,6 +50,9 @@ func (generations *Generations) Note(tables [len(vip.Families)][]string, now tim
 	if current.Until.IsZero() {
 		current.Until = now
 	}
+	if generations.Since.IsZero() {
+		generations.Since = now
+	}
 	// A wall clock that jumps back must not shorten a generation.
 	current.Seconds += max(0, now.Sub(current.Until).Seconds())
 	current.Until = now
@@ -56,6 +67,8 @@ func (generations *Generations) Note(tables [len(vip.Families)][]string, now tim
 		next = *current
 	} else if current.Seconds >= minGeneration.Seconds() {
 		earlier = append(earlier, *current)
+	} else if len(current.Targets[0])+len(current.Targets[1]) > 0 {
+		generations.Since = now
 	}
 	// Targets that fail and return restore the earlier set: it is current again, and no second one.
 	earlier = slices.DeleteFunc(earlier, func(generation Generation) bool {
@@ -66,7 +79,10 @@ func (generations *Generations) Note(tables [len(vip.Families)][]string, now tim
 		return restored || len(generation.Targets[0])+len(generation.Targets[1]) == 0 || forgotten(generation)
 	})
 	slices.SortStableFunc(earlier, func(a, b Generation) int { return cmp.Compare(b.Seconds, a.Seconds) })
-	generations.Current, generations.Earlier = next, earlier[:min(len(earlier), maxGenerations)]
+	if len(earlier) > maxGenerations {
+		earlier, generations.Since = earlier[:maxGenerations], now
+	}
+	generations.Current, generations.Earlier = next, earlier
 	return true
 }
 
