@@ -52,6 +52,8 @@ type Options struct {
 	LB []string
 	// Targets is the initial number of targets, 1 to 10.
 	Targets int
+	// History: each lb starts as one that has seen every set of targets.
+	History bool
 	// Replies is the reply route of the targets.
 	Replies lab.Replies
 }
@@ -111,6 +113,11 @@ func (t *Trench) startLB(p *lab.Pod) error {
 	args := append([]string{"--dataplane=nftables"}, t.o.LB...)
 	if t.o.Control {
 		args = append(args, "--drain-time=0s")
+	}
+	if t.o.History {
+		if err := knowHistory(p); err != nil {
+			return err
+		}
 	}
 	return p.StartLB(args...)
 }
