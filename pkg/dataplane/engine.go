@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/midstream"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -59,7 +60,7 @@ type engine struct {
 	// guests drain, and transfers holds the old and new streams of VIPs that move in this pass.
 	guests    guests
 	transfers map[[2]string]bool
-	moved     moved
+	moved     midstream.Keeper
 	// oldRulesRemoved: the rules of an earlier process with different options are removed.
 	oldRulesRemoved bool
 }

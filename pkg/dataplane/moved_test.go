@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/midstream"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -18,11 +19,12 @@ import (
 // not all targets are asked.
 func (x *site) remember() {
 	x.t.Helper()
-	x.must(os.WriteFile(filepath.Join(x.dir, "generations.json"), []byte(`{"a":{"since":"2000-01-01T00:00:00Z"}}`), 0o600))
+	const state = `{"a":{"since":"2000-01-01T00:00:00Z"}}`
+	x.must(os.WriteFile(filepath.Join(x.dir, "generations.json"), []byte(state), 0o600))
 }
 
-// movedTables match the tables for flows of other pods, which depend on the time that sets of targets
-// were in force.
+// movedTables match the tables for flows of other pods, which depend on the time that sets of
+// targets were in force.
 var movedTables = regexp.MustCompile(`(?ms)^table ip6? vipgate-lb \{.*?^\}\n`)
 
 // The tables for flows of other pods follow the earlier sets of targets, survive a restart, are
@@ -130,7 +132,7 @@ func TestTablesForFlowsOfOtherPods(t *testing.T) {
 func TestGenerationsSurviveARestart(t *testing.T) {
 	x := newSite(t)
 	file := filepath.Join(x.dir, "generations.json")
-	read := func() (stored Generations) {
+	read := func() (stored midstream.Generations) {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return nil

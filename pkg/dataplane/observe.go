@@ -48,8 +48,6 @@ type observation struct {
 	// rulesetRead: nftables was read, as after a change by another process; linksChanged: link-layer
 	// addresses changed. Both since the tables of package midstream were written.
 	rulesetRead, linksChanged bool
-	// linksRead: link-layer addresses were read for the write in progress.
-	linksRead bool
 	// readErr is the last failure to read or change the kernel. It suspends all changes.
 	readErr error
 	// lastRead is the time of the last read, lastFullRead of the last full read. readTime is the

@@ -11,6 +11,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/midstream"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/latest"
 )
@@ -80,7 +81,7 @@ func New(options Options) (*Plane, error) {
 	}
 	options.Log = options.Log.With("component", "dataplane")
 	e := newEngine(options, nil)
-	if err := errors.Join(e.holds.load(), e.moved.loadGenerations(options)); err != nil {
+	if err := errors.Join(e.holds.load(), e.moved.Load(options.StateDir, options.Log)); err != nil {
 		return nil, fmt.Errorf("data plane: %w", err)
 	}
 	return &Plane{
@@ -152,8 +153,9 @@ func (plane *Plane) Unmatched(ctx context.Context) (map[string]uint64, error) {
 }
 
 // Moved returns the earlier sets of targets, and the packets of flows of other pods.
-func (plane *Plane) Moved(ctx context.Context) (Moved, error) {
-	return ask(ctx, plane, "read the flows of other pods", func(e *engine) (Moved, error) { return e.moved.view() })
+func (plane *Plane) Moved(ctx context.Context) (midstream.View, error) {
+	return ask(ctx, plane, "read the flows of other pods",
+		func(e *engine) (midstream.View, error) { return e.moved.View() })
 }
 
 // Run reconciles until ctx ends and leaves the kernel state installed. It uses the network
@@ -166,10 +168,10 @@ func (plane *Plane) Run(ctx context.Context) error {
 		return fmt.Errorf("open netlink sockets: %w", err)
 	}
 	plane.e.kernel, plane.conn = conn, conn
-	plane.e.moved.useKernel(conn, plane.e.options.Mask)
+	plane.e.moved.UseKernel(conn, plane.e.options.Mask)
 	var writer sync.WaitGroup
 	if plane.e.options.StateDir != "" {
-		writer.Go(func() { plane.writeGenerations(ctx) })
+		writer.Go(func() { plane.e.moved.Write(ctx, plane.e.options.StateDir, plane.e.log) })
 	}
 	plane.run(ctx)
 	plane.e.fast.detach("lb has stopped")

@@ -199,7 +199,9 @@ func (plane *Plane) step(desired *plan.Desired) (failed bool) {
 	engine.observe(!now.Before(plane.nextRead()))
 	engine.pulse.Next(0)
 	if network != engine.network || plane.sysctlsChecked.Equal(now) { // gateways and targets may have changed
-		plane.mtuProblems = engine.mtuProblems()
+		if engine.options.Gateways != nil && engine.network != nil {
+			plane.mtuProblems = engine.network.MTUProblems(engine.options.Gateways(), engine.targetAddresses)
+		}
 	}
 	if engine.readErr == nil && engine.desired != nil && engine.repairsAreSlow() {
 		// Publish the drift first, because readiness must not wait for a long repair.

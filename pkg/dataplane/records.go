@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // streamRecord is the state of one stream in the engine.
@@ -23,11 +22,8 @@ type streamRecord struct {
 	// failed: the last change failed and is retried.
 	dirty, stale, repair, failed bool
 
-	// asked holds the earlier targets of slots, by family. slotsStale: targets or tables changed since.
-	asked      [len(vip.Families)]asked
+	// slotsStale: targets or tables changed since package midstream noted them.
 	slotsStale bool
-	// everyone: sets of targets are unknown, so that all targets are asked.
-	everyone bool
 
 	tables   plan.TableCaches
 	fault    plan.StreamFault
@@ -156,4 +152,15 @@ func (record *streamRecord) unreachableIn(network *plan.Network) map[netip.Addr]
 		}
 	}
 	return record.unreachable
+}
+
+// targetAddresses yields the addresses of all targets.
+func (r *records) targetAddresses(yield func(netip.Addr) bool) {
+	for _, record := range r.streams {
+		for address := range record.addresses {
+			if !yield(address) {
+				return
+			}
+		}
+	}
 }

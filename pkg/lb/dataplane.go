@@ -134,9 +134,11 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	s.Streams = p.dataPlaneStreams(state, targets, unmatched)
 	for _, stream := range s.GetStreams() {
 		stream.Earlier = append(stream.Earlier, earlierProto(moved.Generations[stream.GetName()].Earlier)...)
+		stream.AsksAllTargets = moved.Everyone[stream.GetName()]
 	}
 	s.MovedFlows = &lbv1.MovedFlows{
-		Asked: moved.Packets.Asked, Decided: moved.Packets.Decided, Denied: moved.Packets.Denied, Full: moved.Packets.Full,
+		Asked: moved.Packets.Asked, Current: moved.Packets.Current, Decided: moved.Packets.Decided,
+		Denied: moved.Packets.Denied, Full: moved.Packets.Full,
 	}
 	return s
 }
@@ -244,8 +246,8 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 	// A counter that cannot be read is absent.
 	if moved, err := p.plane.Moved(ctx); err == nil {
 		m.Moved = map[string]uint64{
-			"asked": moved.Packets.Asked, "decided": moved.Packets.Decided, "denied": moved.Packets.Denied,
-			"full": moved.Packets.Full,
+			"asked": moved.Packets.Asked, "current": moved.Packets.Current, "earlier": moved.Packets.Decided,
+			"denied": moved.Packets.Denied, "full": moved.Packets.Full,
 		}
 	}
 	// Only streams with a match count unmatched packets, so most scrapes need not read the kernel.

@@ -37,8 +37,9 @@ func writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.
 	}
 	head.row("confirmed", confirmed)
 	if moved := plane.GetMovedFlows(); moved.GetAsked()+moved.GetFull() > 0 {
-		head.row("flows of other pods", fmt.Sprintf("%d copies to earlier targets, %d decided, %d denied, %d not copied",
-			moved.GetAsked(), moved.GetDecided(), moved.GetDenied(), moved.GetFull()))
+		head.row("flows of other pods", fmt.Sprintf("%d of the current target, %d of another one, %d denied by all; "+
+			"%d packets copied, %d not", moved.GetCurrent(), moved.GetDecided(), moved.GetDenied(), moved.GetAsked(),
+			moved.GetFull()))
 	}
 	out.WriteByte('\n')
 	head.align(out, "")
@@ -145,6 +146,9 @@ func dataPlaneStreams(all []*lbv1.DataPlaneStream) *table {
 func earlierTargets(all []*lbv1.DataPlaneStream, now time.Time) *table {
 	rows := newTable("STREAM", "EARLIER TARGETS", "IN FORCE", "ENDED")
 	for _, stream := range all {
+		if stream.GetAsksAllTargets() {
+			rows.add(stream.GetName(), "all are asked: earlier ones are unknown", none, none)
+		}
 		for _, generation := range stream.GetEarlier() {
 			lasted, ended := "trench file", none
 			if generation.GetUntil() != nil {

@@ -132,8 +132,8 @@ func sequence(ctx context.Context, t *Trench, g *load.Generator, flows int) (lef
 	return left, errors.Join(errs...)
 }
 
-// rehash lets the gateways hash flows to pods with another seed, as when the flows of a lost gateway
-// reach another one.
+// rehash lets the gateways hash flows to pods with another seed, as when the flows of a lost
+// gateway reach another one.
 func rehash(seed string) func(context.Context, *Trench, *load.Generator) ([]string, error) {
 	return func(_ context.Context, t *Trench, _ *load.Generator) ([]string, error) {
 		return nil, errors.Join(t.Gateway.Sysctl("net.ipv4.fib_multipath_hash_seed", seed),

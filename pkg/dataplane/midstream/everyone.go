@@ -121,7 +121,8 @@ func setPacketMark(from uint32) []expr.Any {
 func unmark() []expr.Any { return append(immediate(0, number(0)), setPacketMark(0)...) }
 
 // refusalRule returns the rule for RSTs of flows about which all targets are asked, and adds the
-// chain that finds the stream. nft cannot list a lookup of a looked-up value, so the packet mark holds it.
+// chain that finds the stream. The packet mark holds the looked-up fwmark: nft cannot list a lookup
+// of a looked-up value.
 func (b *builder) refusalRule(refusal []expr.Any) nft.Rule {
 	b.chain(nft.Chain{Name: denierEveryoneChain},
 		b.rule(comment+"by the current target", []expr.Any{

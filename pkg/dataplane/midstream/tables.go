@@ -25,8 +25,8 @@ type Stream struct {
 	// Asked holds the addresses to which packets are copied, by slot: the first and the second target,
 	// other than the current one, that the slot had.
 	Asked [copies]map[uint32]netip.Addr
-	// Everyone holds the addresses of all targets, by fwmark, if the earlier targets are unknown and all
-	// are asked: at most [MaxEveryone]. Asked is empty.
+	// Everyone holds the addresses of all targets, by fwmark, if the earlier targets are unknown and
+	// all are asked: at most [MaxEveryone]. Asked is empty.
 	Everyone map[uint32]netip.Addr
 }
 

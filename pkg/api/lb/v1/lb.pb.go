@@ -944,14 +944,16 @@ func (x *FastPathInterface) GetReason() string {
 // written.
 type MovedFlows struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The copies to earlier targets of undecided flows.
+	// The copies of packets of undecided flows, to earlier targets or to all.
 	Asked uint64 `protobuf:"varint,1,opt,name=asked,proto3" json:"asked,omitempty"`
-	// The answers of targets that decided a flow.
+	// The flows whose target is not the current one of their slot.
 	Decided uint64 `protobuf:"varint,2,opt,name=decided,proto3" json:"decided,omitempty"`
 	// The RSTs of flows that every asked target denied.
 	Denied uint64 `protobuf:"varint,3,opt,name=denied,proto3" json:"denied,omitempty"`
 	// The packets without a copy, because too many flows were undecided.
-	Full          uint64 `protobuf:"varint,4,opt,name=full,proto3" json:"full,omitempty"`
+	Full uint64 `protobuf:"varint,4,opt,name=full,proto3" json:"full,omitempty"`
+	// The flows whose target is the current one of their slot.
+	Current       uint64 `protobuf:"varint,5,opt,name=current,proto3" json:"current,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1010,6 +1012,13 @@ func (x *MovedFlows) GetDenied() uint64 {
 func (x *MovedFlows) GetFull() uint64 {
 	if x != nil {
 		return x.Full
+	}
+	return 0
+}
+
+func (x *MovedFlows) GetCurrent() uint64 {
+	if x != nil {
+		return x.Current
 	}
 	return 0
 }
@@ -1174,9 +1183,11 @@ type DataPlaneStream struct {
 	UnmatchedPackets uint64 `protobuf:"varint,9,opt,name=unmatched_packets,json=unmatchedPackets,proto3" json:"unmatched_packets,omitempty"`
 	// The earlier sets of targets that are asked about flows of other pods, first the ones of the trench
 	// file.
-	Earlier       []*DataPlaneGeneration `protobuf:"bytes,10,rep,name=earlier,proto3" json:"earlier,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Earlier []*DataPlaneGeneration `protobuf:"bytes,10,rep,name=earlier,proto3" json:"earlier,omitempty"`
+	// All targets are asked about flows of other pods, because earlier sets are unknown.
+	AsksAllTargets bool `protobuf:"varint,11,opt,name=asks_all_targets,json=asksAllTargets,proto3" json:"asks_all_targets,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *DataPlaneStream) Reset() {
@@ -1277,6 +1288,13 @@ func (x *DataPlaneStream) GetEarlier() []*DataPlaneGeneration {
 		return x.Earlier
 	}
 	return nil
+}
+
+func (x *DataPlaneStream) GetAsksAllTargets() bool {
+	if x != nil {
+		return x.AsksAllTargets
+	}
+	return false
 }
 
 // DataPlaneGeneration is an earlier set of targets of a stream.
@@ -2027,13 +2045,14 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"interfaces\"?\n" +
 	"\x11FastPathInterface\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"h\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x82\x01\n" +
 	"\n" +
 	"MovedFlows\x12\x14\n" +
 	"\x05asked\x18\x01 \x01(\x04R\x05asked\x12\x18\n" +
 	"\adecided\x18\x02 \x01(\x04R\adecided\x12\x16\n" +
 	"\x06denied\x18\x03 \x01(\x04R\x06denied\x12\x12\n" +
-	"\x04full\x18\x04 \x01(\x04R\x04full\"Y\n" +
+	"\x04full\x18\x04 \x01(\x04R\x04full\x12\x18\n" +
+	"\acurrent\x18\x05 \x01(\x04R\acurrent\"Y\n" +
 	"\rDataPlaneHold\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x120\n" +
 	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xa2\x01\n" +
@@ -2042,7 +2061,7 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x16\n" +
 	"\x06target\x18\x03 \x01(\tR\x06target\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x120\n" +
-	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xe2\x02\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x8c\x03\n" +
 	"\x0fDataPlaneStream\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\rR\x04size\x12\x12\n" +
@@ -2054,7 +2073,8 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x05match\x18\b \x03(\tR\x05match\x12+\n" +
 	"\x11unmatched_packets\x18\t \x01(\x04R\x10unmatchedPackets\x12<\n" +
 	"\aearlier\x18\n" +
-	" \x03(\v2\".vipgate.lb.v1.DataPlaneGenerationR\aearlier\"\xc0\x01\n" +
+	" \x03(\v2\".vipgate.lb.v1.DataPlaneGenerationR\aearlier\x12(\n" +
+	"\x10asks_all_targets\x18\v \x01(\bR\x0easksAllTargets\"\xc0\x01\n" +
 	"\x13DataPlaneGeneration\x12!\n" +
 	"\ftargets_ipv4\x18\x01 \x03(\tR\vtargetsIpv4\x12!\n" +
 	"\ftargets_ipv6\x18\x02 \x03(\tR\vtargetsIpv6\x121\n" +
