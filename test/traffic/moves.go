@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/admin"
 	"github.com/vipgate/vipgate/test/load"
 )
 
@@ -41,7 +42,7 @@ func moveFlows(ctx context.Context, t *Trench, g *load.Generator) ([]string, err
 		return nil, fmt.Errorf("scale out: %w", err)
 	}
 	for pod := 1; pod < pods; pod++ {
-		if err := errors.Join(t.stop(bound, t.Pods[pod-1]), t.wantVia(ctx, t.pods(pod+1)...)); err != nil {
+		if err := errors.Join(endPod(bound, t.Pods[pod-1]), t.wantVia(ctx, t.pods(pod+1)...)); err != nil {
 			return nil, fmt.Errorf("end pod %d: %w", pod, err)
 		}
 	}
@@ -65,7 +66,7 @@ func moveFlows(ctx context.Context, t *Trench, g *load.Generator) ([]string, err
 	if err := errors.Join(t.settle(ctx), g.WaitAnswered(bound, calm)); err != nil {
 		return nil, err
 	}
-	return nil, errors.Join(t.stop(bound, t.Pods[pods-1]), t.wantVia(ctx, 1, 2), g.WaitAnswered(bound, calm))
+	return nil, errors.Join(endPod(bound, t.Pods[pods-1]), t.wantVia(ctx, 1, 2), g.WaitAnswered(bound, calm))
 }
 
 // Sequence returns a scenario in which flows live through every change that leaves their target
@@ -146,8 +147,12 @@ func removeLast(ctx context.Context, t *Trench, _ *load.Generator) ([]string, er
 	last := t.names()[len(t.names())-1:]
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
-	return last, errors.Join(t.scale(len(t.names())-1), t.wantGone(ctx, last...), t.app(last[0]).Stop(bound))
+	return last, errors.Join(t.scale(len(t.names())-1), t.wantTargets(ctx, admin.Gone(last...)),
+		t.app(last[0]).Stop(bound))
 }
+
+// endPod ends both programs of a pod.
+func endPod(ctx context.Context, pod *lab.Pod) error { return lab.Stop(ctx, pod.LB, pod.Frontend) }
 
 // pods returns the pods from a number on.
 func (t *Trench) pods(from int) (numbers []int) {
