@@ -92,6 +92,7 @@ func (a *application) run() error {
 	}
 	a.addRoutes()
 	afterStep("routes")
+	a.prepareMoved()
 
 	err := a.transact()
 	if err == nil {

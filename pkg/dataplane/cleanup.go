@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/midstream"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -33,7 +34,8 @@ func Cleanup(ctx context.Context, options Options) (removed []string, err error)
 		return nil, fmt.Errorf("open netlink sockets: %w", err)
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	return cleanUp(conn, options)
+	removed, err = cleanUp(conn, options)
+	return removed, errors.Join(err, midstream.Remove(conn.NFTables()))
 }
 
 func cleanUp(kernel kernelConn, o Options) (removed []string, err error) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/midstream"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -59,6 +60,7 @@ type engine struct {
 	// guests drain, and transfers holds the old and new streams of VIPs that move in this pass.
 	guests    guests
 	transfers map[[2]string]bool
+	moved     midstream.Keeper
 	// oldRulesRemoved: the rules of an earlier process with different options are removed.
 	oldRulesRemoved bool
 }
@@ -70,7 +72,7 @@ func newEngine(options Options, kernel kernelConn) *engine {
 			priority: options.Priority,
 			stale:    everything, driftSince: map[[3]string]time.Time{},
 		},
-		options: options, guests: guests{}, transfers: map[[2]string]bool{},
+		options: options, moved: newMoved(options), guests: guests{}, transfers: map[[2]string]bool{},
 		fwmarks: fwmarks{first: options.First, mask: options.Mask, log: options.Log, refused: map[uint32]string{}},
 		repairs: repairs{byObject: map[[3]string]*repair{}, report: options.OnRepair, log: options.Log},
 	}
@@ -171,6 +173,7 @@ func (engine *engine) markPlanned(planned *plan.StreamPlan) {
 	if desired != nil && (record.desired == nil || record.desired.RouteAll != desired.RouteAll) {
 		record.stale = true // the state of a stream with RouteAll contains its fwmarks
 	}
+	record.slotsStale = record.slotsStale || !record.desired.SameEarlier(desired)
 	record.desired, record.requests, record.dirty, record.reachedIn = desired, planned.Requests, false, nil
 }
 

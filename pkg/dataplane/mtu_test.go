@@ -59,12 +59,12 @@ func TestSmallMTUOfSeveralLinks(t *testing.T) {
 		link("ext1", 2, 1400, "169.254.1.0/24"), link("ext2", 3, 9000, "169.254.2.0/24"),
 		link("int0", 4, 1500, "10.0.0.0/8"), link("eth0", 5, 1280, "192.0.2.0/24"),
 	}}
-	got := w.e.mtuProblems()
+	got := w.e.network.MTUProblems(gateways, w.e.targetAddresses)
 	if len(got) != 1 || got[0].Object != "link int0" || !strings.Contains(got[0].Detail, "ext2") {
 		t.Errorf("got %v", got)
 	}
 	gateways = gateways[1:2]
-	if got = w.e.mtuProblems(); got != nil {
+	if got = w.e.network.MTUProblems(gateways, w.e.targetAddresses); got != nil {
 		t.Errorf("with the smaller external link only: %v", got)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -44,6 +45,9 @@ type observation struct {
 	// the last read.
 	stale     parts
 	linksDown []int
+	// rulesetRead: nftables was read, as after a change by another process; linksChanged: link-layer
+	// addresses changed. Both since the tables of package midstream were written.
+	rulesetRead, linksChanged bool
 	// readErr is the last failure to read or change the kernel. It suspends all changes.
 	readErr error
 	// lastRead is the time of the last read, lastFullRead of the last full read. readTime is the
@@ -112,6 +116,7 @@ func (observed *observation) readAll() error {
 			// With the older generation a transaction during the dump causes another read.
 			observed.observed, observed.generation, observed.ownTransactions = state, before, observed.kernel.Transactions()
 			observed.staleStreams()
+			observed.rulesetRead = true
 			return nil
 		}
 	}
@@ -193,6 +198,8 @@ func (observed *observation) setTarget(fwmark uint32, target, routed plan.Kernel
 func (observed *observation) updateNetwork(network *plan.Network) {
 	first, old := observed.network == nil, cmp.Or(observed.network, &plan.Network{})
 	observed.network = network
+	observed.linksChanged = observed.linksChanged ||
+		!maps.Equal(old.LinkAddresses, network.LinkAddresses)
 	changed := func(address netip.Addr) bool {
 		return (old.UnreachableReason(address) == "") != (network.UnreachableReason(address) == "")
 	}

@@ -27,6 +27,8 @@ func TestStartWithOtherOptionsRebuilds(t *testing.T) {
 					len(s.Drift)+len(s.Problems) == 0
 			}
 			fresh := newSite(t)
+			fresh.remember()
+			x.remember()
 			p := fresh.start(change)
 			p.configure(desired)
 			p.wait("a fresh one", whole)

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/midstream"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/latest"
 )
@@ -36,7 +38,8 @@ const (
 type Options struct {
 	Config
 	FastPath FastPath
-	// StateDir stores holds across restarts. If empty, holds are kept in memory only.
+	// StateDir stores holds and earlier sets of targets across restarts. If empty, they are kept in
+	// memory only.
 	StateDir string
 	// OnRepair is called with the repaired objects. It must not block.
 	OnRepair func([]Repaired)
@@ -78,7 +81,7 @@ func New(options Options) (*Plane, error) {
 	}
 	options.Log = options.Log.With("component", "dataplane")
 	e := newEngine(options, nil)
-	if err := e.holds.load(); err != nil {
+	if err := errors.Join(e.holds.load(), e.moved.Load(options.StateDir, options.Log)); err != nil {
 		return nil, fmt.Errorf("data plane: %w", err)
 	}
 	return &Plane{
@@ -149,6 +152,12 @@ func (plane *Plane) Unmatched(ctx context.Context) (map[string]uint64, error) {
 	return ask(ctx, plane, "read the dropped packets of the data plane", (*engine).unmatched)
 }
 
+// Moved returns the earlier sets of targets, and the packets of flows of other pods.
+func (plane *Plane) Moved(ctx context.Context) (midstream.View, error) {
+	return ask(ctx, plane, "read the flows of other pods",
+		func(e *engine) (midstream.View, error) { return e.moved.View() })
+}
+
 // Run reconciles until ctx ends and leaves the kernel state installed. It uses the network
 // namespace of the calling thread. It fails only if netlink sockets cannot be opened; all other
 // failures are retried. It must be called only once.
@@ -159,8 +168,14 @@ func (plane *Plane) Run(ctx context.Context) error {
 		return fmt.Errorf("open netlink sockets: %w", err)
 	}
 	plane.e.kernel, plane.conn = conn, conn
+	plane.e.moved.UseKernel(conn, plane.e.options.Mask)
+	var writer sync.WaitGroup
+	if plane.e.options.StateDir != "" {
+		writer.Go(func() { plane.e.moved.Write(ctx, plane.e.options.StateDir, plane.e.log) })
+	}
 	plane.run(ctx)
 	plane.e.fast.detach("lb has stopped")
+	writer.Wait()
 	plane.unsubscribe()
 	if err := conn.Close(); err != nil {
 		plane.e.log.Warn("failed to close netlink sockets", "error", err)

@@ -199,7 +199,9 @@ func (plane *Plane) step(desired *plan.Desired) (failed bool) {
 	engine.observe(!now.Before(plane.nextRead()))
 	engine.pulse.Next(0)
 	if network != engine.network || plane.sysctlsChecked.Equal(now) { // gateways and targets may have changed
-		plane.mtuProblems = engine.mtuProblems()
+		if engine.options.Gateways != nil && engine.network != nil {
+			plane.mtuProblems = engine.network.MTUProblems(engine.options.Gateways(), engine.targetAddresses)
+		}
 	}
 	if engine.readErr == nil && engine.desired != nil && engine.repairsAreSlow() {
 		// Publish the drift first, because readiness must not wait for a long repair.
@@ -219,6 +221,8 @@ func (plane *Plane) step(desired *plan.Desired) (failed bool) {
 		plane.solicitFailed()
 	}
 	plane.publish(desired, engine.readErr)
+	// After the state, because readiness must not wait for it.
+	engine.updateMoved(desired)
 	// After readiness, which does not depend on it.
 	engine.accelerate(plane.withheld())
 	return engine.readErr != nil || engine.failing()

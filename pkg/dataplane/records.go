@@ -22,6 +22,9 @@ type streamRecord struct {
 	// failed: the last change failed and is retried.
 	dirty, stale, repair, failed bool
 
+	// slotsStale: targets or tables changed since package midstream noted them.
+	slotsStale bool
+
 	tables   plan.TableCaches
 	fault    plan.StreamFault
 	drift    []plan.Drift
@@ -67,11 +70,12 @@ func (r *records) keepTarget(target plan.InstalledTarget) {
 	}
 	record := r.record(target.Stream)
 	record.targets[target.Name], record.stale, record.reachedIn = target, true, nil
+	record.slotsStale = true
 }
 
 func (r *records) keepStream(stream plan.InstalledStream) {
 	record := r.record(stream.Name)
-	record.installed, record.stale = &stream, true
+	record.installed, record.stale, record.slotsStale = &stream, true, true
 }
 
 func (r *records) dropTarget(target plan.InstalledTarget) {
@@ -83,7 +87,7 @@ func (r *records) dropTarget(target plan.InstalledTarget) {
 	if record.targets[target.Name].FWMark == target.FWMark {
 		delete(record.targets, target.Name)
 	}
-	record.stale, record.reachedIn = true, nil
+	record.stale, record.reachedIn, record.slotsStale = true, nil, true
 }
 
 // any reports whether a condition holds for at least one stream.
@@ -148,4 +152,15 @@ func (record *streamRecord) unreachableIn(network *plan.Network) map[netip.Addr]
 		}
 	}
 	return record.unreachable
+}
+
+// targetAddresses yields the addresses of all targets.
+func (r *records) targetAddresses(yield func(netip.Addr) bool) {
+	for _, record := range r.streams {
+		for address := range record.addresses {
+			if !yield(address) {
+				return
+			}
+		}
+	}
 }

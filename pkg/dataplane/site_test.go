@@ -256,8 +256,8 @@ var tamperings = []struct {
 		[]string{"t1", "t2"},
 	},
 	{"stream's rules", "nft flush chain inet vipgate-lb stream/a", "chain stream/a", "jhash", []string{"t1", "t2"}},
-	{"table", "nft delete table inet vipgate-lb", "table inet vipgate-lb", "vipgate-lb", nil},
-	{"ruleset", "nft flush ruleset", "table inet vipgate-lb", "vipgate-lb", nil},
+	{"table", "nft delete table inet vipgate-lb", "table inet vipgate-lb", "table inet vipgate-lb", nil},
+	{"ruleset", "nft flush ruleset", "table inet vipgate-lb", "table inet vipgate-lb", nil},
 	{
 		"goto", "ip rule del prio 90; ip -6 rule del prio 90", "policy rules of priority 90 and 92", "\n90:",
 		[]string{"t1", "t2"},

@@ -22,6 +22,9 @@ func (engine *engine) deadlines() (list []time.Time) {
 	if engine.desired == nil || engine.observed == nil {
 		return list
 	}
+	if repair := engine.repairs.byObject[movedDrift.Key()]; repair != nil && engine.rulesetRead {
+		list = append(list, repair.next)
+	}
 	list = slices.AppendSeq(list, maps.Values(engine.draining))
 	list = slices.AppendSeq(list, maps.Values(engine.guests))
 	for _, drift := range engine.drift() {

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
@@ -124,12 +125,21 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	// These two read the kernel. If it does not respond in time, the rest of the status is still
+	// These read the kernel. If it does not respond in time, the rest of the status is still
 	// valid.
 	targets, err := p.plane.Targets(ctx)
 	unmatched, unmatchedErr := p.plane.Unmatched(ctx)
-	s.Unread = logs.Text(cmp.Or(err, unmatchedErr))
+	moved, movedErr := p.plane.Moved(ctx)
+	s.Unread = logs.Text(cmp.Or(err, unmatchedErr, movedErr))
 	s.Streams = p.dataPlaneStreams(state, targets, unmatched)
+	for _, stream := range s.GetStreams() {
+		stream.Earlier = append(stream.Earlier, earlierProto(moved.Generations[stream.GetName()].Earlier)...)
+		stream.AsksAllTargets = moved.Everyone[stream.GetName()]
+	}
+	s.MovedFlows = &lbv1.MovedFlows{
+		Asked: moved.Packets.Asked, Current: moved.Packets.Current, Decided: moved.Packets.Decided,
+		Denied: moved.Packets.Denied, Full: moved.Packets.Full,
+	}
 	return s
 }
 
@@ -156,6 +166,11 @@ func (p *process) dataPlaneStreams(
 	for _, c := range p.config.Value().Load().Config.Streams {
 		s := stream(c.Name)
 		s.Size, s.Seed, s.UnmatchedPackets = c.Maglev.Size, c.Maglev.Seed, unmatched[c.Name]
+		for _, generation := range c.Earlier {
+			s.Earlier = append(s.Earlier, &lbv1.DataPlaneGeneration{
+				TargetsIpv4: generation.Targets, TargetsIpv6: generation.Targets,
+			})
+		}
 		for _, m := range c.Match {
 			for _, protocol := range m.Protocols {
 				for _, port := range m.Ports {
@@ -177,6 +192,17 @@ func (p *process) dataPlaneStreams(
 		stream(name).Vips++
 	}
 	return streams
+}
+
+func earlierProto(generations []plan.Generation) (list []*lbv1.DataPlaneGeneration) {
+	for _, generation := range generations {
+		list = append(list, &lbv1.DataPlaneGeneration{
+			TargetsIpv4: generation.Targets[vip.IPv4], TargetsIpv6: generation.Targets[vip.IPv6],
+			Lasted: durationpb.New(time.Duration(generation.Seconds * float64(time.Second))),
+			Until:  timestamppb.New(generation.Until),
+		})
+	}
+	return list
 }
 
 // roles maps the role of a target to its state in the metrics until the kernel confirmed that it
@@ -215,11 +241,17 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 			}
 		}
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+	defer cancel()
+	// A counter that cannot be read is absent.
+	if moved, err := p.plane.Moved(ctx); err == nil {
+		m.Moved = map[string]uint64{
+			"asked": moved.Packets.Asked, "current": moved.Packets.Current, "earlier": moved.Packets.Decided,
+			"denied": moved.Packets.Denied, "full": moved.Packets.Full,
+		}
+	}
 	// Only streams with a match count unmatched packets, so most scrapes need not read the kernel.
 	if matches {
-		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
-		defer cancel()
-		// A counter that cannot be read is absent.
 		m.Unmatched, _ = p.plane.Unmatched(ctx)
 	}
 	return m

@@ -81,6 +81,8 @@ type DataPlane struct {
 	Unmatched map[string]uint64
 	// FastPath counts interfaces by whether the fast path is attached; nil without a fast path.
 	FastPath map[bool]int
+	// Moved counts packets of flows of other pods by outcome.
+	Moved map[string]uint64
 }
 
 // DataPlane adds the metrics of a data plane; each scrape calls read. The returned function
@@ -104,6 +106,9 @@ func (lb *LB) DataPlane(read func() DataPlane) func(time.Duration) {
 		}
 		for stream, n := range plane.Unmatched {
 			send(lbDataPlaneUnmatched, float64(n), stream)
+		}
+		for outcome, n := range plane.Moved {
+			send(lbDataPlaneMoved, float64(n), outcome)
 		}
 	}))
 	return observe(apply)

@@ -113,6 +113,7 @@ func fullLB() *LB {
 		return DataPlane{
 			Targets: map[string]int{"serving": 2, "pending": 1}, Drift: 1, Problems: 2, Held: 1, Failures: 3,
 			Repairs: 4, Unmatched: map[string]uint64{"s": 5}, FastPath: map[bool]int{true: 2, false: 1},
+			Moved: map[string]uint64{"asked": 6},
 		}
 	})(time.Millisecond)
 	return l

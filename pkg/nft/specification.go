@@ -27,6 +27,7 @@ type Table struct {
 
 var familyNames = map[byte]string{
 	unix.NFPROTO_INET: "inet", unix.NFPROTO_ARP: "arp", unix.NFPROTO_NETDEV: "netdev",
+	unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6",
 }
 
 // String returns the name in nft syntax.

@@ -55,7 +55,8 @@ func (conn *Conn) Holds(table Table, want Set) (bool, error) {
 	var list []Element
 	_, err := conn.Elements(table, want.Name, func(element Element) {
 		// The element is valid during the call only.
-		list = append(list, Element{Key: slices.Clone(element.Key), Data: slices.Clone(element.Data), End: element.End})
+		element.Key, element.Data = slices.Clone(element.Key), slices.Clone(element.Data)
+		list = append(list, element)
 	})
 	return slices.EqualFunc(normalElements(list), normalElements(want.Elements), sameElement), err
 }
@@ -72,7 +73,7 @@ func normalElements(list []Element) []Element {
 }
 
 func sameElement(a, b Element) bool {
-	return slices.Equal(a.Key, b.Key) && slices.Equal(a.Data, b.Data) && a.End == b.End
+	return slices.Equal(a.Key, b.Key) && slices.Equal(a.Data, b.Data) && a.Chain == b.Chain && a.End == b.End
 }
 
 // Replace adds the messages that give a table its described content. Volatile sets of have keep
@@ -103,14 +104,16 @@ func (transaction *Transaction) Replace(want Table, have *Ruleset) {
 			transaction.DeleteChain(name)
 		}
 	}
-	// Sets precede the rules that look them up.
+	// Chains precede the elements that lead to them, and sets the rules that look them up.
+	for _, chain := range want.Chains {
+		transaction.AddChain(chain)
+	}
 	for _, set := range want.Sets {
 		if !kept[set.Name] {
 			transaction.AddSet(set)
 		}
 	}
 	for _, chain := range want.Chains {
-		transaction.AddChain(chain)
 		transaction.AddRules(chain.Name, chain.Rules...)
 	}
 }

@@ -122,6 +122,11 @@ func (transaction *Transaction) AddRules(chain string, rules ...Rule) {
 	}
 }
 
+// FlushChain deletes the rules of a chain.
+func (transaction *Transaction) FlushChain(name string) {
+	transaction.begin("flush chain", unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, name)
+}
+
 // DeleteRule deletes a listed rule.
 func (transaction *Transaction) DeleteRule(rule Rule) {
 	transaction.begin("delete rule of chain", unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, rule.Chain)

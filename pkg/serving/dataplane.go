@@ -16,7 +16,7 @@ func (evaluator *Evaluator) planStream(stream *stream, before *plan.Stream) *pla
 	desired := &plan.Stream{
 		Name: stream.Name, VIPs: stream.VIPs, Size: stream.Maglev.Size, Seed: stream.Maglev.Seed, DrainTime: stream.DrainTime,
 		Match: ports(stream.Match), Targets: make([]plan.Target, 0, len(stream.members)),
-		RouteAll: stream.Check.Via.ToVIP(true), Prepare: stream.prepare,
+		RouteAll: stream.Check.Via.ToVIP(true), Prepare: stream.prepare, Earlier: earlier(stream.Earlier),
 	}
 	for i := range stream.members {
 		member := &stream.members[i]
@@ -29,6 +29,15 @@ func (evaluator *Evaluator) planStream(stream *stream, before *plan.Stream) *pla
 	}
 	drainMoved(desired, before)
 	return desired
+}
+
+// earlier returns sets of targets with sorted names, which both families have.
+func earlier(generations []trench.Generation) (sets [][len(vip.Families)][]string) {
+	for _, generation := range generations {
+		names := slices.Compact(slices.Sorted(slices.Values(generation.Targets)))
+		sets = append(sets, [...][]string{names, names})
+	}
+	return sets
 }
 
 // protocols maps the protocol names of the trench file to IP protocol numbers.

@@ -36,6 +36,11 @@ func writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.
 		confirmed = "desired state"
 	}
 	head.row("confirmed", confirmed)
+	if moved := plane.GetMovedFlows(); moved.GetAsked()+moved.GetFull() > 0 {
+		head.row("flows of other pods", fmt.Sprintf("%d of the current target, %d of another one, %d denied by all; "+
+			"%d packets copied, %d not", moved.GetCurrent(), moved.GetDecided(), moved.GetDenied(), moved.GetAsked(),
+			moved.GetFull()))
+	}
 	out.WriteByte('\n')
 	head.align(out, "")
 	// An error concerns the whole data plane, so it comes before single problems.
@@ -55,6 +60,7 @@ func writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.
 		fmt.Fprintf(out, "\nFailed to read the targets in the kernel: %s\n", cut(failure, maxLine))
 	}
 	dataPlaneStreams(plane.GetStreams()).write(out)
+	earlierTargets(plane.GetStreams(), now).write(out)
 	dataPlaneTargets(plane.GetStreams(), now).write(out)
 }
 
@@ -132,6 +138,28 @@ func dataPlaneStreams(all []*lbv1.DataPlaneStream) *table {
 		}
 		rows.add(stream.GetName(), size, seed, stream.GetVips(), serving, len(stream.GetTargets()), match, dropped,
 			strings.Join(problems, "; "))
+	}
+	return rows
+}
+
+// earlierTargets lists the sets of targets that are asked about flows of other pods.
+func earlierTargets(all []*lbv1.DataPlaneStream, now time.Time) *table {
+	rows := newTable("STREAM", "EARLIER TARGETS", "IN FORCE", "ENDED")
+	for _, stream := range all {
+		if stream.GetAsksAllTargets() {
+			rows.add(stream.GetName(), "all are asked: earlier ones are unknown", none, none)
+		}
+		for _, generation := range stream.GetEarlier() {
+			lasted, ended := "trench file", none
+			if generation.GetUntil() != nil {
+				lasted, ended = span(generation.GetLasted().AsDuration()), ago(generation.GetUntil(), now)
+			}
+			targets := names(generation.GetTargetsIpv4())
+			if !slices.Equal(generation.GetTargetsIpv4(), generation.GetTargetsIpv6()) {
+				targets = fmt.Sprintf("IPv4: %s; IPv6: %s", targets, names(generation.GetTargetsIpv6()))
+			}
+			rows.add(stream.GetName(), targets, lasted, ended)
+		}
 	}
 	return rows
 }

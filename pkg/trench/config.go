@@ -19,6 +19,9 @@ const MaxVIPs = 50_000
 // protocol.
 const MaxMatch = 100
 
+// MaxEarlier is the maximum number of earlier sets of targets of a stream.
+const MaxEarlier = 4
+
 // MaxDrainTime is the longest drain time of a target.
 const MaxDrainTime = time.Hour
 
@@ -161,10 +164,19 @@ type Stream struct {
 	//
 	// No two have a port of a protocol in common, and all of them have MaxMatch ports at most.
 	Match []Match `yaml:"match" max:"100" remedy:"write protocols and ports" empty:"the field to forward all packets"`
+	// Earlier sets of targets whose flows may still be open, the most important first: a new pod
+	// finds the targets of flows that gateways move to it. Names that are no target have no effect.
+	Earlier []Generation `yaml:"earlier" max:"4"`
 	// Endpoints of the application.
 	//
 	// No two share an address, and each has one of a family that is checked.
 	Targets []Target `yaml:"targets"`
+}
+
+// Generation is a set of targets that a stream had.
+type Generation struct {
+	// Names of the targets that got new flows.
+	Targets []string `yaml:"targets,required" form:"name" remedy:"write the names of the targets" empty:"the entry"`
 }
 
 // LastResort is the fate of VIPs whose targets fail. The zero value is Withdrawn.

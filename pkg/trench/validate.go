@@ -286,6 +286,10 @@ func (stream *Stream) check(result *validation, path string) {
 		}
 	}
 	stream.checkMatch(result, member(path, "match"))
+	if count := len(stream.Earlier); count > MaxEarlier {
+		result.report(member(path, "earlier"), fmt.Sprintf("has %d sets of targets", count),
+			fmt.Sprintf("a stream has %d at most", MaxEarlier))
+	}
 	if stream.Check == (Check{}) && len(stream.Targets) > 0 {
 		result.report(member(path, "check"), "is missing",
 			"write how the targets are checked, such as check: {tcp: {port: 5000}}")

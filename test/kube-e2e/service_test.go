@@ -102,6 +102,7 @@ func (f *fixture) rollingUpdate(g *load.Generator, old, fresh []*lab.App) {
 		f.wantGone(app)
 	}
 	f.wantAnswers(g, fresh...)
+	f.wantCondition(v1alpha1.Generations, metav1.ConditionTrue, old[0].Name)
 	f.wantUpdates(1) // no pod withdrew a VIP in between, or announced it differently
 }
 

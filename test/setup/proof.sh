@@ -6,6 +6,7 @@
 #   PROOF_PAIR_CHECKS  runs of each model of the pair, which takes 0.1 s a run (5000)
 #   PROOF_FAULTS       faults of each chaos run (500)
 #   PROOF_SEEDS        seeds of the chaos runs (1 2 3)
+#   PROOF_FLOWS        flows that live through every change (1000)
 #   PROOF_LOGS         where the logs go (.cache/proof)
 set -euo pipefail
 
@@ -14,6 +15,7 @@ checks=${PROOF_CHECKS:-100000}
 pair_checks=${PROOF_PAIR_CHECKS:-5000}
 faults=${PROOF_FAULTS:-500}
 seeds=${PROOF_SEEDS:-1 2 3}
+flows=${PROOF_FLOWS:-1000}
 logs=${PROOF_LOGS:-.cache/proof}
 
 mkdir -p "$logs"
@@ -52,6 +54,9 @@ while read -r package name; do
 	esac
 	[ "$n" = 0 ] || stage "$name, $n times" go test "./$package" -run "^$name\$" -count 1 -timeout 0 -rapid.checks="$n"
 done < <(models)
+
+[ "$flows" = 0 ] || stage "$flows flows through every change" \
+	env VIPGATE_TEST_FLOWS="$flows" go test ./test/e2e -run '^TestFlowsSurviveSequence$' -count 1 -v
 
 if [ "$faults" != 0 ]; then
 	go build -o bin/ ./cmd/lb ./cmd/frontend ./test/chaos

@@ -18,7 +18,7 @@ import (
 // Replies returns a scenario for targets whose replies take any pod (lab.ECMP): no flow breaks,
 // not even flows of draining targets while these still serve.
 func Replies() Scenario {
-	return Scenario{"drain, scale and restart, replies over all pods", 3, true, repliesOverAllPods}
+	return Scenario{"drain, scale and restart, replies over all pods", 3, true, 0, repliesOverAllPods}
 }
 
 // longDrain is the duration of a drain that the scenario cancels.

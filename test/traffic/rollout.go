@@ -21,11 +21,11 @@ const (
 // lost, in order: one trench plays all of them, with BFD.
 func Rollout() []Scenario {
 	return []Scenario{
-		{"rollout of targets 1 to 4", targets, true, rollOut(0, 4)},
-		{"kill -9 of pod 2, links cut", targets, false, losePod},
-		{"rollout of targets 5 to 8, without pod 2", targets, true, rollOut(4, 8)},
-		{"pod 2 returns with another MAC", targets, true, returnPod},
-		{"rollout of targets 9 and 10", targets, true, rollOut(8, targets)},
+		{"rollout of targets 1 to 4", targets, true, 0, rollOut(0, 4)},
+		{"kill -9 of pod 2, links cut", targets, false, 0, losePod},
+		{"rollout of targets 5 to 8, without pod 2", targets, true, 0, rollOut(4, 8)},
+		{"pod 2 returns with another MAC", targets, true, 0, returnPod},
+		{"rollout of targets 9 and 10", targets, true, 0, rollOut(8, targets)},
 	}
 }
 

@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,8 @@ type Scenario struct {
 	Targets int
 	// Planned scenarios lose nothing: no request, and no flow of a target that stayed.
 	Planned bool
+	// Flows is the number of long-lived flows; 0 selects the usual one.
+	Flows int
 
 	run func(context.Context, *Trench, *load.Generator) (left []string, err error)
 }
@@ -32,12 +35,12 @@ type Scenario struct {
 // Scenarios returns all scenarios, in an order in which one trench can run them.
 func Scenarios() []Scenario {
 	return []Scenario{
-		{"scale from 1 to 10 targets and back", 1, true, scale},
-		{"rolling restart of three targets", 4, true, restartTargets},
-		{"rolling restart of the pods", 4, true, restartPods},
-		{"kill -9 of an lb", 4, true, killLB},
-		{"SIGTERM to a frontend", 4, true, stopFrontend},
-		{"sudden death of a target", 4, false, killTarget},
+		{"scale from 1 to 10 targets and back", 1, true, 0, scale},
+		{"rolling restart of three targets", 4, true, 0, restartTargets},
+		{"rolling restart of the pods", 4, true, 0, restartPods},
+		{"kill -9 of an lb", 4, true, 0, killLB},
+		{"SIGTERM to a frontend", 4, true, 0, stopFrontend},
+		{"sudden death of a target", 4, false, 0, killTarget},
 	}
 }
 
@@ -51,7 +54,7 @@ func (t *Trench) Run(ctx context.Context, s Scenario) (load.Row, error) {
 	if err := t.prepare(ctx, s.Targets); err != nil {
 		return fail("prepare", err)
 	}
-	g, err := t.Load(ctx, rate, flows, load.Config{})
+	g, err := t.Load(ctx, rate, cmp.Or(s.Flows, flows), load.Config{})
 	if err != nil {
 		return fail("load", err)
 	}

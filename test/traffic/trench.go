@@ -52,6 +52,8 @@ type Options struct {
 	LB []string
 	// Targets is the initial number of targets, 1 to 10.
 	Targets int
+	// History: each lb starts as one that has seen every set of targets.
+	History bool
 	// Replies is the reply route of the targets.
 	Replies lab.Replies
 }
@@ -65,6 +67,7 @@ type Trench struct {
 	mu      sync.Mutex
 	present int             // targets 1 to present are in the trench file
 	ending  map[string]bool // announced as terminating
+	earlier []string        // the targets of an earlier generation, in the trench file
 }
 
 // Open starts everything and waits until the gateways spread flows over all pods.
@@ -111,6 +114,11 @@ func (t *Trench) startLB(p *lab.Pod) error {
 	if t.o.Control {
 		args = append(args, "--drain-time=0s")
 	}
+	if t.o.History {
+		if err := knowHistory(p); err != nil {
+			return err
+		}
+	}
 	return p.StartLB(args...)
 }
 
@@ -151,8 +159,11 @@ attractor:
     vips: [20.0.0.1/32, "2000::1/128"]
     check: {tcp: {port: %d}, interval: %s, timeout: %s, rise: 2, fall: %d}
     drainTime: %s
-    targets:
 `, lab.HealthPort, Interval, Interval, Fall, drain)
+	if len(t.earlier) > 0 {
+		fmt.Fprintf(&b, "    earlier: [{targets: [%s]}]\n", strings.Join(t.earlier, ", "))
+	}
+	b.WriteString("    targets:\n")
 	for n, a := range t.Targets[:t.present] {
 		own := lab.TargetAddrs(n + 1)
 		fmt.Fprintf(&b, "      - {name: %s, ips: [%s, \"%s\"], terminating: %t}\n", a.Name, own[0], own[1], t.ending[a.Name])

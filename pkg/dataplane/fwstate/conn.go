@@ -143,5 +143,8 @@ func (routing *Routing) HasIPv6() bool { return slices.Contains(routing.families
 // generation.
 func (conn *Conn) Transactions() uint32 { return conn.nft.Transactions }
 
+// NFTables returns the netfilter socket, whose transactions [Conn.Transactions] counts.
+func (conn *Conn) NFTables() *nft.Conn { return conn.nft.Conn }
+
 // Close closes the sockets.
 func (conn *Conn) Close() error { return errors.Join(conn.nft.Close(), conn.rt.Close()) }

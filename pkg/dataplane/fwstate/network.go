@@ -34,7 +34,10 @@ func (routing *Routing) Links() ([]plan.Link, error) {
 // ReadNetwork reads links, addresses and neighbors. A failed neighbor remains failed during a new
 // probe until it responds.
 func (routing *Routing) ReadNetwork() (*plan.Network, error) {
-	network := &plan.Network{LocalAddrs: map[netip.Addr]struct{}{}, FailedNeighbors: map[netip.Addr]struct{}{}}
+	network := &plan.Network{
+		LocalAddrs: map[netip.Addr]struct{}{}, FailedNeighbors: map[netip.Addr]struct{}{},
+		LinkAddresses: map[netip.Addr]plan.LinkAddress{},
+	}
 	var err error
 	if network.Links, err = routing.Links(); err != nil {
 		return nil, err
@@ -77,6 +80,9 @@ func (routing *Routing) ReadNetwork() (*plan.Network, error) {
 			failed[key] = true
 		case entry.State&(unix.NUD_REACHABLE|unix.NUD_PERMANENT) != 0:
 			reachable[entry.Addr] = true
+		}
+		if link := (plan.LinkAddress{}); len(entry.MAC) == len(link) && !failed[key] {
+			network.LinkAddresses[entry.Addr] = plan.LinkAddress(entry.MAC)
 		}
 	}
 	routing.failedNeighbors = failed

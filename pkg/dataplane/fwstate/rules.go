@@ -16,6 +16,15 @@ func newRule(comment string, expressions ...expr.Any) nft.Rule {
 	return nft.NewRule(inet.Family, comment, expressions...)
 }
 
+// Register is register, for the rules of other tables.
+func Register(i uint32) uint32 { return register(i) }
+
+// LoadFlow loads the hash input of a packet with ports: source, destination, protocol and ports.
+func LoadFlow(family vip.Family) []expr.Any { return outer(family, true) }
+
+// FlowLength is the length of the hash input.
+func FlowLength(family vip.Family) uint32 { return flowSize(family) }
+
 // register returns the number that the kernel lists for the 32-bit register i: every fourth has
 // the number of the 128-bit register that starts there.
 func register(i uint32) uint32 {

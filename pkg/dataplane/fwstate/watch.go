@@ -24,7 +24,7 @@ type Events struct {
 	Routes bool
 	// Links: an interface or an address changed.
 	Links bool
-	// Neighbors: an entry entered or left the state FAILED.
+	// Neighbors: an entry entered or left the state FAILED, or got another link-layer address.
 	Neighbors bool
 	// Sysctls: forwarding or rp_filter changed.
 	Sysctls bool
@@ -47,7 +47,9 @@ type Watch struct {
 
 	// failed holds the neighbors last reported as FAILED. subscribe holds failedMu until the
 	// initial read, which follows the subscription, so handlers wait for it.
-	failed   map[neighborKey]bool
+	failed map[neighborKey]bool
+	// links holds the link-layer addresses last reported.
+	links    map[neighborKey]string
 	failedMu sync.Mutex
 }
 
@@ -61,7 +63,7 @@ const watchBuffer = 4 << 20
 func Subscribe(config Config) (*Watch, error) {
 	watch := &Watch{
 		Listener: rtnetlink.NewListener(), Changed: make(chan struct{}, 1), config: config.WithDefaults(),
-		failed: map[neighborKey]bool{},
+		failed: map[neighborKey]bool{}, links: map[neighborKey]string{},
 	}
 	if err := watch.subscribe(); err != nil {
 		return nil, errors.Join(err, watch.Close())
@@ -199,7 +201,16 @@ func (watch *Watch) handleNeighbor(message netlink.Message) {
 	watch.failedMu.Lock()
 	defer watch.failedMu.Unlock()
 	key, failed := neighborKey{neighbor.Link, neighbor.Addr}, neighbor.State&unix.NUD_FAILED != 0 && exists
+	moved := exists && !failed && watch.links[key] != string(neighbor.MAC)
+	if moved {
+		watch.links[key] = string(neighbor.MAC)
+	} else if !exists {
+		delete(watch.links, key)
+	}
 	if failed == watch.failed[key] {
+		if moved {
+			watch.publish(Events{Neighbors: true})
+		}
 		return
 	}
 	if failed {

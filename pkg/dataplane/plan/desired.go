@@ -62,6 +62,8 @@ type Stream struct {
 	// Prepare installs the Maglev map of a family although the stream has no VIP of it yet: another
 	// stream serves the VIPs until the kernel is confirmed to have the map.
 	Prepare [len(vip.Families)]bool
+	// Earlier holds the sets of targets by family whose flows may be open, from the trench file.
+	Earlier [][len(vip.Families)][]string
 	// RouteAll installs a rule and routes also for targets that never served, so that health
 	// checks can use their fwmarks.
 	RouteAll bool
@@ -74,10 +76,18 @@ func (s *Stream) Equal(t *Stream) bool {
 	}
 	return s.Name == t.Name && s.Size == t.Size && s.Seed == t.Seed && s.DrainTime == t.DrainTime &&
 		s.RouteAll == t.RouteAll && s.Prepare == t.Prepare &&
-		slices.Equal(s.VIPs, t.VIPs) && slices.Equal(s.Match, t.Match) &&
+		s.SameEarlier(t) && slices.Equal(s.VIPs, t.VIPs) && slices.Equal(s.Match, t.Match) &&
 		slices.EqualFunc(s.Targets, t.Targets, func(a, b Target) bool {
 			return a.Name == b.Name && a.Roles == b.Roles && slices.Equal(a.IPs, b.IPs)
 		})
+}
+
+// SameEarlier reports whether two streams have the same earlier sets of targets; nil has none.
+func (s *Stream) SameEarlier(t *Stream) bool {
+	if s == nil || t == nil {
+		return s == t
+	}
+	return slices.EqualFunc(s.Earlier, t.Earlier, sameTables)
 }
 
 // State is the confirmed state of the data plane in the kernel. It is immutable.

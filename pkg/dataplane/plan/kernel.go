@@ -126,6 +126,9 @@ func (change *Change) Empty() bool {
 		len(change.AddGuests)+len(change.RemoveGuests) == 0
 }
 
+// LinkAddress is an Ethernet address; the zero value is unknown.
+type LinkAddress [6]byte
+
 // Network is the state of links, addresses and neighbors.
 type Network struct {
 	// LocalAddrs holds the addresses of this host.
@@ -134,7 +137,9 @@ type Network struct {
 	LocalRoutes []LocalRoute
 	// FailedNeighbors holds addresses that do not respond on any link (NUD_FAILED).
 	FailedNeighbors map[netip.Addr]struct{}
-	Links           []Link
+	// LinkAddresses maps neighbors to their link-layer addresses.
+	LinkAddresses map[netip.Addr]LinkAddress
+	Links         []Link
 }
 
 // LocalRoute is a route of type local.

@@ -58,7 +58,7 @@ func lastAccepted(service *corev1.Service, verdict translation.ServiceVerdict) *
 	case verdict.Accepted:
 		if record := translation.Record(service); record != "" {
 			return &metav1.Condition{
-				Type: kind, Status: metav1.ConditionTrue, ObservedGeneration: verdict.Generation, Reason: "Recorded",
+				Type: kind, Status: metav1.ConditionTrue, ObservedGeneration: verdict.Generation, Reason: recorded,
 				Message: record,
 			}
 		}
@@ -71,6 +71,25 @@ func lastAccepted(service *corev1.Service, verdict translation.ServiceVerdict) *
 	}
 	return nil
 }
+
+// generations returns the condition that records the sets of targets of a Service with a stream, or
+// nil if it has no targets yet.
+func generations(service *corev1.Service, verdict translation.ServiceVerdict, now metav1.Time) *metav1.Condition {
+	if verdict.Stream == "" {
+		return nil
+	}
+	record := translation.Generations(service, verdict.Names, now.Time)
+	if record == "" {
+		return nil
+	}
+	return &metav1.Condition{
+		Type: v1alpha1.Group + "/" + v1alpha1.Generations, Status: metav1.ConditionTrue,
+		ObservedGeneration: verdict.Generation, Reason: recorded, Message: record,
+	}
+}
+
+// recorded is the reason of the conditions that are records.
+const recorded = "Recorded"
 
 // targets returns the condition TargetsAccepted of a Service. It is unknown while checks fail,
 // because a pod without the sidecar, which accepts no packet to a VIP, also fails them.

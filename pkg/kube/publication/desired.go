@@ -177,6 +177,9 @@ func serviceStatus(service *corev1.Service, verdict translation.ServiceVerdict, 
 	if last := lastAccepted(service, verdict); last != nil {
 		conditions = append(conditions, *last)
 	}
+	if sets := generations(service, verdict, now); sets != nil {
+		conditions = append(conditions, *sets)
+	}
 	// Text before settle, which copies times from the live conditions: equal results must be equal.
 	w.conditions, w.addresses = fmt.Sprint(conditions), text(addresses)
 	w.conditionsDiffer = settle(conditions, service.Status.Conditions, now)

@@ -54,10 +54,8 @@ func Record(service *corev1.Service) string {
 
 // recordOf returns the record of a Service, and reports whether a valid one exists.
 func recordOf(service *corev1.Service) (last record, ok bool) {
-	for _, condition := range service.Status.Conditions {
-		if condition.Type == v1alpha1.Group+"/"+v1alpha1.LastAccepted {
-			ok = json.Unmarshal([]byte(condition.Message), &last) == nil
-		}
+	if message := conditionMessage(service, v1alpha1.LastAccepted); message != "" {
+		ok = json.Unmarshal([]byte(message), &last) == nil
 	}
 	return last, ok
 }
@@ -205,9 +203,10 @@ func (state *translator) verdict(candidate *candidate) ServiceVerdict {
 		verdict.Stream, verdict.VIPs, verdict.Problems = stream.Name, stream.VIPs, candidate.problems
 		for _, target := range stream.Targets {
 			if !target.Terminating {
-				verdict.Targets++
+				verdict.Names = append(verdict.Names, target.Name)
 			}
 		}
+		verdict.Targets = len(verdict.Names)
 	}
 	if candidate.refused == nil {
 		verdict.Accepted, verdict.Reason = true, ReasonAccepted

@@ -62,5 +62,6 @@ type ServiceVerdict struct {
 	Verdict
 	Stream  string // name in the trench file
 	VIPs    []vip.VIP
-	Targets int // without terminating targets
+	Targets int      // without terminating targets
+	Names   []string // of these targets, sorted
 }

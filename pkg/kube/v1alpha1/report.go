@@ -16,3 +16,7 @@ const TargetsReady = "TargetsReady"
 // LastAccepted is the condition type, prefixed with the group, whose message records the last
 // accepted form of the Service. It stays in force while the Service is refused.
 const LastAccepted = "LastAccepted"
+
+// Generations is the condition type, prefixed with the group, whose message records the sets of
+// targets that the Service had, for flows that gateways move to a new trench pod.
+const Generations = "Generations"

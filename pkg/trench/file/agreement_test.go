@@ -284,6 +284,13 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"match.ports", "protocols: [udp], ports: [53]", "protocols: [tcp], ports: [80]", onlySchema}, // twice
 		{"stream.match", everyMatch, "match: [{protocols: [tcp], ports: [" + manyPorts(100) + "]}], ", taken},
 		{"stream.match", everyMatch, "match: [{protocols: [tcp], ports: [" + manyPorts(101) + "]}], ", onlySchema},
+		{"stream.earlier", everyMatch, "earlier: [{targets: [a, b.c]}, {targets: [d]}], ", taken},
+		{"stream.earlier", everyMatch, "earlier: [], ", taken},
+		{"stream.earlier", everyMatch, "earlier: {targets: [a]}, ", refused},
+		{"stream.earlier", everyMatch, "earlier: [" + strings.Repeat("{targets: [a]}, ", 5) + "], ", refused},
+		{"generation.targets", everyMatch, "earlier: [{}], ", refused},
+		{"generation.targets", everyMatch, "earlier: [{targets: []}], ", refused},
+		{"generation.targets", everyMatch, "earlier: [{targets: [a/b]}], ", refused},
 		{"match.protocols", "protocols: [tcp], ", "", refused},
 		{"match.protocols", "protocols: [tcp]", "protocols: tcp", refused},
 		{"match.protocols", "protocols: [tcp]", "protocols: []", refused},

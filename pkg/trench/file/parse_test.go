@@ -84,6 +84,7 @@ func TestReferenceFile(t *testing.T) {
 					{Protocols: []string{"tcp"}, Ports: []uint16{80, 443}},
 					{Protocols: []string{"udp", "sctp"}, Ports: []uint16{53}},
 				},
+				Earlier: []trench.Generation{{Targets: []string{"target-1", "target-3"}}, {Targets: []string{"target-3"}}},
 				Targets: []trench.Target{
 					{
 						Name: "target-1", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.1"), netip.MustParseAddr("fd00::1")},

@@ -688,7 +688,9 @@ type DataPlaneStatus struct {
 	// The number of repairs since the start.
 	Repairs uint64 `protobuf:"varint,13,opt,name=repairs,proto3" json:"repairs,omitempty"`
 	// The fast path; absent unless --dataplane selects it.
-	FastPath      *FastPathStatus `protobuf:"bytes,14,opt,name=fast_path,json=fastPath,proto3" json:"fast_path,omitempty"`
+	FastPath *FastPathStatus `protobuf:"bytes,14,opt,name=fast_path,json=fastPath,proto3" json:"fast_path,omitempty"`
+	// The packets of flows that gateways moved here from another pod.
+	MovedFlows    *MovedFlows `protobuf:"bytes,15,opt,name=moved_flows,json=movedFlows,proto3" json:"moved_flows,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -821,6 +823,13 @@ func (x *DataPlaneStatus) GetFastPath() *FastPathStatus {
 	return nil
 }
 
+func (x *DataPlaneStatus) GetMovedFlows() *MovedFlows {
+	if x != nil {
+		return x.MovedFlows
+	}
+	return nil
+}
+
 // FastPathStatus is the state of the tcx program in front of nftables.
 type FastPathStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -931,6 +940,89 @@ func (x *FastPathInterface) GetReason() string {
 	return ""
 }
 
+// MovedFlows counts packets of flows that began in another pod, since the rules for them were last
+// written.
+type MovedFlows struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The copies of packets of undecided flows, to earlier targets or to all.
+	Asked uint64 `protobuf:"varint,1,opt,name=asked,proto3" json:"asked,omitempty"`
+	// The flows whose target is not the current one of their slot.
+	Decided uint64 `protobuf:"varint,2,opt,name=decided,proto3" json:"decided,omitempty"`
+	// The RSTs of flows that every asked target denied.
+	Denied uint64 `protobuf:"varint,3,opt,name=denied,proto3" json:"denied,omitempty"`
+	// The packets without a copy, because too many flows were undecided.
+	Full uint64 `protobuf:"varint,4,opt,name=full,proto3" json:"full,omitempty"`
+	// The flows whose target is the current one of their slot.
+	Current       uint64 `protobuf:"varint,5,opt,name=current,proto3" json:"current,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MovedFlows) Reset() {
+	*x = MovedFlows{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MovedFlows) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MovedFlows) ProtoMessage() {}
+
+func (x *MovedFlows) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MovedFlows.ProtoReflect.Descriptor instead.
+func (*MovedFlows) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *MovedFlows) GetAsked() uint64 {
+	if x != nil {
+		return x.Asked
+	}
+	return 0
+}
+
+func (x *MovedFlows) GetDecided() uint64 {
+	if x != nil {
+		return x.Decided
+	}
+	return 0
+}
+
+func (x *MovedFlows) GetDenied() uint64 {
+	if x != nil {
+		return x.Denied
+	}
+	return 0
+}
+
+func (x *MovedFlows) GetFull() uint64 {
+	if x != nil {
+		return x.Full
+	}
+	return 0
+}
+
+func (x *MovedFlows) GetCurrent() uint64 {
+	if x != nil {
+		return x.Current
+	}
+	return 0
+}
+
 // DataPlaneHold is one hold.
 type DataPlaneHold struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -944,7 +1036,7 @@ type DataPlaneHold struct {
 
 func (x *DataPlaneHold) Reset() {
 	*x = DataPlaneHold{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -956,7 +1048,7 @@ func (x *DataPlaneHold) String() string {
 func (*DataPlaneHold) ProtoMessage() {}
 
 func (x *DataPlaneHold) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -969,7 +1061,7 @@ func (x *DataPlaneHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneHold.ProtoReflect.Descriptor instead.
 func (*DataPlaneHold) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DataPlaneHold) GetStream() string {
@@ -1005,7 +1097,7 @@ type DataPlaneDrift struct {
 
 func (x *DataPlaneDrift) Reset() {
 	*x = DataPlaneDrift{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1017,7 +1109,7 @@ func (x *DataPlaneDrift) String() string {
 func (*DataPlaneDrift) ProtoMessage() {}
 
 func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1030,7 +1122,7 @@ func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneDrift.ProtoReflect.Descriptor instead.
 func (*DataPlaneDrift) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DataPlaneDrift) GetObject() string {
@@ -1089,13 +1181,18 @@ type DataPlaneStream struct {
 	Match []string `protobuf:"bytes,8,rep,name=match,proto3" json:"match,omitempty"`
 	// The number of packets that the match dropped since its rules were last written.
 	UnmatchedPackets uint64 `protobuf:"varint,9,opt,name=unmatched_packets,json=unmatchedPackets,proto3" json:"unmatched_packets,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The earlier sets of targets that are asked about flows of other pods, first the ones of the trench
+	// file.
+	Earlier []*DataPlaneGeneration `protobuf:"bytes,10,rep,name=earlier,proto3" json:"earlier,omitempty"`
+	// All targets are asked about flows of other pods, because earlier sets are unknown.
+	AsksAllTargets bool `protobuf:"varint,11,opt,name=asks_all_targets,json=asksAllTargets,proto3" json:"asks_all_targets,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *DataPlaneStream) Reset() {
 	*x = DataPlaneStream{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1107,7 +1204,7 @@ func (x *DataPlaneStream) String() string {
 func (*DataPlaneStream) ProtoMessage() {}
 
 func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1120,7 +1217,7 @@ func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneStream.ProtoReflect.Descriptor instead.
 func (*DataPlaneStream) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DataPlaneStream) GetName() string {
@@ -1186,6 +1283,93 @@ func (x *DataPlaneStream) GetUnmatchedPackets() uint64 {
 	return 0
 }
 
+func (x *DataPlaneStream) GetEarlier() []*DataPlaneGeneration {
+	if x != nil {
+		return x.Earlier
+	}
+	return nil
+}
+
+func (x *DataPlaneStream) GetAsksAllTargets() bool {
+	if x != nil {
+		return x.AsksAllTargets
+	}
+	return false
+}
+
+// DataPlaneGeneration is an earlier set of targets of a stream.
+type DataPlaneGeneration struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The targets of the IPv4 table.
+	TargetsIpv4 []string `protobuf:"bytes,1,rep,name=targets_ipv4,json=targetsIpv4,proto3" json:"targets_ipv4,omitempty"`
+	// The targets of the IPv6 table.
+	TargetsIpv6 []string `protobuf:"bytes,2,rep,name=targets_ipv6,json=targetsIpv6,proto3" json:"targets_ipv6,omitempty"`
+	// How long the set was in force; absent for a set of the trench file.
+	Lasted *durationpb.Duration `protobuf:"bytes,3,opt,name=lasted,proto3" json:"lasted,omitempty"`
+	// Its end; absent for a set of the trench file.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DataPlaneGeneration) Reset() {
+	*x = DataPlaneGeneration{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DataPlaneGeneration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DataPlaneGeneration) ProtoMessage() {}
+
+func (x *DataPlaneGeneration) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DataPlaneGeneration.ProtoReflect.Descriptor instead.
+func (*DataPlaneGeneration) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *DataPlaneGeneration) GetTargetsIpv4() []string {
+	if x != nil {
+		return x.TargetsIpv4
+	}
+	return nil
+}
+
+func (x *DataPlaneGeneration) GetTargetsIpv6() []string {
+	if x != nil {
+		return x.TargetsIpv6
+	}
+	return nil
+}
+
+func (x *DataPlaneGeneration) GetLasted() *durationpb.Duration {
+	if x != nil {
+		return x.Lasted
+	}
+	return nil
+}
+
+func (x *DataPlaneGeneration) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 // DataPlaneTarget is one target in the kernel.
 type DataPlaneTarget struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1213,7 +1397,7 @@ type DataPlaneTarget struct {
 
 func (x *DataPlaneTarget) Reset() {
 	*x = DataPlaneTarget{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1225,7 +1409,7 @@ func (x *DataPlaneTarget) String() string {
 func (*DataPlaneTarget) ProtoMessage() {}
 
 func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1238,7 +1422,7 @@ func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneTarget.ProtoReflect.Descriptor instead.
 func (*DataPlaneTarget) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DataPlaneTarget) GetName() string {
@@ -1327,7 +1511,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1523,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1536,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -1419,7 +1603,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1615,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1628,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *VipStatus) GetVip() string {
@@ -1485,7 +1669,7 @@ type StreamStatus struct {
 
 func (x *StreamStatus) Reset() {
 	*x = StreamStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1497,7 +1681,7 @@ func (x *StreamStatus) String() string {
 func (*StreamStatus) ProtoMessage() {}
 
 func (x *StreamStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1510,7 +1694,7 @@ func (x *StreamStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamStatus.ProtoReflect.Descriptor instead.
 func (*StreamStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StreamStatus) GetName() string {
@@ -1572,7 +1756,7 @@ type TargetStatus struct {
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1768,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1781,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{20}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TargetStatus) GetName() string {
@@ -1702,7 +1886,7 @@ type WatcherStatus struct {
 
 func (x *WatcherStatus) Reset() {
 	*x = WatcherStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1714,7 +1898,7 @@ func (x *WatcherStatus) String() string {
 func (*WatcherStatus) ProtoMessage() {}
 
 func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1727,7 +1911,7 @@ func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatcherStatus.ProtoReflect.Descriptor instead.
 func (*WatcherStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{21}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WatcherStatus) GetWatchId() string {
@@ -1835,7 +2019,7 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\x125\n" +
 	"\asources\x18\x0e \x03(\v2\x1b.vipgate.lb.v1.SourceStatusR\asources\x12=\n" +
 	"\n" +
-	"data_plane\x18\x0f \x01(\v2\x1e.vipgate.lb.v1.DataPlaneStatusR\tdataPlane\"\xae\x04\n" +
+	"data_plane\x18\x0f \x01(\v2\x1e.vipgate.lb.v1.DataPlaneStatusR\tdataPlane\"\xea\x04\n" +
 	"\x0fDataPlaneStatus\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1c\n" +
 	"\tconntrack\x18\x02 \x01(\tR\tconntrack\x12\x14\n" +
@@ -1851,7 +2035,9 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x06unread\x18\v \x01(\tR\x06unread\x122\n" +
 	"\x05holds\x18\f \x03(\v2\x1c.vipgate.lb.v1.DataPlaneHoldR\x05holds\x12\x18\n" +
 	"\arepairs\x18\r \x01(\x04R\arepairs\x12:\n" +
-	"\tfast_path\x18\x0e \x01(\v2\x1d.vipgate.lb.v1.FastPathStatusR\bfastPath\"j\n" +
+	"\tfast_path\x18\x0e \x01(\v2\x1d.vipgate.lb.v1.FastPathStatusR\bfastPath\x12:\n" +
+	"\vmoved_flows\x18\x0f \x01(\v2\x19.vipgate.lb.v1.MovedFlowsR\n" +
+	"movedFlows\"j\n" +
 	"\x0eFastPathStatus\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12@\n" +
 	"\n" +
@@ -1859,7 +2045,14 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"interfaces\"?\n" +
 	"\x11FastPathInterface\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"Y\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x82\x01\n" +
+	"\n" +
+	"MovedFlows\x12\x14\n" +
+	"\x05asked\x18\x01 \x01(\x04R\x05asked\x12\x18\n" +
+	"\adecided\x18\x02 \x01(\x04R\adecided\x12\x16\n" +
+	"\x06denied\x18\x03 \x01(\x04R\x06denied\x12\x12\n" +
+	"\x04full\x18\x04 \x01(\x04R\x04full\x12\x18\n" +
+	"\acurrent\x18\x05 \x01(\x04R\acurrent\"Y\n" +
 	"\rDataPlaneHold\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x120\n" +
 	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xa2\x01\n" +
@@ -1868,7 +2061,7 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x16\n" +
 	"\x06target\x18\x03 \x01(\tR\x06target\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x120\n" +
-	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xa4\x02\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x8c\x03\n" +
 	"\x0fDataPlaneStream\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\rR\x04size\x12\x12\n" +
@@ -1878,7 +2071,15 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\fproblem_ipv6\x18\x06 \x01(\tR\vproblemIpv6\x128\n" +
 	"\atargets\x18\a \x03(\v2\x1e.vipgate.lb.v1.DataPlaneTargetR\atargets\x12\x14\n" +
 	"\x05match\x18\b \x03(\tR\x05match\x12+\n" +
-	"\x11unmatched_packets\x18\t \x01(\x04R\x10unmatchedPackets\"\xa0\x02\n" +
+	"\x11unmatched_packets\x18\t \x01(\x04R\x10unmatchedPackets\x12<\n" +
+	"\aearlier\x18\n" +
+	" \x03(\v2\".vipgate.lb.v1.DataPlaneGenerationR\aearlier\x12(\n" +
+	"\x10asks_all_targets\x18\v \x01(\bR\x0easksAllTargets\"\xc0\x01\n" +
+	"\x13DataPlaneGeneration\x12!\n" +
+	"\ftargets_ipv4\x18\x01 \x03(\tR\vtargetsIpv4\x12!\n" +
+	"\ftargets_ipv6\x18\x02 \x03(\tR\vtargetsIpv6\x121\n" +
+	"\x06lasted\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x06lasted\x120\n" +
+	"\x05until\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xa0\x02\n" +
 	"\x0fDataPlaneTarget\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x1c\n" +
@@ -1952,7 +2153,7 @@ func file_vipgate_lb_v1_lb_proto_rawDescGZIP() []byte {
 	return file_vipgate_lb_v1_lb_proto_rawDescData
 }
 
-var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_vipgate_lb_v1_lb_proto_goTypes = []any{
 	(*HoldRequest)(nil),            // 0: vipgate.lb.v1.HoldRequest
 	(*HoldResponse)(nil),           // 1: vipgate.lb.v1.HoldResponse
@@ -1967,80 +2168,86 @@ var file_vipgate_lb_v1_lb_proto_goTypes = []any{
 	(*DataPlaneStatus)(nil),        // 10: vipgate.lb.v1.DataPlaneStatus
 	(*FastPathStatus)(nil),         // 11: vipgate.lb.v1.FastPathStatus
 	(*FastPathInterface)(nil),      // 12: vipgate.lb.v1.FastPathInterface
-	(*DataPlaneHold)(nil),          // 13: vipgate.lb.v1.DataPlaneHold
-	(*DataPlaneDrift)(nil),         // 14: vipgate.lb.v1.DataPlaneDrift
-	(*DataPlaneStream)(nil),        // 15: vipgate.lb.v1.DataPlaneStream
-	(*DataPlaneTarget)(nil),        // 16: vipgate.lb.v1.DataPlaneTarget
-	(*SourceStatus)(nil),           // 17: vipgate.lb.v1.SourceStatus
-	(*VipStatus)(nil),              // 18: vipgate.lb.v1.VipStatus
-	(*StreamStatus)(nil),           // 19: vipgate.lb.v1.StreamStatus
-	(*TargetStatus)(nil),           // 20: vipgate.lb.v1.TargetStatus
-	(*WatcherStatus)(nil),          // 21: vipgate.lb.v1.WatcherStatus
-	(*durationpb.Duration)(nil),    // 22: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 23: google.protobuf.Timestamp
-	(*v1.Position)(nil),            // 24: vipgate.readiness.v1.Position
-	(*v11.Condition)(nil),          // 25: vipgate.admin.v1.Condition
-	(*v11.Problem)(nil),            // 26: vipgate.admin.v1.Problem
-	(*v1.VipReadiness)(nil),        // 27: vipgate.readiness.v1.VipReadiness
-	(*v1.VipAdvertisement)(nil),    // 28: vipgate.readiness.v1.VipAdvertisement
-	(*v1.FamilyConnectivity)(nil),  // 29: vipgate.readiness.v1.FamilyConnectivity
-	(*v11.GetStatusRequest)(nil),   // 30: vipgate.admin.v1.GetStatusRequest
-	(*v11.WatchStatusRequest)(nil), // 31: vipgate.admin.v1.WatchStatusRequest
+	(*MovedFlows)(nil),             // 13: vipgate.lb.v1.MovedFlows
+	(*DataPlaneHold)(nil),          // 14: vipgate.lb.v1.DataPlaneHold
+	(*DataPlaneDrift)(nil),         // 15: vipgate.lb.v1.DataPlaneDrift
+	(*DataPlaneStream)(nil),        // 16: vipgate.lb.v1.DataPlaneStream
+	(*DataPlaneGeneration)(nil),    // 17: vipgate.lb.v1.DataPlaneGeneration
+	(*DataPlaneTarget)(nil),        // 18: vipgate.lb.v1.DataPlaneTarget
+	(*SourceStatus)(nil),           // 19: vipgate.lb.v1.SourceStatus
+	(*VipStatus)(nil),              // 20: vipgate.lb.v1.VipStatus
+	(*StreamStatus)(nil),           // 21: vipgate.lb.v1.StreamStatus
+	(*TargetStatus)(nil),           // 22: vipgate.lb.v1.TargetStatus
+	(*WatcherStatus)(nil),          // 23: vipgate.lb.v1.WatcherStatus
+	(*durationpb.Duration)(nil),    // 24: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),  // 25: google.protobuf.Timestamp
+	(*v1.Position)(nil),            // 26: vipgate.readiness.v1.Position
+	(*v11.Condition)(nil),          // 27: vipgate.admin.v1.Condition
+	(*v11.Problem)(nil),            // 28: vipgate.admin.v1.Problem
+	(*v1.VipReadiness)(nil),        // 29: vipgate.readiness.v1.VipReadiness
+	(*v1.VipAdvertisement)(nil),    // 30: vipgate.readiness.v1.VipAdvertisement
+	(*v1.FamilyConnectivity)(nil),  // 31: vipgate.readiness.v1.FamilyConnectivity
+	(*v11.GetStatusRequest)(nil),   // 32: vipgate.admin.v1.GetStatusRequest
+	(*v11.WatchStatusRequest)(nil), // 33: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_lb_v1_lb_proto_depIdxs = []int32{
-	22, // 0: vipgate.lb.v1.HoldRequest.duration:type_name -> google.protobuf.Duration
-	23, // 1: vipgate.lb.v1.HoldResponse.until:type_name -> google.protobuf.Timestamp
-	14, // 2: vipgate.lb.v1.Repairs.repaired:type_name -> vipgate.lb.v1.DataPlaneDrift
-	22, // 3: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
-	22, // 4: vipgate.lb.v1.DrainTargetsRequest.ends_after:type_name -> google.protobuf.Duration
-	23, // 5: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
-	24, // 6: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
-	22, // 7: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
-	23, // 8: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	25, // 9: vipgate.lb.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
-	18, // 10: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
-	19, // 11: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
-	21, // 12: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
-	17, // 13: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
+	24, // 0: vipgate.lb.v1.HoldRequest.duration:type_name -> google.protobuf.Duration
+	25, // 1: vipgate.lb.v1.HoldResponse.until:type_name -> google.protobuf.Timestamp
+	15, // 2: vipgate.lb.v1.Repairs.repaired:type_name -> vipgate.lb.v1.DataPlaneDrift
+	24, // 3: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
+	24, // 4: vipgate.lb.v1.DrainTargetsRequest.ends_after:type_name -> google.protobuf.Duration
+	25, // 5: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
+	26, // 6: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
+	24, // 7: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
+	25, // 8: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	27, // 9: vipgate.lb.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	20, // 10: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
+	21, // 11: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
+	23, // 12: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
+	19, // 13: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
 	10, // 14: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
-	26, // 15: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.admin.v1.Problem
-	14, // 16: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
-	15, // 17: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
-	13, // 18: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
+	28, // 15: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.admin.v1.Problem
+	15, // 16: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
+	16, // 17: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
+	14, // 18: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
 	11, // 19: vipgate.lb.v1.DataPlaneStatus.fast_path:type_name -> vipgate.lb.v1.FastPathStatus
-	12, // 20: vipgate.lb.v1.FastPathStatus.interfaces:type_name -> vipgate.lb.v1.FastPathInterface
-	23, // 21: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
-	23, // 22: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
-	16, // 23: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
-	23, // 24: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
-	23, // 25: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
-	27, // 26: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	28, // 27: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
-	20, // 28: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
-	23, // 29: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
-	23, // 30: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
-	23, // 31: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
-	23, // 32: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
-	29, // 33: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
-	30, // 34: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	31, // 35: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
-	5,  // 36: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
-	7,  // 37: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
-	3,  // 38: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
-	0,  // 39: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
-	2,  // 40: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
-	9,  // 41: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.Status
-	9,  // 42: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.Status
-	6,  // 43: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
-	8,  // 44: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
-	4,  // 45: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.Repairs
-	1,  // 46: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
-	4,  // 47: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.Repairs
-	41, // [41:48] is the sub-list for method output_type
-	34, // [34:41] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	13, // 20: vipgate.lb.v1.DataPlaneStatus.moved_flows:type_name -> vipgate.lb.v1.MovedFlows
+	12, // 21: vipgate.lb.v1.FastPathStatus.interfaces:type_name -> vipgate.lb.v1.FastPathInterface
+	25, // 22: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
+	25, // 23: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
+	18, // 24: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
+	17, // 25: vipgate.lb.v1.DataPlaneStream.earlier:type_name -> vipgate.lb.v1.DataPlaneGeneration
+	24, // 26: vipgate.lb.v1.DataPlaneGeneration.lasted:type_name -> google.protobuf.Duration
+	25, // 27: vipgate.lb.v1.DataPlaneGeneration.until:type_name -> google.protobuf.Timestamp
+	25, // 28: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
+	25, // 29: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
+	29, // 30: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	30, // 31: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
+	22, // 32: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
+	25, // 33: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
+	25, // 34: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
+	25, // 35: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
+	25, // 36: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
+	31, // 37: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
+	32, // 38: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	33, // 39: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	5,  // 40: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
+	7,  // 41: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
+	3,  // 42: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
+	0,  // 43: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
+	2,  // 44: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
+	9,  // 45: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.Status
+	9,  // 46: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.Status
+	6,  // 47: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
+	8,  // 48: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
+	4,  // 49: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.Repairs
+	1,  // 50: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
+	4,  // 51: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.Repairs
+	45, // [45:52] is the sub-list for method output_type
+	38, // [38:45] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_lb_v1_lb_proto_init() }
@@ -2054,7 +2261,7 @@ func file_vipgate_lb_v1_lb_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_lb_v1_lb_proto_rawDesc), len(file_vipgate_lb_v1_lb_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

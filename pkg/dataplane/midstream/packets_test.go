@@ -1,0 +1,416 @@
+package midstream
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nft"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// fixture is a pod with three targets, a client, and an attacker on another network. Plain rules
+// replace the table of package fwstate: the pod sends new flows to one target.
+type fixture struct {
+	t                     *testing.T
+	client, attacker, pod *lab.NetNS
+	conn                  *nft.Conn
+	kernel                *fwstate.Conn
+}
+
+const port = 5000
+
+var (
+	vips    = [...]netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}
+	client  = netip.MustParseAddr("10.9.0.1")
+	earlier = [...][len(vip.Families)]netip.Addr{
+		{netip.MustParseAddr("172.16.2.2"), netip.MustParseAddr("fd16:2::2")},
+		{netip.MustParseAddr("172.16.3.2"), netip.MustParseAddr("fd16:3::2")},
+	}
+	dialer = net.Dialer{Timeout: 5 * time.Second}
+)
+
+// asking selects the targets that are asked besides the first one.
+type asking string
+
+const (
+	second   asking = "the second"
+	threeWay asking = "the second and the third"
+	everyone asking = "all"
+)
+
+// newFixture returns a fixture that asks targets about unknown flows.
+func newFixture(t *testing.T, asking asking) *fixture {
+	x := &fixture{t: t}
+	for _, ns := range []**lab.NetNS{&x.client, &x.attacker, &x.pod} {
+		*ns = lab.NewNetNS(t, lab.WithoutDAD)
+	}
+	for key, value := range map[string]string{
+		"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1", "net.ipv4.conf.all.rp_filter": "0",
+		"net.ipv4.conf.default.rp_filter": "0", "net.netfilter.nf_conntrack_tcp_be_liberal": "1",
+	} {
+		harness.Must(t, x.pod.Sysctl(key, value))
+	}
+	attach := func(ns *lab.NetNS, dev, net4, net6 string, host int) {
+		harness.Must(t, lab.Veth(ns, "eth0", x.pod, dev))
+		harness.Must(t, ns.Addr("eth0", fmt.Sprintf("%s.%d/24", net4, host), fmt.Sprintf("%s::%d/64", net6, host)))
+		harness.Must(t, x.pod.Addr(dev, net4+".254/24", net6+"::254/64"))
+		ns.Shell(t, fmt.Sprintf("ip route add default via %s.254; ip -6 route add default via %s::254", net4, net6))
+	}
+	attach(x.client, "ext0", "10.9.0", "fd09", 1)
+	attach(x.attacker, "ext1", "10.8.0", "fd08", 1)
+	all := Streams{}
+	for _, family := range vip.Families {
+		asked := [copies]map[uint32]netip.Addr{{0: earlier[0][family], 1: earlier[0][family]}}
+		if asking == threeWay {
+			asked[1] = map[uint32]netip.Addr{0: earlier[1][family], 1: earlier[1][family]}
+		}
+		all[family] = []Stream{{
+			Name: "web", Size: 2, Seed: 1, FWMarks: map[uint32]plan.LinkAddress{},
+			Asked: asked,
+		}}
+	}
+	for i := 1; i <= 3; i++ {
+		ns, link := lab.NewNetNS(t, lab.WithoutDAD), plan.LinkAddress{2, 0, 0, 0, 1, byte(i)}
+		attach(ns, fmt.Sprint("int", i), fmt.Sprint("172.16.", i), fmt.Sprint("fd16:", i), 2)
+		harness.Must(t, ns.Addr("lo", "20.0.0.1/32", "2000::1/128"))
+		ns.Shell(t, "ip link set eth0 address "+net.HardwareAddr(link[:]).String()+"; ip route replace default via "+
+			fmt.Sprintf("172.16.%d.254; ip -6 route replace default via fd16:%d::254", i, i))
+		x.pod.Shell(t, fmt.Sprintf(`ip rule add fwmark %d/0xffffff lookup %[1]d
+ip -6 rule add fwmark %[1]d/0xffffff lookup %[1]d
+ip route add default via 172.16.%[2]d.2 table %[1]d
+ip -6 route add default via fd16:%[2]d::2 table %[1]d`, 4999+i, i))
+		for family, address := range []string{fmt.Sprintf("172.16.%d.2", i), fmt.Sprintf("fd16:%d::2", i)} {
+			stream := &all[family][0]
+			stream.FWMarks[uint32(4999+i)] = link
+			if asking == everyone {
+				stream.Asked = [copies]map[uint32]netip.Addr{}
+				if stream.Everyone == nil {
+					stream.Everyone = map[uint32]netip.Addr{}
+				}
+				stream.Everyone[uint32(4999+i)] = netip.MustParseAddr(address)
+			}
+		}
+		x.serve(ns, i)
+	}
+	harness.Must(t, x.pod.Do(func() (err error) {
+		x.kernel, err = fwstate.Dial(fwstate.Config{})
+		return err
+	}))
+	t.Cleanup(func() { harness.Must(t, x.kernel.Close()) })
+	x.conn = x.kernel.NFTables()
+	if _, err := Apply(x.conn, fwstate.DefaultMask, all, Streams{}); err != nil {
+		t.Fatal(err)
+	}
+	x.forward(5001)
+	return x
+}
+
+// serve answers each line with the number of the target.
+func (x *fixture) serve(ns *lab.NetNS, number int) {
+	listener, err := ns.Listen("tcp", fmt.Sprintf(":%d", port))
+	harness.Must(x.t, err)
+	x.t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			x.t.Cleanup(func() { _ = conn.Close() })
+			go func() {
+				for lines := bufio.NewScanner(conn); lines.Scan(); {
+					fmt.Fprintln(conn, number)
+				}
+			}()
+		}
+	}()
+}
+
+// forward sends new flows to the target with a fwmark; each known one keeps its target.
+func (x *fixture) forward(fwmark uint32) {
+	x.pod.Shell(x.t, fmt.Sprintf(`nft -f - <<END
+table inet pod
+delete table inet pod
+table inet pod {
+ chain known { meta mark set ct mark & 0x00ffffff; accept; }
+ chain new { meta mark set %[1]d; ct mark set ct mark & 0xff000000 | %[1]d; accept; }
+ chain vip { ct mark & 0x00ffffff { 5000-5002 } goto known; goto new; }
+ chain pre {
+  type filter hook prerouting priority mangle;
+  ip daddr 20.0.0.1 goto vip
+  ip6 daddr 2000::1 goto vip
+ }
+}
+END`, fwmark))
+}
+
+// move makes the flows of the pod those of another pod, whose new flows went to the second target:
+// this one sends new flows to the first.
+func (x *fixture) move() {
+	x.forward(5000)
+	harness.Must(x.t, x.kernel.FlushConntrack([]uint32{5000, 5001, 5002}))
+}
+
+func (x *fixture) dial(family vip.Family) net.Conn {
+	x.t.Helper()
+	var conn net.Conn
+	harness.Must(x.t, x.client.Do(func() (err error) {
+		conn, err = dialer.Dial("tcp", netip.AddrPortFrom(vips[family], port).String())
+		return err
+	}))
+	x.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// ask returns the number of the target that answers.
+func ask(conn net.Conn) (string, error) {
+	if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		return "", err
+	}
+	if _, err := fmt.Fprintln(conn, "?"); err != nil {
+		return "", err
+	}
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	return strings.TrimSpace(line), err
+}
+
+func (x *fixture) counters() Counters {
+	counters, err := Read(x.conn)
+	harness.Must(x.t, err)
+	return counters
+}
+
+// A flow that moves here keeps its target; a new one gets the current target.
+func TestMovedFlowsKeepTheirTarget(t *testing.T) {
+	for _, asking := range []asking{second, threeWay, everyone} {
+		x := newFixture(t, asking)
+		for _, family := range vip.Families {
+			for target := 1; target <= 2 || asking != second && target == 3; target++ {
+				t.Run(fmt.Sprintf("%s target %d, %s asked", family, target, asking), func(t *testing.T) {
+					want := fmt.Sprint(target)
+					x.forward(uint32(4999 + target))
+					flow := x.dial(family)
+					for range 3 {
+						if got, err := ask(flow); got != want || err != nil {
+							t.Fatalf("%q, %v", got, err)
+						}
+						x.move()
+					}
+					if got, err := ask(flow); got != want || err != nil {
+						t.Errorf("after the moves: %q, %v", got, err)
+					}
+					asked := x.counters().Asked
+					if got, err := ask(flow); got != want || err != nil || x.counters().Asked != asked {
+						t.Errorf("a decided flow: %q, %v, %+v", got, err, x.counters())
+					}
+					if got, err := ask(x.dial(family)); got != "1" || err != nil || x.counters().Asked != asked {
+						t.Errorf("a new flow: %q, %v, %+v", got, err, x.counters())
+					}
+				})
+			}
+		}
+	}
+}
+
+// A half-closed flow, of which this pod sees the FIN first, gets its answer.
+func TestMovedFINIsAnswered(t *testing.T) {
+	for _, asking := range []asking{second, everyone} {
+		t.Run(string(asking), func(t *testing.T) { movedFIN(t, newFixture(t, asking)) })
+	}
+}
+
+func movedFIN(t *testing.T, x *fixture) {
+	flow := x.dial(vip.IPv4)
+	if _, err := ask(flow); err != nil {
+		t.Fatal(err)
+	}
+	x.move()
+	harness.Must(t, flow.(*net.TCPConn).CloseWrite())
+	// The target's end of the flow ends, too, when its scanner does: it closes at the end of the test.
+	await.True(t, "the client's FIN to be acknowledged", func() bool {
+		out, err := x.client.Run(t.Context(), "ss", "-Htn", "state", "fin-wait-2")
+		return err == nil && strings.Contains(out, "20.0.0.1")
+	})
+}
+
+// A socket that an earlier flow of the same ports left at the current target answers with bare ACKs
+// (RFC 5961): data decides.
+func TestStaleSocketsDecideNothing(t *testing.T) {
+	for _, asking := range []asking{second, everyone} {
+		t.Run(string(asking), func(t *testing.T) { staleSockets(t, newFixture(t, asking)) })
+	}
+}
+
+func staleSockets(t *testing.T, x *fixture) {
+	x.forward(5000)
+	dialer.LocalAddr = &net.TCPAddr{Port: 45000}
+	t.Cleanup(func() { dialer.LocalAddr = nil })
+	stale := x.dial(vip.IPv4)
+	if got, err := ask(stale); got != "1" || err != nil {
+		t.Fatalf("%q, %v", got, err)
+	}
+	// The client's RST is lost.
+	x.pod.Shell(t, "nft add table ip lost; "+
+		"nft add chain ip lost out '{ type filter hook forward priority 0; policy drop; }'")
+	harness.Must(t, errors.Join(stale.(*net.TCPConn).SetLinger(0), stale.Close()))
+	x.pod.Shell(t, "nft delete table ip lost")
+	x.forward(5001)
+	harness.Must(t, x.kernel.FlushConntrack([]uint32{5000, 5001, 5002}))
+	flow := x.dial(vip.IPv4)
+	if got, err := ask(flow); got != "2" || err != nil {
+		t.Fatalf("%q, %v", got, err)
+	}
+	x.move()
+	for range 3 {
+		if got, err := ask(flow); got != "2" || err != nil {
+			t.Fatalf("after the move: %q, %v", got, err)
+		}
+	}
+	if got := x.counters(); got.Decided == 0 || got.Denied != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// segment returns a TCP segment without payload over IPv4.
+func segment(from, to netip.AddrPort, flags byte) []byte {
+	packet := make([]byte, 40)
+	packet[0], packet[8], packet[9] = 0x45, 64, unix.IPPROTO_TCP
+	binary.BigEndian.PutUint16(packet[2:], 40)
+	copy(packet[12:], from.Addr().AsSlice())
+	copy(packet[16:], to.Addr().AsSlice())
+	tcp := packet[20:]
+	binary.BigEndian.PutUint16(tcp, from.Port())
+	binary.BigEndian.PutUint16(tcp[2:], to.Port())
+	binary.BigEndian.PutUint32(tcp[4:], 1000)
+	binary.BigEndian.PutUint32(tcp[8:], 2000)
+	tcp[12], tcp[13] = 5<<4, flags
+	binary.BigEndian.PutUint16(tcp[14:], 500)
+	sum := uint32(unix.IPPROTO_TCP + 20)
+	for i := 12; i < 40; i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(packet[i:]))
+	}
+	sum = sum&0xffff + sum>>16
+	binary.BigEndian.PutUint16(tcp[16:], ^uint16(sum&0xffff+sum>>16))
+	return packet
+}
+
+// send sends a forged packet.
+func (x *fixture) send(ns *lab.NetNS, packet []byte) {
+	x.t.Helper()
+	harness.Must(x.t, ns.Do(func() error {
+		socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_RAW, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		err = syscall.Sendto(socket, packet, 0, &syscall.SockaddrInet4{Addr: [4]byte(packet[16:])})
+		return errors.Join(err, syscall.Close(socket))
+	}))
+}
+
+// The client gets the RST of a flow that no target has.
+func TestDeadFlowsAreReset(t *testing.T) {
+	for asking, copies := range map[asking]uint64{second: 1, threeWay: 2, everyone: 2} {
+		t.Run(string(asking), func(t *testing.T) { deadFlows(t, newFixture(t, asking), copies) })
+	}
+}
+
+func deadFlows(t *testing.T, x *fixture, copies uint64) {
+	x.move()
+	capture := lab.NewCapture(t, x.client, "eth0")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for number := uint16(40000); number < 40010; number++ {
+		x.send(x.client, segment(netip.AddrPortFrom(client, number), netip.AddrPortFrom(vips[0], port), tcpACK|tcpPSH))
+		if err := capture.Wait(ctx, func(p lab.Packet) bool { return !p.Outgoing && p.DstPort == number }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := x.counters(); got.Denied != 10 || got.Asked != 10*copies || got.Decided != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Forged segments from the VIP decide and deny no flow.
+func TestForgedAnswersAreIgnored(t *testing.T) {
+	for asking, denials := range map[asking]int{second: 1, everyone: 2} {
+		t.Run(string(asking), func(t *testing.T) { forgedAnswers(t, newFixture(t, asking), denials) })
+	}
+}
+
+func forgedAnswers(t *testing.T, x *fixture, denials int) {
+	flow := x.dial(vip.IPv4)
+	if got, err := ask(flow); got != "2" || err != nil {
+		t.Fatalf("%q, %v", got, err)
+	}
+	x.move()
+	to := flow.LocalAddr().(*net.TCPAddr).AddrPort()
+	// The flow is undecided until a target answers: the first target denies it, and the second has no data.
+	x.send(x.client, segment(to, netip.AddrPortFrom(vips[0], port), tcpACK))
+	await.True(t, "the flow to be undecided", func() bool {
+		return strings.Count(x.pod.Shell(t, "nft list set ip vipgate-lb denier"), to.Addr().String()) == denials
+	})
+	capture := lab.NewCapture(t, x.pod, "ext1")
+	for _, flags := range []byte{tcpRST, tcpRST | tcpACK, tcpPSH | tcpACK, tcpFIN | tcpACK, tcpACK} {
+		x.send(x.attacker, segment(netip.AddrPortFrom(vips[0], port), to, flags))
+	}
+	await.True(t, "the forged packets to arrive", func() bool {
+		return capture.Count(func(p lab.Packet) bool { return !p.Outgoing && p.DstPort == to.Port() }) == 5
+	})
+	if got := x.counters(); got.Decided != 0 || got.Denied != 0 {
+		t.Errorf("%+v", got)
+	}
+	if out := x.pod.Shell(t, "nft list set ip vipgate-lb denier"); strings.Count(out, to.Addr().String()) != denials {
+		t.Error(out)
+	}
+}
+
+// When the set of undecided flows is full, a flow that moves follows the current target, which
+// resets it.
+func TestFullSetFailsOpen(t *testing.T) {
+	x := newFixture(t, second)
+	flow, lucky := x.dial(vip.IPv4), x.dial(vip.IPv4)
+	for _, conn := range []net.Conn{flow, lucky} {
+		if got, err := ask(conn); got != "2" || err != nil {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	x.move()
+	if got, err := ask(lucky); got != "2" || err != nil {
+		t.Fatalf("%q, %v", got, err)
+	}
+	table := nft.Table{Family: unix.NFPROTO_IPV4, Name: "vipgate-lb"}
+	transaction := &nft.Transaction{Table: table}
+	var flood []nft.Element
+	for i := range uint32(maxUndecided - 1) {
+		key := binary.BigEndian.AppendUint32(nil, 0x0b000000+i)
+		key = append(append(key, vips[0].AsSlice()...), 0, 1, 0, 0, 0, 2, 0, 0)
+		flood = append(flood, nft.Element{Key: key, Timeout: time.Minute})
+	}
+	transaction.AddElements(undecidedSet, flood)
+	harness.Must(t, x.conn.Commit(transaction, nil))
+	if got, err := ask(flow); err == nil {
+		t.Errorf("the flow was answered by %s", got)
+	}
+	if x.counters().Full == 0 {
+		t.Errorf("%+v", x.counters())
+	}
+	if got, err := ask(lucky); got != "2" || err != nil {
+		t.Errorf("a decided flow: %q, %v", got, err)
+	}
+}

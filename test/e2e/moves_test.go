@@ -1,0 +1,49 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/vipgate/vipgate/test/load"
+	"github.com/vipgate/vipgate/test/traffic"
+)
+
+// Flows whose target the trench scaled away from their slot stay with it when gateways move them to
+// another pod, also to a new one that finds the earlier targets in the trench file, or asks all.
+func TestFlowsMoveAfterScaling(t *testing.T) {
+	for _, history := range []bool{true, false} {
+		t.Run(fmt.Sprintf("history %v", history), func(t *testing.T) {
+			t.Parallel()
+			playMoves(t, traffic.Moves(), traffic.Options{History: history})
+		})
+	}
+}
+
+// flowsVariable is the number of flows of [TestFlowsSurviveSequence], which takes minutes.
+const flowsVariable = "VIPGATE_TEST_FLOWS"
+
+// No flow of a living target breaks while targets are scaled and replaced, pods are replaced and
+// lost, and gateways change their choice of pods.
+func TestFlowsSurviveSequence(t *testing.T) {
+	flows, err := strconv.Atoi(os.Getenv(flowsVariable))
+	if err != nil {
+		t.Skipf("set %s=1000 (make proof does)", flowsVariable)
+	}
+	playMoves(t, traffic.Sequence(flows), traffic.Options{BFD: true})
+}
+
+func playMoves(t *testing.T, s traffic.Scenario, options traffic.Options) {
+	t.Helper()
+	options.Targets = s.Targets
+	ctx, trench := openTrench(t, options)
+	row, err := trench.Run(ctx, s)
+	t.Logf("\n%s", load.Table(row))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Check(row); err != nil {
+		t.Errorf("%v\n%s", err, trench.Logs())
+	}
+}
