@@ -18,9 +18,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// bookkeepingDelay delays logs, events, reports and BIRD commands after a decision. Without it,
-// they compete for the processor and for BIRD, and delay the UPDATE of a flip by 0.2 to 0.4 ms.
-// BIRD sends the UPDATE within 0.3 ms.
+// bookkeepingDelay delays status and BIRD commands after a decision, as [journal.Queue.Settle]
+// delays logs, events and reports.
 const bookkeepingDelay = time.Millisecond
 
 // decisions is one batch of the gate. It must not be modified.
@@ -179,7 +178,7 @@ func (o *observer) Run(ctx context.Context) error {
 			lb, lbChanged = o.lb.Get()
 			o.logLBState(was, lb)
 		case <-o.queue.Wake():
-			_ = backoff.Sleep(ctx, bookkeepingDelay)
+			o.queue.Settle(ctx)
 			o.drain()
 		}
 	}

@@ -1,8 +1,11 @@
 package journal
 
 import (
+	"context"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/vipgate/vipgate/pkg/readiness"
 )
@@ -24,6 +27,39 @@ func delta(count, version int) (all Delta) {
 		all.Changed = append(all.Changed, readiness.VIPReadiness{VIP: numbered(i), ReadyTargets: uint32(version)})
 	}
 	return all
+}
+
+func TestSettleFollowsTheSize(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		settled := func(q *Queue[Delta]) time.Duration {
+			start := time.Now()
+			q.Settle(t.Context())
+			return time.Since(start)
+		}
+		queue := newQueue()
+		if wait := settled(queue); wait != 0 {
+			t.Errorf("an empty queue settles after %v", wait)
+		}
+		queue.Add(delta(1, 0))
+		one := settled(queue)
+		queue.Add(delta(10_000, 1))
+		many := settled(queue)
+		if one <= 0 || many <= 5*one {
+			t.Errorf("one VIP settles after %v, 10 000 after %v", one, many)
+		}
+		// Changes that arrive during the wait prolong it, up to the limit.
+		time.AfterFunc(one, func() { queue.Add(delta(500_000, 2)) })
+		if wait := settled(queue); wait <= many || wait > maxSettle {
+			t.Errorf("with more VIPs during the wait it settles after %v, outside %v…%v", wait, many, maxSettle)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		start := time.Now()
+		queue.Settle(ended)
+		if wait := time.Since(start); wait != 0 {
+			t.Errorf("with an ended context it settles after %v", wait)
+		}
+	})
 }
 
 func TestQueueKeepsTheOrder(t *testing.T) {
