@@ -10,7 +10,6 @@ import (
 	"time"
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
-	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/frontend/orders"
 	"github.com/vipgate/vipgate/pkg/gate"
@@ -158,11 +157,11 @@ func (f *follower) Run(ctx context.Context) error {
 		case <-routedChanged:
 		// These inputs change with a decision, so their bookkeeping waits for the UPDATE.
 		case <-announcedChanged:
-			_ = backoff.Sleep(ctx, bookkeepingDelay) // the loop checks ctx
+			f.observer.settle(ctx) // the loop checks ctx
 		case <-attractionChanged:
-			_ = backoff.Sleep(ctx, bookkeepingDelay)
+			f.observer.settle(ctx)
 		case <-lbChanged:
-			_ = backoff.Sleep(ctx, bookkeepingDelay)
+			f.observer.settle(ctx)
 		case <-vipsChanged:
 		case <-ownChanged:
 		case <-refresh.C:

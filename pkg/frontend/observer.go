@@ -3,6 +3,7 @@ package frontend
 import (
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
 	"maps"
 	"slices"
@@ -65,6 +66,55 @@ func merge(queue []input) (merged input, lost int) {
 	}
 	merged.Changes, merged.reported = slices.Collect(maps.Values(newest)), journal.MergeDeltas(reports)
 	return merged, lost
+}
+
+// revisions yields the inputs in the order of the queue. Those that follow from one large decision
+// of the load balancer are one slice: it has several revisions, whose VIPs ascend, and each of them
+// would have a log line and an event.
+func revisions(queue []input) iter.Seq[[]input] {
+	return func(yield func([]input) bool) {
+		for len(queue) > 0 {
+			count, newest := 1, newest{more: true}
+			if newest.follow(queue[0]) && newest.more {
+				for count < len(queue) && newest.follow(queue[count]) {
+					count++
+				}
+			}
+			if !yield(queue[:count]) {
+				return
+			}
+			queue = queue[count:]
+		}
+	}
+}
+
+// newest holds the highest VIPs of the inputs that follow from a large decision.
+type newest struct {
+	reported, changed vip.VIP
+	more              bool // the decision may have more reports: the newest one is large
+}
+
+// follow adds an input and reports whether it may be of the same decision.
+func (newest *newest) follow(in input) bool {
+	reports, changes := in.reported.Changed, in.Changes
+	ascend := func(a, b gate.Change) int { return vip.Compare(a.VIP, b.VIP) }
+	switch {
+	case in.reported.Complete, in.reported.Len() > 0 && !newest.more,
+		len(reports) > 0 && vip.Compare(newest.reported, reports[0].VIP) >= 0,
+		len(changes) > 0 && vip.Compare(newest.changed, changes[0].VIP) >= 0,
+		!slices.IsSortedFunc(changes, ascend): // also of another cause
+		return false
+	}
+	if len(reports) > 0 {
+		newest.reported = reports[len(reports)-1].VIP
+	}
+	if len(changes) > 0 {
+		newest.changed = changes[len(changes)-1].VIP
+	}
+	if in.reported.Len() > 0 || newest.reported == (vip.VIP{}) {
+		newest.more = len(reports) > journal.MaxSingle && len(in.reported.Removed) == 0
+	}
+	return true
 }
 
 // lbState is the state of the readiness source.
@@ -173,7 +223,7 @@ func (o *observer) Run(ctx context.Context) error {
 			o.drain()
 			return ctx.Err()
 		case <-lbChanged:
-			_ = backoff.Sleep(ctx, bookkeepingDelay) // the loop checks ctx
+			o.settle(ctx) // the loop checks ctx
 			was := lb
 			lb, lbChanged = o.lb.Get()
 			o.logLBState(was, lb)
@@ -182,6 +232,12 @@ func (o *observer) Run(ctx context.Context) error {
 			o.drain()
 		}
 	}
+}
+
+// settle waits until BIRD has sent the queued decisions to the gateways, or until ctx ends.
+func (o *observer) settle(ctx context.Context) {
+	_ = backoff.Sleep(ctx, bookkeepingDelay)
+	o.queue.Settle(ctx)
 }
 
 // logLBState logs and records a transition of the readiness source.
@@ -233,21 +289,32 @@ func (o *observer) apply(queue []input, lost int) {
 		o.note(fmt.Sprintf("%d earlier changes were merged into the following ones: rate exceeds logging", lost))
 	}
 	var applied *readiness.Position
-	for _, in := range queue {
-		// A decision follows from the reports before it, and its detail comes from them.
-		if in.reported.Complete || in.reported.Len() > 0 {
-			o.state.applyReadiness(in.reported)
+	for revisions := range revisions(queue) {
+		changed, last := 0, decisions{}
+		for _, in := range revisions {
+			// A decision follows from the reports before it, and its detail comes from them.
+			if in.reported.Complete || in.reported.Len() > 0 {
+				o.state.applyReadiness(in.reported)
+			}
+			if in.applied != nil {
+				applied = in.applied
+			}
+			if changed += len(in.Changes); len(in.Changes) > 0 {
+				last = in.decisions
+			}
 		}
-		if len(in.Changes) > 0 {
-			changes := o.journal.Begin(len(in.Changes))
-			o.state.applyDecisions(in.decisions, o.causes, changes)
-			// Report to the load balancer first: a log line may wait for a slow reader.
-			o.onDecisions(in.decisions)
-			o.journal.Record(in.At, in.Position, changes)
+		if changed == 0 {
+			continue
 		}
-		if in.applied != nil {
-			applied = in.applied
+		changes := o.journal.Begin(changed)
+		for _, in := range revisions {
+			if len(in.Changes) > 0 {
+				o.state.applyDecisions(in.decisions, o.causes, changes)
+				// Report to the load balancer first: a log line may wait for a slow reader.
+				o.onDecisions(in.decisions)
+			}
 		}
+		o.journal.Record(last.At, last.Position, changes)
 	}
 	if applied != nil {
 		o.onApplied(*applied)

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"time"
 
@@ -26,6 +27,14 @@ const (
 	maxSettle    = 200 * time.Millisecond
 )
 
+// After changes of collectVIPs the garbage of their decision is collected, at most once per
+// collectInterval: the next decision then ends before the heap has grown enough for a collection,
+// which would take as long as the decision.
+const (
+	collectVIPs     = 1000
+	collectInterval = 100 * time.Millisecond
+)
+
 // Queue passes batches of changed VIPs from a component that must not block to the goroutine that
 // records them.
 type Queue[B any] struct {
@@ -40,6 +49,8 @@ type Queue[B any] struct {
 	limit   int // of queued
 	lost    int // changes that a merge replaced by later ones
 	busy    bool
+
+	collected time.Time // last collection; of the goroutine that calls Drain
 }
 
 // NewQueue returns an empty queue. size returns the number of VIPs in a batch. merge returns one
@@ -91,7 +102,7 @@ func (queue *Queue[B]) Settle(ctx context.Context) {
 // that were merged into later ones. Drain reports whether it called apply.
 func (queue *Queue[B]) Drain(apply func(batches []B, lost int)) bool {
 	queue.mu.Lock()
-	batches, lost := queue.batches, queue.lost
+	batches, lost, changes := queue.batches, queue.lost, queue.queued
 	if len(batches) == 0 {
 		queue.mu.Unlock()
 		return false
@@ -100,6 +111,16 @@ func (queue *Queue[B]) Drain(apply func(batches []B, lost int)) bool {
 	queue.spare, queue.busy = nil, true
 	queue.mu.Unlock()
 	apply(batches, lost)
+	queue.release(batches)
+	if changes >= collectVIPs && time.Since(queue.collected) >= collectInterval {
+		runtime.GC()
+		queue.collected = time.Now()
+	}
+	return true
+}
+
+// release ends a Drain of batches.
+func (queue *Queue[B]) release(batches []B) {
 	queue.mu.Lock()
 	defer queue.mu.Unlock()
 	queue.busy = false
@@ -108,7 +129,6 @@ func (queue *Queue[B]) Drain(apply func(batches []B, lost int)) bool {
 	if clear(batches); cap(batches) <= maxSpare {
 		queue.spare = batches[:0]
 	}
-	return true
 }
 
 // Idle reports whether every added batch was applied.

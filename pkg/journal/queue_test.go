@@ -2,6 +2,7 @@ package journal
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -60,6 +61,21 @@ func TestSettleFollowsTheSize(t *testing.T) {
 			t.Errorf("with an ended context it settles after %v", wait)
 		}
 	})
+}
+
+func TestLargeBatchesAreCollected(t *testing.T) {
+	queue := newQueue()
+	collections := func(vips int) uint32 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		queue.Add(delta(vips, 0))
+		queue.Drain(func([]Delta, int) {})
+		runtime.ReadMemStats(&after)
+		return after.NumForcedGC - before.NumForcedGC
+	}
+	if few, many := collections(collectVIPs-1), collections(collectVIPs); few != 0 || many != 1 {
+		t.Errorf("%d forced collections after few VIPs, %d after many", few, many)
+	}
 }
 
 func TestQueueKeepsTheOrder(t *testing.T) {

@@ -234,7 +234,10 @@ func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
 	if need <= cap(staged) {
 		return staged
 	}
-	size := max(need, 4*cap(staged))
+	size := need // of a revision with one part
+	if len(staged) > 0 {
+		size = max(need, 4*cap(staged), maxRevisionVIPs)
+	}
 	if need <= known {
 		size = min(size, known)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/rand"
 	"slices"
+	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,7 +25,7 @@ type TableOptions struct {
 	StaleGrace time.Duration
 }
 
-// Decision is a decision of the load balancer. It is applied atomically.
+// Decision is a decision of the load balancer. Each VIP changes atomically; see Table.Commit.
 type Decision struct {
 	Changed []VIPReadiness // new VIPs, and VIPs that may have changed
 	Removed []vip.VIP      // VIPs that no stream serves any longer
@@ -110,26 +111,73 @@ func (table *Table) currentHeld() string {
 	return ""
 }
 
+// The number of VIPs in the first revision of a decision, and the limit up to which it doubles. A
+// revision costs the frontend and BIRD a write, about as much as 100 VIPs.
+const firstVIPs, maxRevisionVIPs = vipsPerPart, 8 * vipsPerPart
+
 // Commit applies a decision, wakes every watch and renews the lease. It returns the revision, which
 // advances only if the decision changed the table.
+//
+// A decision about many VIPs has several revisions, so that the frontend withdraws the first VIPs
+// while the last are recorded. In between, a reader sees a part of the decision. VIPs
+// that rise precede VIPs that fall: the VIPs of a family are never all down in between unless they
+// are before or after the decision. The first synced decision has one revision, because it ends the
+// grace period of an earlier load balancer's VIPs.
 func (table *Table) Commit(decision Decision) (revision uint64) {
+	if decision.At.IsZero() {
+		decision.At = time.Now()
+	}
+	first := decision.Synced && !table.Synced()
+	changed, removed := decision.Changed, decision.Removed
+	if len(changed) <= firstVIPs || first {
+		return table.commit(&writer{table: table, at: decision.At}, changed, removed, decision.Synced)
+	}
+	changed = risesFirst(changed)
+	parts := &writer{table: table, at: decision.At}
+	for size := firstVIPs; len(changed) > 0; size = min(2*size, maxRevisionVIPs) {
+		part := changed[:min(size, len(changed))]
+		changed = changed[len(part):]
+		table.commit(parts, part, nil, decision.Synced)
+	}
+	return table.commit(parts, nil, removed, decision.Synced)
+}
+
+// risesFirst returns the VIPs with those that are not ready last, otherwise in the same order.
+func risesFirst(changed []VIPReadiness) []VIPReadiness {
+	falls := func(readiness VIPReadiness) bool { return readiness.State == vip.NotReady }
+	order := func(a, b VIPReadiness) int {
+		switch {
+		case falls(a) == falls(b):
+			return 0
+		case falls(a):
+			return 1
+		}
+		return -1
+	}
+	if slices.IsSortedFunc(changed, order) {
+		return changed
+	}
+	changed = slices.Clone(changed)
+	slices.SortStableFunc(changed, order)
+	return changed
+}
+
+// commit applies a part of a decision as one revision.
+func (table *Table) commit(writer *writer, readiness []VIPReadiness, removed []vip.VIP, synced bool) (revision uint64) {
 	table.mu.Lock()
 	defer table.mu.Unlock()
 	table.renewedAt = time.Now()
-	if decision.At.IsZero() {
-		decision.At = table.renewedAt
-	}
 	next := table.revision + 1
 	// The first decision counts even if it is empty: no watch sends anything before revision 1.
 	changed := table.revision == 0
-	writer := writer{table: table, at: decision.At, revision: next, left: len(decision.Changed) + len(decision.Removed)}
-	for i := range decision.Changed {
-		changed = writer.put(decision.Changed[i]) || changed
+	writer.revision, writer.left = next, len(readiness)+len(removed)
+	for i := range readiness {
+		changed = writer.put(&readiness[i]) || changed
 	}
-	for _, v := range decision.Removed {
+	for _, v := range removed {
 		changed = writer.remove(v) || changed
 	}
-	if decision.Synced && !table.synced {
+	if synced && !table.synced {
 		table.synced, changed = true, true
 	}
 	// Without a change the watches learn of the renewed lease by the next heartbeat.
@@ -179,9 +227,10 @@ func (writer *writer) follow(slot *newest) {
 	writer.last = slot
 }
 
-// put records r if it differs from the recorded value.
-func (writer *writer) put(readiness VIPReadiness) bool {
+// put records decided if it differs from the recorded value.
+func (writer *writer) put(decided *VIPReadiness) bool {
 	writer.left--
+	readiness := *decided
 	if readiness.Detail != writer.detail {
 		writer.detail, writer.clean = readiness.Detail, cleanDetail(readiness.Detail)
 	}
@@ -466,12 +515,20 @@ func (table *Table) next(cursor *cursor, now time.Time) batch {
 		cursor.goingAway = true
 	case table.synced && cursor.sent.Revision < table.revision:
 		next.kind = kindDelta
-		// Scan from the end: the cost depends on the number of changes, not of VIPs.
-		first := len(table.log)
-		for first > 0 && table.log[first-1].revision > cursor.sent.Revision {
-			first--
+		pending := table.after(cursor.sent.Revision)
+		// Send the revisions of a large decision one after the other: the frontend applies a revision with
+		// its last part. A VIP that changes again in a later revision is sent with that one only.
+		end, count := 0, 0
+		for ; end < len(pending) && (count < vipsPerPart || pending[end].revision == pending[end-1].revision); end++ {
+			if pending[end].record != nil {
+				count++
+			}
 		}
-		next.entries = slices.Clone(table.log[first:])
+		if end < len(pending) {
+			next.position.Revision = pending[end-1].revision
+		}
+		pending = pending[:end]
+		next.entries = slices.Clone(pending)
 		cursor.sent = next.position
 	case cursor.heartbeat < table.heartbeats:
 		next.kind = kindHeartbeat
@@ -481,6 +538,12 @@ func (table *Table) next(cursor *cursor, now time.Time) batch {
 	}
 	cursor.heartbeat = table.heartbeats
 	return next
+}
+
+// after returns the entries of the log with a later revision.
+func (table *Table) after(revision uint64) []entry {
+	first := sort.Search(len(table.log), func(i int) bool { return table.log[i].revision > revision })
+	return table.log[first:]
 }
 
 // sent returns the newest revision that a watch has sent.

@@ -12,6 +12,8 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"pgregory.net/rapid"
+
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/harness"
 )
@@ -337,4 +339,91 @@ func TestFewChangesKeepNoOldRecords(t *testing.T) {
 		t.Errorf("the heap grew by %d bytes with %d VIPs", grown, n)
 	}
 	runtime.KeepAlive(table)
+}
+
+// TestLargeDecisionsArriveInParts compares a reader of large decisions with the table after each
+// revision: every VIP has its value before or after the decision, VIPs rise before others fall, and
+// the last revision has the whole decision. A reader that skips revisions ends in the same state.
+func TestLargeDecisionsArriveInParts(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		count := rapid.SampledFrom([]int{1, firstVIPs, firstVIPs + 1, 3000}).Draw(r, "VIPs")
+		table := NewTable(TableOptions{Lease: time.Minute})
+		table.Commit(Decision{Synced: true, Changed: numberedReady(count)})
+		// reader returns a view of a watch and a function that receives one batch.
+		reader := func() (*view, func()) {
+			watch, received, merger, stream := table.open(), &decoder{}, newUpdateMerger(), &streamState{}
+			t.Cleanup(func() { table.close(watch) })
+			seen := &view{}
+			return seen, func() {
+				batch := table.next(watch, time.Now())
+				for part := range batch.messages() {
+					part.WatchId, part.Position, part.Lease = "w", batch.position.Proto(), message(1).Lease
+					event, err := received.decode(part, time.Now())
+					if err == nil {
+						err = merger.merge(stream, event, time.Now())
+					}
+					if err != nil {
+						r.Fatal(err)
+					}
+				}
+				seen.apply(merger.take())
+			}
+		}
+		seen, receive := reader()
+		slowSeen, receiveSlowly := reader()
+		receive()
+		receiveSlowly()
+		for round := range 3 {
+			before := maps.Clone(seen.vips)
+			split := rapid.IntRange(0, count).Draw(r, "split")
+			decision := Decision{Synced: true}
+			for i := range count {
+				// The VIPs below split have the other state than the VIPs above.
+				decision.Changed = append(decision.Changed, VIPReadiness{
+					VIP: numbered(i), State: vip.State((round + i/max(1, split)) % 2),
+				})
+			}
+			table.Commit(decision)
+			after := map[vip.VIP]VIPReadiness{}
+			for _, readiness := range table.State().VIPs {
+				after[readiness.VIP] = readiness
+			}
+			fell := false
+			for revisions := 0; seen.Position != table.Position(); revisions++ {
+				receive()
+				fellBefore := fell
+				for _, readiness := range seen.Changed {
+					switch falls := readiness.State == vip.NotReady; {
+					case before[readiness.VIP].State == readiness.State:
+					case falls:
+						fell = true
+					case fellBefore:
+						r.Fatalf("%s rises in a later revision than another VIP falls", readiness.VIP)
+					}
+				}
+				for v, is := range seen.vips {
+					old, next := before[v], after[v]
+					if !is.equal(&old) && !is.equal(&next) {
+						r.Fatalf("%s is %+v, before %+v, after %+v", v, is, old, next)
+					}
+				}
+				if revisions > count/firstVIPs {
+					r.Fatalf("%d revisions for %d VIPs", revisions, count)
+				}
+			}
+			for v, next := range after {
+				if is := seen.vips[v]; !is.equal(&next) {
+					r.Fatalf("%s is %+v at the end, want %+v", v, is, next)
+				}
+			}
+		}
+		for slowSeen.Position != table.Position() {
+			receiveSlowly()
+		}
+		for v, want := range seen.vips {
+			if is := slowSeen.vips[v]; !is.equal(&want) {
+				r.Fatalf("the slow reader has %+v of %s, want %+v", is, v, want)
+			}
+		}
+	})
 }
