@@ -61,7 +61,7 @@ func TestReadinessRoundTrip(t *testing.T) {
 		for i := range rapid.IntRange(1, 20).Draw(r, "vips") {
 			one := rapid.SampledFrom(values).Draw(r, "value")
 			one.VIP = numbered(i)
-			byReadiness.add(&one)
+			byReadiness.add(one.VIP.String(), &one)
 			one.Detail = cleanDetail(one.Detail)
 			if one.State == vip.Draining {
 				one.DrainEnd = now.Add(max(0, one.DrainEnd.Sub(now)))

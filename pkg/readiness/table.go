@@ -3,6 +3,7 @@ package readiness
 import (
 	"cmp"
 	"crypto/rand"
+	"runtime"
 	"slices"
 	"sort"
 	"sync"
@@ -82,6 +83,7 @@ type record struct {
 	VIPReadiness
 	removed bool
 	newest  *newest // entry of the VIP in Table.index
+	text    string  // of the VIP, which each message has
 }
 
 // NewTable returns an empty table, which sends nothing before the first decision.
@@ -138,6 +140,8 @@ func (table *Table) Commit(decision Decision) (revision uint64) {
 		part := changed[:min(size, len(changed))]
 		changed = changed[len(part):]
 		table.commit(parts, part, nil, decision.Synced)
+		// A watch that waits for the mutex would get it after 1 ms only (starvation mode of sync.Mutex).
+		runtime.Gosched()
 	}
 	return table.commit(parts, nil, removed, decision.Synced)
 }
@@ -286,13 +290,19 @@ func (writer *writer) remove(v vip.VIP) bool {
 // long as one of its records is the newest of a VIP: if decisions about few VIPs allocated blocks,
 // most records in memory would be superseded.
 const (
-	recordsPerBlock = 15
+	recordsPerBlock = 13
 	singleRecords   = 8
 )
 
 // add appends a record to the log. slot is the index entry of the VIP, nil for a new VIP.
 func (writer *writer) add(slot *newest, readiness *VIPReadiness, removed bool) {
 	table := writer.table
+	var text string
+	if slot != nil && slot.record != nil {
+		text = slot.text
+	} else {
+		text = readiness.VIP.String()
+	}
 	if slot == nil {
 		slot = new(newest)
 		table.index[readiness.VIP] = slot
@@ -311,7 +321,7 @@ func (writer *writer) add(slot *newest, readiness *VIPReadiness, removed bool) {
 	writer.added++
 	added := &writer.free[0]
 	writer.free = writer.free[1:]
-	*added = record{*readiness, removed, slot}
+	*added = record{*readiness, removed, slot, text}
 	slot.record, slot.at = added, len(table.log)
 	table.log = append(table.log, entry{writer.revision, added})
 }

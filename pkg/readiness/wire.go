@@ -82,9 +82,9 @@ type groups[Value comparable] struct {
 	most  int // bounds the size of the first group, which most VIPs share
 }
 
-// add adds a VIP to the group of its value. create adds the group to the message and returns its
+// add adds the text of a VIP to the group of its value. create adds the group to the message and returns its
 // list of names.
-func (groups *groups[Value]) add(v vip.VIP, value Value, create func() *[]string) {
+func (groups *groups[Value]) add(text string, value Value, create func() *[]string) {
 	// Comparing with the previous value is several times faster than hashing.
 	if groups.list == nil || value != groups.last {
 		groups.last, groups.list = value, groups.names[value]
@@ -97,7 +97,7 @@ func (groups *groups[Value]) add(v vip.VIP, value Value, create func() *[]string
 		}
 		groups.names[value] = groups.list
 	}
-	*groups.list = append(*groups.list, v.String())
+	*groups.list = append(*groups.list, text)
 }
 
 // readinessGroups groups VIPs by equal readiness.
@@ -107,10 +107,10 @@ type readinessGroups struct {
 	now      time.Time
 }
 
-func (groups *readinessGroups) add(readiness *VIPReadiness) {
+func (groups *readinessGroups) add(text string, readiness *VIPReadiness) {
 	shared := *readiness
 	shared.VIP = vip.VIP{}
-	groups.groups.add(readiness.VIP, shared, func() *[]string {
+	groups.groups.add(text, shared, func() *[]string {
 		group := &readinessv1.ReadinessGroup{Readiness: readiness.Proto(groups.now)}
 		groups.messages = append(groups.messages, group)
 		return &group.Vips
@@ -166,9 +166,9 @@ func (batch *batch) nextPart() (changed []*readinessv1.ReadinessGroup, removed [
 		case entry.record == nil:
 			continue
 		case entry.removed:
-			removed = append(removed, entry.VIP.String())
+			removed = append(removed, entry.text)
 		default:
-			byReadiness.add(&entry.VIPReadiness)
+			byReadiness.add(entry.text, &entry.VIPReadiness)
 		}
 		count++
 	}
