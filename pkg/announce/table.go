@@ -60,8 +60,8 @@ type advert struct {
 	to     Advertisement // posted last
 	sent   Advertisement // sent to the peer in this session
 	queued bool          // in table.queue
-	// next followed in an earlier batch. Batches have the same order, so most adverts are found without
-	// a map lookup.
+	// next followed in an earlier batch. Batches have the same order, so most adverts are found
+	// without a map lookup.
 	next *advert
 }
 

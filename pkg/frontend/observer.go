@@ -69,52 +69,26 @@ func merge(queue []input) (merged input, lost int) {
 }
 
 // revisions yields the inputs in the order of the queue. Those that follow from one large decision
-// of the load balancer are one slice: it has several revisions, whose VIPs ascend, and each of them
-// would have a log line and an event.
+// of the load balancer are one slice: each of its revisions would have a log line and an event.
 func revisions(queue []input) iter.Seq[[]input] {
 	return func(yield func([]input) bool) {
-		for len(queue) > 0 {
-			count, newest := 1, newest{more: true}
-			if newest.follow(queue[0]) && newest.more {
-				for count < len(queue) && newest.follow(queue[count]) {
+		for more := true; more && len(queue) > 0; {
+			count, report, position := 1, queue[0].reported, readiness.Position{}
+			for joins := report.Len() > journal.MaxSingle; joins && count < len(queue); {
+				switch next := queue[count]; {
+				case next.reported.Complete || next.reported.Len() > 0:
+					joins, report = next.reported.Follows(report), next.reported
+				case len(next.Changes) > 0: // without a new position another input is the cause
+					joins, position = next.Position != position, next.Position
+				}
+				if joins {
 					count++
 				}
 			}
-			if !yield(queue[:count]) {
-				return
-			}
+			more = yield(queue[:count])
 			queue = queue[count:]
 		}
 	}
-}
-
-// newest holds the highest VIPs of the inputs that follow from a large decision.
-type newest struct {
-	reported, changed vip.VIP
-	more              bool // the decision may have more reports: the newest one is large
-}
-
-// follow adds an input and reports whether it may be of the same decision.
-func (newest *newest) follow(in input) bool {
-	reports, changes := in.reported.Changed, in.Changes
-	ascend := func(a, b gate.Change) int { return vip.Compare(a.VIP, b.VIP) }
-	switch {
-	case in.reported.Complete, in.reported.Len() > 0 && !newest.more,
-		len(reports) > 0 && vip.Compare(newest.reported, reports[0].VIP) >= 0,
-		len(changes) > 0 && vip.Compare(newest.changed, changes[0].VIP) >= 0,
-		!slices.IsSortedFunc(changes, ascend): // also of another cause
-		return false
-	}
-	if len(reports) > 0 {
-		newest.reported = reports[len(reports)-1].VIP
-	}
-	if len(changes) > 0 {
-		newest.changed = changes[len(changes)-1].VIP
-	}
-	if in.reported.Len() > 0 || newest.reported == (vip.VIP{}) {
-		newest.more = len(reports) > journal.MaxSingle && len(in.reported.Removed) == 0
-	}
-	return true
 }
 
 // lbState is the state of the readiness source.

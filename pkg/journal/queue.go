@@ -149,6 +149,16 @@ type Delta struct {
 // Len returns the number of VIPs.
 func (delta Delta) Len() int { return len(delta.Changed) + len(delta.Removed) }
 
+// Follows reports whether delta may continue a large decision, of which previous is a revision: the
+// VIPs of its revisions ascend.
+func (delta Delta) Follows(previous Delta) bool {
+	if delta.Complete || previous.Complete || len(previous.Removed) > 0 || previous.Len() <= MaxSingle {
+		return false
+	}
+	return len(delta.Changed) == 0 ||
+		vip.Compare(previous.Changed[len(previous.Changed)-1].VIP, delta.Changed[0].VIP) < 0
+}
+
 // MergeDeltas returns the newest readiness of each VIP.
 func MergeDeltas(deltas []Delta) (merged Delta) {
 	newest := map[vip.VIP]*readiness.VIPReadiness{} // nil: removed

@@ -75,8 +75,8 @@ type Watcher struct {
 	dial func(ctx context.Context, path string) (net.Conn, error)
 }
 
-// MaxInline is the maximum number of VIPs in a revision that is passed to Consume. Waking the consumer
-// costs more than it gains while further messages are decoded: the other processor is BIRD's.
+// MaxInline is the maximum number of VIPs in a revision that is passed to Consume. Waking the
+// consumer costs more than it gains: the other processor is BIRD's.
 const MaxInline = maxRevisionVIPs
 
 // Stats are counters since the start.

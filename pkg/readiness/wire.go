@@ -82,8 +82,8 @@ type groups[Value comparable] struct {
 	most  int // bounds the size of the first group, which most VIPs share
 }
 
-// add adds the text of a VIP to the group of its value. create adds the group to the message and returns its
-// list of names.
+// add adds the text of a VIP to the group of its value. create adds the group to the message and
+// returns its list of names.
 func (groups *groups[Value]) add(text string, value Value, create func() *[]string) {
 	// Comparing with the previous value is several times faster than hashing.
 	if groups.list == nil || value != groups.last {
