@@ -2,6 +2,7 @@ package bird
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"time"
 
@@ -93,4 +94,21 @@ func parseRoutes(reply Reply) vip.Set {
 		}
 	}
 	return routes
+}
+
+// ExportsProblem describes a gateway that does not receive every VIP, with the remedy.
+func (gateway GatewayState) ExportsProblem() string {
+	return fmt.Sprintf("receives %d of %d VIPs: BIRD does not export the others; "+
+		"did another process change BIRD's configuration? `birdc show route noexport 'NBR-%s'`",
+		gateway.Exported, gateway.Announced, gateway.Name)
+}
+
+// Short returns the problem of each gateway of a family that lacks VIPs.
+func (state State) Short(family vip.Family) (problems []string) {
+	for _, gateway := range state.Gateways {
+		if gateway.Family == family && gateway.Up && gateway.Short {
+			problems = append(problems, gateway.Name+": "+gateway.ExportsProblem())
+		}
+	}
+	return problems
 }

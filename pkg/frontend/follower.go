@@ -345,7 +345,7 @@ func sessionEvents(was, is bird.State) []*adminv1.Event {
 		}
 		switch {
 		case up && g.Short && !old.Short:
-			session(g.Name, true, exportsProblem(g))
+			session(g.Name, true, g.ExportsProblem())
 		case up && !g.Short && old.Short:
 			session(g.Name, true, "receives every advertised VIP")
 		}
@@ -365,7 +365,7 @@ func (p *process) reasonDetail(r gate.Reason, f vip.Family) string {
 	case gate.NotAccepted:
 		return p.announcerProblem(time.Now())
 	case gate.NotExported:
-		return strings.Join(short(p.bird.State().Load(), f), "; ")
+		return strings.Join(p.bird.State().Load().Short(f), "; ")
 	case gate.LBLost, gate.LBStale:
 		return p.streamProblem(p.observer.lb.Load())
 	case gate.LBNeverSeen:

@@ -3,7 +3,6 @@ package frontend
 import (
 	"context"
 	"fmt"
-	"iter"
 	"log/slog"
 	"maps"
 	"slices"
@@ -66,29 +65,6 @@ func merge(queue []input) (merged input, lost int) {
 	}
 	merged.Changes, merged.reported = slices.Collect(maps.Values(newest)), journal.MergeDeltas(reports)
 	return merged, lost
-}
-
-// revisions yields the inputs in the order of the queue. Those that follow from one large decision
-// of the load balancer are one slice: each of its revisions would have a log line and an event.
-func revisions(queue []input) iter.Seq[[]input] {
-	return func(yield func([]input) bool) {
-		for more := true; more && len(queue) > 0; {
-			count, report, position := 1, queue[0].reported, readiness.Position{}
-			for joins := report.Len() > journal.MaxSingle; joins && count < len(queue); {
-				switch next := queue[count]; {
-				case next.reported.Complete || next.reported.Len() > 0:
-					joins, report = next.reported.Follows(report), next.reported
-				case len(next.Changes) > 0: // without a new position another input is the cause
-					joins, position = next.Position != position, next.Position
-				}
-				if joins {
-					count++
-				}
-			}
-			more = yield(queue[:count])
-			queue = queue[count:]
-		}
-	}
 }
 
 // lbState is the state of the readiness source.
@@ -263,7 +239,9 @@ func (o *observer) apply(queue []input, lost int) {
 		o.note(fmt.Sprintf("%d earlier changes were merged into the following ones: rate exceeds logging", lost))
 	}
 	var applied *readiness.Position
-	for revisions := range revisions(queue) {
+	for revisions := range journal.Revisions(queue, func(in input) (journal.Delta, readiness.Position, bool) {
+		return in.reported, in.Position, len(in.Changes) > 0
+	}) {
 		changed, last := 0, decisions{}
 		for _, in := range revisions {
 			// A decision follows from the reports before it, and its detail comes from them.

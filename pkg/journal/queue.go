@@ -2,6 +2,7 @@ package journal
 
 import (
 	"context"
+	"iter"
 	"runtime"
 	"sync"
 	"time"
@@ -149,9 +150,35 @@ type Delta struct {
 // Len returns the number of VIPs.
 func (delta Delta) Len() int { return len(delta.Changed) + len(delta.Removed) }
 
-// Follows reports whether delta may continue a large decision, of which previous is a revision: the
-// VIPs of its revisions ascend.
-func (delta Delta) Follows(previous Delta) bool {
+// Revisions yields the batches in their order. Those that follow from one large decision of the
+// load balancer are one slice: it has several revisions, whose VIPs ascend, and each would have a
+// log line and an event. of returns the report in a batch, and the position of its decision if it
+// has one.
+func Revisions[B any](batches []B, of func(B) (Delta, readiness.Position, bool)) iter.Seq[[]B] {
+	return func(yield func([]B) bool) {
+		for more := true; more && len(batches) > 0; {
+			count, decided := 1, readiness.Position{}
+			report, _, _ := of(batches[0])
+			for joins := report.Len() > MaxSingle; joins && count < len(batches); {
+				next, position, decides := of(batches[count])
+				switch {
+				case next.Complete || next.Len() > 0:
+					joins, report = next.follows(report), next
+				case decides: // another input is the cause of a second decision at a position
+					joins, decided = position != decided, position
+				}
+				if joins {
+					count++
+				}
+			}
+			more = yield(batches[:count])
+			batches = batches[count:]
+		}
+	}
+}
+
+// follows reports whether delta may be the revision after previous of a large decision.
+func (delta Delta) follows(previous Delta) bool {
 	if delta.Complete || previous.Complete || len(previous.Removed) > 0 || previous.Len() <= MaxSingle {
 		return false
 	}

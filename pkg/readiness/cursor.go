@@ -80,7 +80,8 @@ func (table *Table) next(cursor *cursor, now time.Time) batch {
 		cursor.goingAway = true
 	case table.synced && cursor.sent.Revision < table.revision:
 		next.kind = kindDelta
-		pending := table.after(cursor.sent.Revision)
+		after := func(i int) bool { return table.log[i].revision > cursor.sent.Revision }
+		pending := table.log[sort.Search(len(table.log), after):]
 		// Send the revisions of a large decision one after the other: the frontend applies a revision with
 		// its last part. A VIP that changes again in a later revision is sent with that one only.
 		end, count := 0, 0
@@ -103,12 +104,6 @@ func (table *Table) next(cursor *cursor, now time.Time) batch {
 	}
 	cursor.heartbeat = table.heartbeats
 	return next
-}
-
-// after returns the entries of the log with a later revision.
-func (table *Table) after(revision uint64) []entry {
-	first := sort.Search(len(table.log), func(i int) bool { return table.log[i].revision > revision })
-	return table.log[first:]
 }
 
 // sent returns the newest revision that a watch has sent.

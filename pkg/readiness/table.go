@@ -146,20 +146,12 @@ func (table *Table) Commit(decision Decision) (revision uint64) {
 
 // risesFirst returns the VIPs with those that are not ready last, otherwise in the same order.
 func risesFirst(changed []VIPReadiness) []VIPReadiness {
-	order := func(a, b VIPReadiness) int {
-		switch falls := a.State == vip.NotReady; {
-		case falls == (b.State == vip.NotReady):
-			return 0
-		case falls:
-			return 1
-		}
-		return -1
+	falls := func(readiness VIPReadiness) bool { return readiness.State == vip.NotReady }
+	rises := func(readiness VIPReadiness) bool { return !falls(readiness) }
+	if !slices.ContainsFunc(changed, falls) || !slices.ContainsFunc(changed, rises) {
+		return changed
 	}
-	if !slices.IsSortedFunc(changed, order) {
-		changed = slices.Clone(changed)
-		slices.SortStableFunc(changed, order)
-	}
-	return changed
+	return slices.Concat(slices.DeleteFunc(slices.Clone(changed), falls), slices.DeleteFunc(slices.Clone(changed), rises))
 }
 
 // commit applies a part of a decision as one revision.

@@ -11,7 +11,6 @@ import (
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/types/known/durationpb"
-
 	"pgregory.net/rapid"
 
 	"github.com/vipgate/vipgate/pkg/vip"
