@@ -102,13 +102,3 @@ func (gateway GatewayState) ExportsProblem() string {
 		"did another process change BIRD's configuration? `birdc show route noexport 'NBR-%s'`",
 		gateway.Exported, gateway.Announced, gateway.Name)
 }
-
-// Short returns the problem of each gateway of a family that lacks VIPs.
-func (state State) Short(family vip.Family) (problems []string) {
-	for _, gateway := range state.Gateways {
-		if gateway.Family == family && gateway.Up && gateway.Short {
-			problems = append(problems, gateway.Name+": "+gateway.ExportsProblem())
-		}
-	}
-	return problems
-}

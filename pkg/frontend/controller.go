@@ -278,6 +278,16 @@ func withExports(g gate.Gateways, s bird.State) gate.Gateways {
 	return g
 }
 
+// short returns the problem of each gateway of a family that lacks VIPs.
+func short(s bird.State, family vip.Family) (problems []string) {
+	for _, g := range s.Gateways {
+		if g.Family == family && g.Up && g.Short {
+			problems = append(problems, g.Name+": "+g.ExportsProblem())
+		}
+	}
+	return problems
+}
+
 // lbUpdate converts an update for the gate and appends its VIPs to states.
 func lbUpdate(u readiness.Update, states []gate.VIPState) gate.LBUpdate {
 	g := gate.LBUpdate{

@@ -365,7 +365,7 @@ func (p *process) reasonDetail(r gate.Reason, f vip.Family) string {
 	case gate.NotAccepted:
 		return p.announcerProblem(time.Now())
 	case gate.NotExported:
-		return strings.Join(p.bird.State().Load().Short(f), "; ")
+		return strings.Join(short(p.bird.State().Load(), f), "; ")
 	case gate.LBLost, gate.LBStale:
 		return p.streamProblem(p.observer.lb.Load())
 	case gate.LBNeverSeen:
