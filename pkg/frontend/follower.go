@@ -157,11 +157,11 @@ func (f *follower) Run(ctx context.Context) error {
 		case <-routedChanged:
 		// These inputs change with a decision, so their bookkeeping waits for the UPDATE.
 		case <-announcedChanged:
-			f.observer.settle(ctx) // the loop checks ctx
+			f.observer.queue.Settle(ctx, bookkeepingDelay) // the loop checks ctx
 		case <-attractionChanged:
-			f.observer.settle(ctx)
+			f.observer.queue.Settle(ctx, bookkeepingDelay)
 		case <-lbChanged:
-			f.observer.settle(ctx)
+			f.observer.queue.Settle(ctx, bookkeepingDelay)
 		case <-vipsChanged:
 		case <-ownChanged:
 		case <-refresh.C:

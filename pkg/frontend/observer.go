@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -173,21 +172,15 @@ func (o *observer) Run(ctx context.Context) error {
 			o.drain()
 			return ctx.Err()
 		case <-lbChanged:
-			o.settle(ctx) // the loop checks ctx
+			o.queue.Settle(ctx, bookkeepingDelay) // the loop checks ctx
 			was := lb
 			lb, lbChanged = o.lb.Get()
 			o.logLBState(was, lb)
 		case <-o.queue.Wake():
-			o.queue.Settle(ctx)
+			o.queue.Settle(ctx, bookkeepingDelay)
 			o.drain()
 		}
 	}
-}
-
-// settle waits until BIRD has sent the queued decisions to the gateways, or until ctx ends.
-func (o *observer) settle(ctx context.Context) {
-	_ = backoff.Sleep(ctx, bookkeepingDelay)
-	o.queue.Settle(ctx)
 }
 
 // logLBState logs and records a transition of the readiness source.
