@@ -157,11 +157,11 @@ func (f *follower) Run(ctx context.Context) error {
 		case <-routedChanged:
 		// These inputs change with a decision, so their bookkeeping waits for the UPDATE.
 		case <-announcedChanged:
-			f.observer.queue.Settle(ctx, bookkeepingDelay) // the loop checks ctx
+			f.observer.queue.Settle(ctx) // the loop checks ctx
 		case <-attractionChanged:
-			f.observer.queue.Settle(ctx, bookkeepingDelay)
+			f.observer.queue.Settle(ctx)
 		case <-lbChanged:
-			f.observer.queue.Settle(ctx, bookkeepingDelay)
+			f.observer.queue.Settle(ctx)
 		case <-vipsChanged:
 		case <-ownChanged:
 		case <-refresh.C:

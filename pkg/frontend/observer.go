@@ -17,10 +17,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// bookkeepingDelay delays status and BIRD commands after a decision, as [journal.Queue.Settle]
-// delays logs, events and reports.
-const bookkeepingDelay = time.Millisecond
-
 // decisions is one batch of the gate. It must not be modified.
 type decisions struct {
 	At       time.Time
@@ -172,12 +168,12 @@ func (o *observer) Run(ctx context.Context) error {
 			o.drain()
 			return ctx.Err()
 		case <-lbChanged:
-			o.queue.Settle(ctx, bookkeepingDelay) // the loop checks ctx
+			o.queue.Settle(ctx) // the loop checks ctx
 			was := lb
 			lb, lbChanged = o.lb.Get()
 			o.logLBState(was, lb)
 		case <-o.queue.Wake():
-			o.queue.Settle(ctx, bookkeepingDelay)
+			o.queue.Settle(ctx)
 			o.drain()
 		}
 	}

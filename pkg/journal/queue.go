@@ -80,18 +80,15 @@ func (queue *Queue[B]) Add(batch B) {
 // Wake returns a channel that holds a token after an Add.
 func (queue *Queue[B]) Wake() <-chan struct{} { return queue.wake }
 
-// Settle waits for as long as BIRD needs to send the queued changes to the gateways, for at least
-// the given time, or until ctx ends. Changes that arrive during the wait prolong it.
-func (queue *Queue[B]) Settle(ctx context.Context, least time.Duration) {
-	var waited time.Duration
-	for {
+// Settle waits for as long as BIRD needs to send the queued changes to the gateways, or until ctx
+// ends. Changes that arrive during the wait prolong it.
+func (queue *Queue[B]) Settle(ctx context.Context) {
+	for waited := time.Duration(0); ; {
 		queue.mu.Lock()
 		queued := queue.queued
 		queue.mu.Unlock()
-		wait := least
-		if queued > 0 {
-			wait = max(least, min(settleBase+time.Duration(queued)*settlePerVIP, maxSettle))
-		}
+		// Whole milliseconds: a flip that arrives during the wait adds no second wait.
+		wait := min((settleBase + time.Duration(queued)*settlePerVIP).Truncate(settleBase), maxSettle)
 		if wait <= waited || backoff.Sleep(ctx, wait-waited) != nil {
 			return
 		}

@@ -34,18 +34,10 @@ func TestSettleFollowsTheSize(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		settled := func(q *Queue[Delta]) time.Duration {
 			start := time.Now()
-			q.Settle(t.Context(), 0)
+			q.Settle(t.Context())
 			return time.Since(start)
 		}
 		queue := newQueue()
-		if wait := settled(queue); wait != 0 {
-			t.Errorf("an empty queue settles after %v", wait)
-		}
-		began := time.Now()
-		queue.Settle(t.Context(), time.Second)
-		if wait := time.Since(began); wait != time.Second {
-			t.Errorf("an empty queue settles after %v, want 1s", wait)
-		}
 		queue.Add(delta(1, 0))
 		one := settled(queue)
 		queue.Add(delta(10_000, 1))
@@ -61,7 +53,7 @@ func TestSettleFollowsTheSize(t *testing.T) {
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		start := time.Now()
-		queue.Settle(ended, time.Hour)
+		queue.Settle(ended)
 		if wait := time.Since(start); wait != 0 {
 			t.Errorf("with an ended context it settles after %v", wait)
 		}

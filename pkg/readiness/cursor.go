@@ -82,18 +82,11 @@ func (table *Table) next(cursor *cursor, now time.Time) batch {
 		next.kind = kindDelta
 		after := func(i int) bool { return table.log[i].revision > cursor.sent.Revision }
 		pending := table.log[sort.Search(len(table.log), after):]
-		// Send the revisions of a large decision one after the other: the frontend applies a revision with
-		// its last part. A VIP that changes again in a later revision is sent with that one only.
-		end, count := 0, 0
-		for ; end < len(pending) && (count < vipsPerPart || pending[end].revision == pending[end-1].revision); end++ {
-			if pending[end].record != nil {
-				count++
+		if cursor.sent.Revision >= table.superseded {
+			if first := firstRevisions(pending); len(first) < len(pending) {
+				next.position.Revision, pending = first[len(first)-1].revision, first
 			}
 		}
-		if end < len(pending) {
-			next.position.Revision = pending[end-1].revision
-		}
-		pending = pending[:end]
 		next.entries = slices.Clone(pending)
 		cursor.sent = next.position
 	case cursor.heartbeat < table.heartbeats:
@@ -104,6 +97,24 @@ func (table *Table) next(cursor *cursor, now time.Time) batch {
 	}
 	cursor.heartbeat = table.heartbeats
 	return next
+}
+
+// firstRevisions returns the entries of the next revision to send, and of the following ones while
+// all together are less than a part. A frontend applies a revision with its last part, so that it
+// applies the first revisions of a large decision while the table sends the next ones.
+//
+// A VIP that changed again has no entry for the older value, so a reader could not see the state at
+// the older revision. In that case all entries are sent as one revision.
+func firstRevisions(pending []entry) []entry {
+	for i := range pending {
+		if i >= vipsPerPart && pending[i].revision != pending[i-1].revision {
+			return pending[:i]
+		}
+		if pending[i].record == nil {
+			return pending
+		}
+	}
+	return pending
 }
 
 // sent returns the newest revision that a watch has sent.

@@ -154,10 +154,9 @@ func (merger *updateMerger) apply(stream *streamState, event event, receivedAt t
 	return true, nil
 }
 
-// partRenewals limits the notifications for incomplete states per lease: a snapshot of 10 000 VIPs
-// has 50 parts, which arrive within milliseconds. Between heartbeats, of which there are three per
-// lease, the first part of a decision does not notify.
-const partRenewals = 2
+// partRenewals limits the notifications for incomplete states per lease: a decision about 10 000
+// VIPs has 50 parts, which arrive within milliseconds.
+const partRenewals = 10
 
 // isCurrent reports whether the stream belongs to the current instance, which supplied the state.
 func (merger *updateMerger) isCurrent(stream *streamState) bool {

@@ -303,7 +303,7 @@ func TestPartsWakeForLease(t *testing.T) {
 		}
 	}
 	// The lease of 1 s is renewed while the parts take longer than that.
-	at = at.Add(450 * time.Millisecond)
+	at = at.Add(50 * time.Millisecond)
 	f.merge(at, message(2, deltaOf(false)))
 	if !woken() || !b.take().LeaseEnd.Equal(at.Add(time.Second)) {
 		t.Fatal("a part renews no lease")

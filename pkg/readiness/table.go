@@ -50,8 +50,10 @@ type Table struct {
 	live  int // number of VIPs, without removed ones
 	ready int // number of READY VIPs
 	// dropped is the newest revision of a compacted removal. A watch that has not sent this revision
-	// needs a snapshot.
+	// needs a snapshot. superseded is the newest revision of any other compacted entry. A watch that
+	// has not sent this revision sends all entries as one revision; see firstRevisions.
 	dropped    uint64
+	superseded uint64
 	renewedAt  time.Time // last commit or heartbeat
 	heartbeats uint64
 	goingAway  bool
@@ -330,6 +332,7 @@ func (table *Table) compact() {
 	for _, entry := range table.log {
 		switch {
 		case entry.record == nil:
+			table.superseded = max(table.superseded, entry.revision)
 		case entry.removed:
 			table.dropped = max(table.dropped, entry.revision)
 			delete(table.index, entry.VIP)

@@ -4,15 +4,13 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -217,35 +215,5 @@ func durationFromProto(message *durationpb.Duration, field string, least, most t
 	return duration, nil
 }
 
-// isClean reports whether s is printable ASCII that cleanDetail would not change, as most details
-// are.
-func isClean(text string) bool {
-	if len(text) > MaxDetailBytes || strings.TrimSpace(text) != text {
-		return false
-	}
-	for i := range len(text) {
-		if text[i] < ' ' || text[i] > '~' {
-			return false
-		}
-	}
-	return true
-}
-
-// cleanDetail returns s as one line of valid UTF-8 of at most MaxDetailBytes. Details contain
-// errors of external systems and are written to logs, terminals and protobuf strings.
-func cleanDetail(text string) string {
-	if isClean(text) {
-		return text
-	}
-	text = strings.Map(func(char rune) rune {
-		if !unicode.IsPrint(char) {
-			return ' '
-		}
-		return char
-	}, text[:min(len(text), MaxDetailBytes+utf8.UTFMax)])
-	for len(text) > MaxDetailBytes {
-		_, size := utf8.DecodeLastRuneInString(text)
-		text = text[:len(text)-size]
-	}
-	return strings.TrimSpace(text)
-}
+// cleanDetail returns text as one line of valid UTF-8 of at most MaxDetailBytes.
+func cleanDetail(text string) string { return logs.Line(text, MaxDetailBytes) }

@@ -194,7 +194,8 @@ const (
 	decisionLatencyCount = "vipgate_frontend_decision_latency_seconds_count"
 )
 
-// frontendShare records the frontend's own mean latency of a revision, for changes of all VIPs.
+// frontendShare records the frontend's own decision latency for changes of all VIPs: the sum over
+// the revisions of the decision.
 func (fx *fixture) frontendShare(s *session, pause func() time.Duration,
 	change func(up bool) (time.Time, error),
 ) error {
@@ -228,9 +229,8 @@ func (fx *fixture) frontendShare(s *session, pause func() time.Duration,
 			if err != nil {
 				return err
 			}
-			// A large decision has several revisions, each with a write.
-			if writes := after[1] - before[1]; writes > 0 {
-				to.m.Samples = append(to.m.Samples, 1000*(after[0]-before[0])/writes)
+			if after[1] > before[1] {
+				to.m.Samples = append(to.m.Samples, 1000*(after[0]-before[0]))
 			}
 		}
 	}
