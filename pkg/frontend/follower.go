@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/frontend/orders"
 	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
@@ -157,11 +158,11 @@ func (f *follower) Run(ctx context.Context) error {
 		case <-routedChanged:
 		// These inputs change with a decision, so their bookkeeping waits for the UPDATE.
 		case <-announcedChanged:
-			f.observer.queue.Settle(ctx) // the loop checks ctx
+			f.observer.queue.Settle(ctx, journal.UpdateDelay) // the loop checks ctx
 		case <-attractionChanged:
-			f.observer.queue.Settle(ctx)
+			f.observer.queue.Settle(ctx, journal.UpdateDelay)
 		case <-lbChanged:
-			f.observer.queue.Settle(ctx)
+			f.observer.queue.Settle(ctx, journal.UpdateDelay)
 		case <-vipsChanged:
 		case <-ownChanged:
 		case <-refresh.C:

@@ -168,12 +168,12 @@ func (o *observer) Run(ctx context.Context) error {
 			o.drain()
 			return ctx.Err()
 		case <-lbChanged:
-			o.queue.Settle(ctx) // the loop checks ctx
+			o.queue.Settle(ctx, journal.UpdateDelay) // the loop checks ctx
 			was := lb
 			lb, lbChanged = o.lb.Get()
 			o.logLBState(was, lb)
 		case <-o.queue.Wake():
-			o.queue.Settle(ctx)
+			o.queue.Settle(ctx, journal.UpdateDelay)
 			o.drain()
 		}
 	}

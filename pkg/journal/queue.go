@@ -19,11 +19,13 @@ const maxQueued = 200_000
 // maxSpare bounds the capacity for batches that a queue keeps.
 const maxSpare = 1024
 
-// Recording competes with the UPDATEs for the processor and for BIRD: it delays the UPDATE of a flip
-// by 0.2 to 0.4 ms, and the last UPDATE of 10 000 VIPs by 5 ms. BIRD sends the UPDATE of a flip
-// within 0.3 ms, and feeds a gateway with 10 000 VIPs in 6 to 12 ms.
+// UpdateDelay is the time in which BIRD sends the UPDATE of a flip: 0.3 ms. Recording competes with
+// it for the processor and for BIRD, and would delay it by 0.2 to 0.4 ms.
+const UpdateDelay = time.Millisecond
+
+// BIRD feeds a gateway with 10 000 VIPs in 6 to 12 ms. Recording would delay the last UPDATE by
+// 5 ms.
 const (
-	settleBase   = time.Millisecond
 	settlePerVIP = 2 * time.Microsecond
 	maxSettle    = 200 * time.Millisecond
 )
@@ -81,14 +83,14 @@ func (queue *Queue[B]) Add(batch B) {
 func (queue *Queue[B]) Wake() <-chan struct{} { return queue.wake }
 
 // Settle waits for as long as BIRD needs to send the queued changes to the gateways, or until ctx
-// ends. Changes that arrive during the wait prolong it.
-func (queue *Queue[B]) Settle(ctx context.Context) {
+// ends: for delay, and longer for many changes. Changes that arrive during the wait prolong it.
+func (queue *Queue[B]) Settle(ctx context.Context, delay time.Duration) {
 	for waited := time.Duration(0); ; {
 		queue.mu.Lock()
 		queued := queue.queued
 		queue.mu.Unlock()
 		// Whole milliseconds: a flip that arrives during the wait adds no second wait.
-		wait := min((settleBase + time.Duration(queued)*settlePerVIP).Truncate(settleBase), maxSettle)
+		wait := delay + min(time.Duration(queued)*settlePerVIP, maxSettle).Truncate(time.Millisecond)
 		if wait <= waited || backoff.Sleep(ctx, wait-waited) != nil {
 			return
 		}

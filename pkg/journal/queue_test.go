@@ -32,28 +32,33 @@ func delta(count, version int) (all Delta) {
 
 func TestSettleFollowsTheSize(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		delay := time.Duration(0)
 		settled := func(q *Queue[Delta]) time.Duration {
 			start := time.Now()
-			q.Settle(t.Context())
+			q.Settle(t.Context(), delay)
 			return time.Since(start)
 		}
 		queue := newQueue()
 		queue.Add(delta(1, 0))
+		if wait := settled(queue); wait != 0 {
+			t.Errorf("one VIP settles after %v without a delay", wait)
+		}
+		delay = UpdateDelay
 		one := settled(queue)
 		queue.Add(delta(10_000, 1))
 		many := settled(queue)
-		if one <= 0 || many <= 5*one {
+		if one != delay || many <= 5*one {
 			t.Errorf("one VIP settles after %v, 10 000 after %v", one, many)
 		}
 		// Changes that arrive during the wait prolong it, up to the limit.
 		time.AfterFunc(one, func() { queue.Add(delta(500_000, 2)) })
-		if wait := settled(queue); wait <= many || wait > maxSettle {
+		if wait := settled(queue); wait <= many || wait > delay+maxSettle {
 			t.Errorf("with more VIPs during the wait it settles after %v, outside %v…%v", wait, many, maxSettle)
 		}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		start := time.Now()
-		queue.Settle(ended)
+		queue.Settle(ended, time.Hour)
 		if wait := time.Since(start); wait != 0 {
 			t.Errorf("with an ended context it settles after %v", wait)
 		}
