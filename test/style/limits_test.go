@@ -19,7 +19,7 @@ import (
 const (
 	maxFileLines    = 520
 	maxPackageLines = 3_500
-	maxProductLines = 68_200 // 1 320 for the fast path, half of them generated, 170 for large decisions
+	maxProductLines = 68_250 // 1 320 for the fast path, half of them generated, 170 for large decisions
 	maxMethods      = 40
 	maxFlags        = 140
 	// maxPhrases is the number of stilted phrases per 10 000 words of comments.
