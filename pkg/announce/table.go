@@ -39,6 +39,8 @@ type Batch struct {
 type table struct {
 	// adverts keeps withdrawn VIPs, so that a VIP that comes and goes allocates nothing.
 	adverts map[vip.VIP]*advert
+	// last is the advert that was found last.
+	last *advert
 	// withdrawn is the number of adverts with a posted withdrawal. Beyond limit they are removed, so
 	// that VIPs that left the configuration do not accumulate.
 	withdrawn, limit int
@@ -58,6 +60,9 @@ type advert struct {
 	to     Advertisement // posted last
 	sent   Advertisement // sent to the peer in this session
 	queued bool          // in table.queue
+	// next followed in an earlier batch. Batches have the same order, so most adverts are found
+	// without a map lookup.
+	next *advert
 }
 
 // minWithdrawn is the minimum of table.limit.
@@ -72,13 +77,14 @@ func (table *table) post(batch Batch, queue bool) {
 		if to > Announced {
 			to = Withdrawn
 		}
-		held := table.adverts[change.VIP]
+		held := table.find(change.VIP)
 		switch {
 		case held == nil && (to == Withdrawn || change.VIP.IsZero()):
 			continue
 		case held == nil:
 			held = &advert{vip: change.VIP}
 			table.adverts[change.VIP] = held
+			table.follow(held)
 			table.withdrawn++
 		}
 		if (to == Withdrawn) != (held.to == Withdrawn) {
@@ -110,6 +116,27 @@ func (table *table) post(batch Batch, queue bool) {
 	}
 }
 
+// find returns the advert of a VIP; nil if there is none.
+func (table *table) find(v vip.VIP) *advert {
+	if last := table.last; last != nil && last.next != nil && last.next.vip == v && !v.IsZero() {
+		table.last = last.next
+		return table.last
+	}
+	found := table.adverts[v]
+	if found != nil {
+		table.follow(found)
+	}
+	return found
+}
+
+// follow records that found follows the previous advert of the batch.
+func (table *table) follow(found *advert) {
+	if table.last != nil {
+		table.last.next = found
+	}
+	table.last = found
+}
+
 // removeWithdrawn removes the withdrawn VIPs, except those that the peer of a current session
 // still holds. It replaces the map, since a map never shrinks.
 func (table *table) removeWithdrawn(session bool) {
@@ -122,6 +149,8 @@ func (table *table) removeWithdrawn(session bool) {
 		case session && (advert.queued || advert.sent != Withdrawn):
 			adverts[v] = advert
 			table.withdrawn++
+		default:
+			advert.vip, advert.next = vip.VIP{}, nil // another advert may still precede it
 		}
 	}
 	table.adverts = adverts

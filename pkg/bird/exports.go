@@ -2,6 +2,7 @@ package bird
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"time"
 
@@ -85,12 +86,15 @@ func parseRoutes(reply Reply) vip.Set {
 	routes := vip.Set{}
 	for _, l := range reply {
 		first, _, _ := strings.Cut(l.Text, " ")
-		if !strings.Contains(first, "/") {
-			continue
-		}
 		if v, err := vip.Parse(first); err == nil {
 			routes[v] = struct{}{}
 		}
 	}
 	return routes
+}
+
+// ExportsProblem describes a gateway that does not receive every VIP, with the remedy.
+func (gateway GatewayState) ExportsProblem() string {
+	return fmt.Sprintf("receives %d of %d VIPs: BIRD does not export the others; did another process change "+
+		"BIRD's configuration? `birdc show route noexport 'NBR-%s'`", gateway.Exported, gateway.Announced, gateway.Name)
 }

@@ -80,3 +80,46 @@ func TestEventsOfManyVIPs(t *testing.T) {
 		t.Errorf("counted %v, want %v", counts, want)
 	}
 }
+
+// The revisions of one large decision of the load balancer have one event. A later decision about
+// the same VIPs has another one.
+func TestRevisionsOfOneDecisionHaveOneEvent(t *testing.T) {
+	o, _ := testObserver()
+	revision := uint64(0)
+	decide := func(first, count int, from, to gate.Advertisement, reason gate.Reason) {
+		revision++
+		position := readiness.Position{InstanceID: "lb-1", Revision: revision}
+		update := readiness.Update{Position: position}
+		for i := range count {
+			update.Changed = append(update.Changed, readiness.VIPReadiness{VIP: numbered(first + i)})
+		}
+		o.updated(update)
+		o.decided(decisions{
+			At: time.Unix(100, 0), Revision: revision, Position: position, Changes: changes(first, count, from, to, reason),
+		})
+		o.positionApplied(position)
+	}
+	var applied readiness.Position
+	reported := 0
+	o.onApplied = func(position readiness.Position) { applied = position }
+	o.onDecisions = func(d decisions) { reported += len(d.Changes) }
+	for _, to := range []gate.Advertisement{gate.Announced, gate.Withdrawn} {
+		from, reason := gate.Withdrawn, gate.Ready
+		if to == gate.Withdrawn {
+			from, reason = gate.Announced, gate.LBNotReady
+		}
+		decide(0, 200, from, to, reason)
+		decide(200, 400, from, to, reason)
+		decide(600, 7, from, to, reason)
+	}
+	decide(0, 1, gate.Withdrawn, gate.Announced, gate.Ready) // of its own
+	o.drain()
+	all := eventsOf(t, o)
+	if len(all) != 3 || all[0].GetVipCount() != 607 || all[1].GetVipCount() != 607 ||
+		all[0].GetPosition().GetRevision() != 3 || all[2].GetObject() != numbered(0).String() {
+		t.Errorf("%d events: %v", len(all), all)
+	}
+	if applied.Revision != revision || reported != 2*607+1 {
+		t.Errorf("%d VIPs are reported, up to %+v", reported, applied)
+	}
+}

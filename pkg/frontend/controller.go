@@ -2,7 +2,6 @@ package frontend
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -279,19 +278,11 @@ func withExports(g gate.Gateways, s bird.State) gate.Gateways {
 	return g
 }
 
-// exportsProblem describes a gateway that does not receive every VIP, with the remedy.
-func exportsProblem(g bird.GatewayState) string {
-	return fmt.Sprintf("receives %d of %d VIPs: BIRD does not export the others; "+
-		"did another process change BIRD's configuration? `birdc show route noexport 'NBR-%s'`",
-		g.Exported, g.Announced, g.Name)
-}
-
 // short returns the problem of each gateway of a family that lacks VIPs.
-func short(s bird.State, family vip.Family) []string {
-	var problems []string
+func short(s bird.State, family vip.Family) (problems []string) {
 	for _, g := range s.Gateways {
 		if g.Family == family && g.Up && g.Short {
-			problems = append(problems, g.Name+": "+exportsProblem(g))
+			problems = append(problems, g.Name+": "+g.ExportsProblem())
 		}
 	}
 	return problems

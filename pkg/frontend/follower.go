@@ -10,10 +10,10 @@ import (
 	"time"
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
-	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/frontend/orders"
 	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
@@ -158,11 +158,11 @@ func (f *follower) Run(ctx context.Context) error {
 		case <-routedChanged:
 		// These inputs change with a decision, so their bookkeeping waits for the UPDATE.
 		case <-announcedChanged:
-			_ = backoff.Sleep(ctx, bookkeepingDelay) // the loop checks ctx
+			f.observer.queue.Settle(ctx, journal.UpdateDelay) // the loop checks ctx
 		case <-attractionChanged:
-			_ = backoff.Sleep(ctx, bookkeepingDelay)
+			f.observer.queue.Settle(ctx, journal.UpdateDelay)
 		case <-lbChanged:
-			_ = backoff.Sleep(ctx, bookkeepingDelay)
+			f.observer.queue.Settle(ctx, journal.UpdateDelay)
 		case <-vipsChanged:
 		case <-ownChanged:
 		case <-refresh.C:
@@ -346,7 +346,7 @@ func sessionEvents(was, is bird.State) []*adminv1.Event {
 		}
 		switch {
 		case up && g.Short && !old.Short:
-			session(g.Name, true, exportsProblem(g))
+			session(g.Name, true, g.ExportsProblem())
 		case up && !g.Short && old.Short:
 			session(g.Name, true, "receives every advertised VIP")
 		}

@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -17,11 +16,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
-
-// bookkeepingDelay delays logs, events, reports and BIRD commands after a decision. Without it,
-// they compete for the processor and for BIRD, and delay the UPDATE of a flip by 0.2 to 0.4 ms.
-// BIRD sends the UPDATE within 0.3 ms.
-const bookkeepingDelay = time.Millisecond
 
 // decisions is one batch of the gate. It must not be modified.
 type decisions struct {
@@ -174,12 +168,12 @@ func (o *observer) Run(ctx context.Context) error {
 			o.drain()
 			return ctx.Err()
 		case <-lbChanged:
-			_ = backoff.Sleep(ctx, bookkeepingDelay) // the loop checks ctx
+			o.queue.Settle(ctx, journal.UpdateDelay) // the loop checks ctx
 			was := lb
 			lb, lbChanged = o.lb.Get()
 			o.logLBState(was, lb)
 		case <-o.queue.Wake():
-			_ = backoff.Sleep(ctx, bookkeepingDelay)
+			o.queue.Settle(ctx, journal.UpdateDelay)
 			o.drain()
 		}
 	}
@@ -234,21 +228,34 @@ func (o *observer) apply(queue []input, lost int) {
 		o.note(fmt.Sprintf("%d earlier changes were merged into the following ones: rate exceeds logging", lost))
 	}
 	var applied *readiness.Position
-	for _, in := range queue {
-		// A decision follows from the reports before it, and its detail comes from them.
-		if in.reported.Complete || in.reported.Len() > 0 {
-			o.state.applyReadiness(in.reported)
+	for revisions := range journal.Revisions(queue, func(in input) (journal.Delta, readiness.Position, bool) {
+		return in.reported, in.Position, len(in.Changes) > 0
+	}) {
+		changed, last := 0, decisions{}
+		for _, in := range revisions {
+			// A decision follows from the reports before it, and its detail comes from them.
+			if in.reported.Complete || in.reported.Len() > 0 {
+				o.state.applyReadiness(in.reported)
+			}
+			if in.applied != nil {
+				applied = in.applied
+			}
+			if changed += len(in.Changes); len(in.Changes) > 0 {
+				last = in.decisions
+			}
 		}
-		if len(in.Changes) > 0 {
-			changes := o.journal.Begin(len(in.Changes))
-			o.state.applyDecisions(in.decisions, o.causes, changes)
-			// Report to the load balancer first: a log line may wait for a slow reader.
-			o.onDecisions(in.decisions)
-			o.journal.Record(in.At, in.Position, changes)
+		if changed == 0 {
+			continue
 		}
-		if in.applied != nil {
-			applied = in.applied
+		changes := o.journal.Begin(changed)
+		for _, in := range revisions {
+			if len(in.Changes) > 0 {
+				o.state.applyDecisions(in.decisions, o.causes, changes)
+				// Report to the load balancer first: a log line may wait for a slow reader.
+				o.onDecisions(in.decisions)
+			}
 		}
+		o.journal.Record(last.At, last.Position, changes)
 	}
 	if applied != nil {
 		o.onApplied(*applied)

@@ -116,7 +116,7 @@ func (p *process) birdStatus(s *frontendv1.Status, b bird.State, now time.Time) 
 			st.State = "unknown, BIRD does not answer"
 		}
 		if st.Up && g.Short {
-			st.Warning = exportsProblem(g)
+			st.Warning = g.ExportsProblem()
 		}
 		s.Gateways = append(s.Gateways, st)
 	}

@@ -18,6 +18,8 @@ type Gate struct {
 	// entries holds the values of vips as a slice. A change of the shared conditions re-evaluates
 	// every VIP, and iterating over a map is several times slower.
 	entries []*entry
+	// next is the expected index of the next VIP: the load balancer lists VIPs in the same order.
+	next int
 	// routed holds the VIPs whose source routing is installed in the kernel. It includes VIPs that
 	// are not configured yet: Route and Configure are called in any order.
 	routed vip.Set
@@ -376,11 +378,16 @@ func (gate *Gate) setState(now time.Time, entry *entry, state VIPState, countFla
 // entry returns the entry of v and creates it if missing. After the first synced snapshot, a VIP
 // that is absent from it is not ready.
 func (gate *Gate) entry(v vip.VIP) *entry {
+	if gate.next < len(gate.entries) && gate.entries[gate.next].vip == v {
+		gate.next++
+		return gate.entries[gate.next-1]
+	}
 	e, ok := gate.vips[v]
 	if !ok {
 		e = &entry{vip: v, index: len(gate.entries), reported: gate.synced}
 		gate.vips[v], gate.entries = e, append(gate.entries, e)
 	}
+	gate.next = e.index + 1
 	return e
 }
 

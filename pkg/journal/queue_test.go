@@ -1,8 +1,12 @@
 package journal
 
 import (
+	"context"
+	"runtime"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/vipgate/vipgate/pkg/readiness"
 )
@@ -24,6 +28,56 @@ func delta(count, version int) (all Delta) {
 		all.Changed = append(all.Changed, readiness.VIPReadiness{VIP: numbered(i), ReadyTargets: uint32(version)})
 	}
 	return all
+}
+
+func TestSettleFollowsTheSize(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		delay := time.Duration(0)
+		settled := func(q *Queue[Delta]) time.Duration {
+			start := time.Now()
+			q.Settle(t.Context(), delay)
+			return time.Since(start)
+		}
+		queue := newQueue()
+		queue.Add(delta(1, 0))
+		if wait := settled(queue); wait != 0 {
+			t.Errorf("one VIP settles after %v without a delay", wait)
+		}
+		delay = UpdateDelay
+		one := settled(queue)
+		queue.Add(delta(10_000, 1))
+		many := settled(queue)
+		if one != delay || many <= 5*one {
+			t.Errorf("one VIP settles after %v, 10 000 after %v", one, many)
+		}
+		// Changes that arrive during the wait prolong it, up to the limit.
+		time.AfterFunc(one, func() { queue.Add(delta(500_000, 2)) })
+		if wait := settled(queue); wait <= many || wait > delay+maxSettle {
+			t.Errorf("with more VIPs during the wait it settles after %v, outside %v…%v", wait, many, maxSettle)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		start := time.Now()
+		queue.Settle(ended, time.Hour)
+		if wait := time.Since(start); wait != 0 {
+			t.Errorf("with an ended context it settles after %v", wait)
+		}
+	})
+}
+
+func TestLargeBatchesAreCollected(t *testing.T) {
+	queue := newQueue()
+	collections := func(vips int) uint32 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		queue.Add(delta(vips, 0))
+		queue.Drain(func([]Delta, int) {})
+		runtime.ReadMemStats(&after)
+		return after.NumForcedGC - before.NumForcedGC
+	}
+	if few, many := collections(collectVIPs-1), collections(collectVIPs); few != 0 || many != 1 {
+		t.Errorf("%d forced collections after few VIPs, %d after many", few, many)
+	}
 }
 
 func TestQueueKeepsTheOrder(t *testing.T) {

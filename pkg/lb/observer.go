@@ -73,6 +73,7 @@ func (o *observer) Run(ctx context.Context) error {
 		p.showEgress(report)
 		p.metrics.Frontend(report.Connected, report.Exported)
 		// Watches read the recorded decisions, so notify them after the drain.
+		p.decisions.queue.Settle(ctx, 0)
 		if p.decisions.drain() {
 			p.health.VIPsChanged()
 		}

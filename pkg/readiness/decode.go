@@ -20,6 +20,7 @@ type decoder struct {
 	// names maps the canonical text of each VIP of the newest state, and of those staged, to the VIP.
 	// A decision about known VIPs parses and allocates nothing.
 	names map[string]*namedVIP
+	last  *namedVIP // that was named last
 	// staged is the incomplete state whose parts are being received, stagedAt its revision. Its kind
 	// is kindNone between states.
 	staged   event
@@ -29,8 +30,12 @@ type decoder struct {
 
 // namedVIP is a VIP that the watch has named.
 type namedVIP struct {
+	text     string // "" once it was removed
 	vip      vip.VIP
 	revision uint64 // newest revision that names it
+	// next followed in an earlier revision. Revisions have the same order, so most VIPs are found
+	// without a map lookup.
+	next *namedVIP
 }
 
 // event is a decoded message.
@@ -169,7 +174,7 @@ func (decoder *decoder) stage(kind kind, revision uint64, part content, received
 		decoder.stagedAt, decoder.known = revision, len(decoder.names)
 		decoder.staged = event{kind: kind}
 		if kind == kindSnapshot {
-			decoder.names = make(map[string]*namedVIP, decoder.known)
+			decoder.names, decoder.last = make(map[string]*namedVIP, decoder.known), nil
 		}
 	}
 	// Count first, so that the staged VIPs are copied at most once per part.
@@ -203,7 +208,12 @@ func (decoder *decoder) stage(kind kind, revision uint64, part content, received
 // name returns the VIP of a text and records that the staged revision names it. A second time in
 // one revision is an error.
 func (decoder *decoder) name(text string) (vip.VIP, error) {
-	named := decoder.names[text]
+	var named *namedVIP
+	if last := decoder.last; last != nil && last.next != nil && last.next.text == text && text != "" {
+		named = last.next
+	} else {
+		named = decoder.names[text]
+	}
 	if named == nil {
 		v, err := vip.Parse(text)
 		if err != nil {
@@ -213,9 +223,13 @@ func (decoder *decoder) name(text string) (vip.VIP, error) {
 		if v.String() != text {
 			return v, fmt.Errorf("VIP %q is not canonical; use %s", text, v)
 		}
-		named = &namedVIP{vip: v}
+		named = &namedVIP{text: text, vip: v}
 		decoder.names[text] = named
 	}
+	if decoder.last != nil {
+		decoder.last.next = named
+	}
+	decoder.last = named
 	switch {
 	case named.revision == decoder.stagedAt:
 		return named.vip, fmt.Errorf("VIP %s is named twice in revision %d", named.vip, decoder.stagedAt)
@@ -234,7 +248,10 @@ func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
 	if need <= cap(staged) {
 		return staged
 	}
-	size := max(need, 4*cap(staged))
+	size := need // of a revision with one part
+	if len(staged) > 0 {
+		size = max(need, 4*cap(staged), maxRevisionVIPs)
+	}
 	if need <= known {
 		size = min(size, known)
 	}
@@ -245,7 +262,11 @@ func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
 func (decoder *decoder) complete(completed *event) error {
 	// Forget removed VIPs only now: their revision may not name them again.
 	for _, v := range decoder.staged.removed {
-		delete(decoder.names, v.String())
+		text := v.String()
+		if named := decoder.names[text]; named != nil {
+			named.text, named.next = "", nil // another VIP may still precede it
+		}
+		delete(decoder.names, text)
 	}
 	if len(decoder.names) > MaxVIPs {
 		// The error ends the stream. The next stream starts with a snapshot.

@@ -351,7 +351,7 @@ func TestConsumedByReceiver(t *testing.T) {
 	}
 	many := make([]string, MaxInline+1)
 	for i := range many {
-		many[i] = fmt.Sprintf("20.0.1.%d/32", i)
+		many[i] = numbered(i).String()
 	}
 	f.merge(t0, message(4, deltaOf(true, many...)))
 	if consumed != "" || !notified() {

@@ -61,7 +61,7 @@ func TestReadinessRoundTrip(t *testing.T) {
 		for i := range rapid.IntRange(1, 20).Draw(r, "vips") {
 			one := rapid.SampledFrom(values).Draw(r, "value")
 			one.VIP = numbered(i)
-			byReadiness.add(&one)
+			byReadiness.add(one.VIP.String(), &one)
 			one.Detail = cleanDetail(one.Detail)
 			if one.State == vip.Draining {
 				one.DrainEnd = now.Add(max(0, one.DrainEnd.Sub(now)))
@@ -103,6 +103,12 @@ func TestPartsMatchTable(t *testing.T) {
 	check := func(what string, removed int) {
 		t.Helper()
 		got, parts := decodeParts(t, table, c, &d)
+		// A large decision has several revisions.
+		for got.position != table.Position() {
+			next, more := decodeParts(t, table, c, &d)
+			next.changed, next.removed = append(got.changed, next.changed...), append(got.removed, next.removed...)
+			got, parts = next, parts+more
+		}
 		want := table.State().VIPs
 		if parts < 2 || len(got.changed) != len(want) || len(got.removed) != removed {
 			t.Fatalf("%s: %d changed and %d removed in %d parts", what, len(got.changed), len(got.removed), parts)

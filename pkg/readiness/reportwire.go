@@ -39,7 +39,7 @@ func (delta ReportDelta) messages(watchID string) iter.Seq[*reportRequest] {
 func groupReports(reports []ReportedVIP) (messages []*readinessv1.AdvertisementGroup) {
 	byReport := groups[VIPReport]{most: len(reports)}
 	for _, reported := range reports {
-		byReport.add(reported.VIP, reported.VIPReport, func() *[]string {
+		byReport.add(reported.VIP.String(), reported.VIPReport, func() *[]string {
 			group := &readinessv1.AdvertisementGroup{Advertisement: reported.Proto()}
 			messages = append(messages, group)
 			return &group.Vips

@@ -301,7 +301,7 @@ func (server *Server) GetReadiness(ctx context.Context,
 	// Group the VIPs within the page: the next page begins after the highest VIP of this one.
 	byReadiness := readinessGroups{now: time.Now()}
 	for i := range page {
-		byReadiness.add(&page[i])
+		byReadiness.add(page[i].VIP.String(), &page[i])
 	}
 	resp.Groups = byReadiness.messages
 	if len(page) < len(state.VIPs) {

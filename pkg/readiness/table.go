@@ -3,6 +3,7 @@ package readiness
 import (
 	"cmp"
 	"crypto/rand"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -24,7 +25,7 @@ type TableOptions struct {
 	StaleGrace time.Duration
 }
 
-// Decision is a decision of the load balancer. It is applied atomically.
+// Decision is a decision of the load balancer. Each VIP changes atomically; see Table.Commit.
 type Decision struct {
 	Changed []VIPReadiness // new VIPs, and VIPs that may have changed
 	Removed []vip.VIP      // VIPs that no stream serves any longer
@@ -49,8 +50,10 @@ type Table struct {
 	live  int // number of VIPs, without removed ones
 	ready int // number of READY VIPs
 	// dropped is the newest revision of a compacted removal. A watch that has not sent this revision
-	// needs a snapshot.
+	// needs a snapshot. superseded is the newest revision of any other compacted entry. A watch that
+	// has not sent this revision sends all entries as one revision; see firstRevisions.
 	dropped    uint64
+	superseded uint64
 	renewedAt  time.Time // last commit or heartbeat
 	heartbeats uint64
 	goingAway  bool
@@ -81,6 +84,7 @@ type record struct {
 	VIPReadiness
 	removed bool
 	newest  *newest // entry of the VIP in Table.index
+	text    string  // of the VIP, which each message has
 }
 
 // NewTable returns an empty table, which sends nothing before the first decision.
@@ -110,26 +114,64 @@ func (table *Table) currentHeld() string {
 	return ""
 }
 
+// The number of VIPs in the first revision of a decision, and the limit up to which it doubles. A
+// revision costs the frontend and BIRD a write, about as much as 100 VIPs.
+const firstVIPs, maxRevisionVIPs = vipsPerPart, 8 * vipsPerPart
+
 // Commit applies a decision, wakes every watch and renews the lease. It returns the revision, which
 // advances only if the decision changed the table.
+//
+// A decision about many VIPs has several revisions, so that the frontend withdraws the first VIPs
+// while the last are recorded. In between, a reader sees a part of the decision. Rises precede
+// falls, so that a family never has fewer VIPs that are up than before or after. The first synced
+// decision has one revision, because it ends the grace period of an earlier load balancer's VIPs.
 func (table *Table) Commit(decision Decision) (revision uint64) {
+	if decision.At.IsZero() {
+		decision.At = time.Now()
+	}
+	first := decision.Synced && !table.Synced()
+	changed, removed := decision.Changed, decision.Removed
+	if len(changed) <= firstVIPs || first {
+		return table.commit(&writer{table: table, at: decision.At}, changed, removed, decision.Synced)
+	}
+	changed = risesFirst(changed)
+	parts := &writer{table: table, at: decision.At}
+	for size := firstVIPs; len(changed) > 0; size = min(2*size, maxRevisionVIPs) {
+		part := changed[:min(size, len(changed))]
+		changed = changed[len(part):]
+		table.commit(parts, part, nil, decision.Synced)
+		// A watch that waits for the mutex would get it after 1 ms only (starvation mode of sync.Mutex).
+		runtime.Gosched()
+	}
+	return table.commit(parts, nil, removed, decision.Synced)
+}
+
+// risesFirst returns the VIPs with those that are not ready last, otherwise in the same order.
+func risesFirst(changed []VIPReadiness) []VIPReadiness {
+	falls := func(readiness VIPReadiness) bool { return readiness.State == vip.NotReady }
+	rises := func(readiness VIPReadiness) bool { return !falls(readiness) }
+	if !slices.ContainsFunc(changed, falls) || !slices.ContainsFunc(changed, rises) {
+		return changed
+	}
+	return slices.Concat(slices.DeleteFunc(slices.Clone(changed), falls), slices.DeleteFunc(slices.Clone(changed), rises))
+}
+
+// commit applies a part of a decision as one revision.
+func (table *Table) commit(writer *writer, readiness []VIPReadiness, removed []vip.VIP, synced bool) (revision uint64) {
 	table.mu.Lock()
 	defer table.mu.Unlock()
 	table.renewedAt = time.Now()
-	if decision.At.IsZero() {
-		decision.At = table.renewedAt
-	}
 	next := table.revision + 1
 	// The first decision counts even if it is empty: no watch sends anything before revision 1.
 	changed := table.revision == 0
-	writer := writer{table: table, at: decision.At, revision: next, left: len(decision.Changed) + len(decision.Removed)}
-	for i := range decision.Changed {
-		changed = writer.put(decision.Changed[i]) || changed
+	writer.revision, writer.left = next, len(readiness)+len(removed)
+	for i := range readiness {
+		changed = writer.put(&readiness[i]) || changed
 	}
-	for _, v := range decision.Removed {
+	for _, v := range removed {
 		changed = writer.remove(v) || changed
 	}
-	if decision.Synced && !table.synced {
+	if synced && !table.synced {
 		table.synced, changed = true, true
 	}
 	// Without a change the watches learn of the renewed lease by the next heartbeat.
@@ -179,9 +221,10 @@ func (writer *writer) follow(slot *newest) {
 	writer.last = slot
 }
 
-// put records r if it differs from the recorded value.
-func (writer *writer) put(readiness VIPReadiness) bool {
+// put records decided if it differs from the recorded value.
+func (writer *writer) put(decided *VIPReadiness) bool {
 	writer.left--
+	readiness := *decided
 	if readiness.Detail != writer.detail {
 		writer.detail, writer.clean = readiness.Detail, cleanDetail(readiness.Detail)
 	}
@@ -237,13 +280,19 @@ func (writer *writer) remove(v vip.VIP) bool {
 // long as one of its records is the newest of a VIP: if decisions about few VIPs allocated blocks,
 // most records in memory would be superseded.
 const (
-	recordsPerBlock = 15
+	recordsPerBlock = 13
 	singleRecords   = 8
 )
 
 // add appends a record to the log. slot is the index entry of the VIP, nil for a new VIP.
 func (writer *writer) add(slot *newest, readiness *VIPReadiness, removed bool) {
 	table := writer.table
+	var text string
+	if slot != nil && slot.record != nil {
+		text = slot.text
+	} else {
+		text = readiness.VIP.String()
+	}
 	if slot == nil {
 		slot = new(newest)
 		table.index[readiness.VIP] = slot
@@ -262,7 +311,7 @@ func (writer *writer) add(slot *newest, readiness *VIPReadiness, removed bool) {
 	writer.added++
 	added := &writer.free[0]
 	writer.free = writer.free[1:]
-	*added = record{*readiness, removed, slot}
+	*added = record{*readiness, removed, slot, text}
 	slot.record, slot.at = added, len(table.log)
 	table.log = append(table.log, entry{writer.revision, added})
 }
@@ -283,6 +332,7 @@ func (table *Table) compact() {
 	for _, entry := range table.log {
 		switch {
 		case entry.record == nil:
+			table.superseded = max(table.superseded, entry.revision)
 		case entry.removed:
 			table.dropped = max(table.dropped, entry.revision)
 			delete(table.index, entry.VIP)
@@ -390,109 +440,4 @@ func (table *Table) leaseLeft(now time.Time) (left time.Duration, ok bool) {
 		left = min(table.lease, (left+grain-1)/grain*grain)
 	}
 	return left, true
-}
-
-// cursor is the position of one watch in the table.
-type cursor struct {
-	wake chan struct{} // holds one token: a message may be pending
-
-	// Table.mu guards the fields below.
-	sent      Position // zero before the first message
-	synced    bool     // a synced snapshot was sent
-	heartbeat uint64   // newest heartbeat sent
-	goingAway bool     // GoingAway was sent
-}
-
-// kind is the kind of a message of a watch.
-type kind uint8
-
-const (
-	kindNone kind = iota
-	kindSnapshot
-	kindDelta
-	kindHeartbeat
-	kindGoingAway
-)
-
-// batch is the next content to send on a watch.
-type batch struct {
-	kind     kind
-	first    bool // first of its watch
-	position Position
-	synced   bool
-	drainEnd time.Time
-	entries  []entry // includes superseded ones
-}
-
-// open adds a watch at the start of the log.
-func (table *Table) open() *cursor {
-	opened := &cursor{wake: make(chan struct{}, 1)}
-	opened.wake <- struct{}{}
-	table.mu.Lock()
-	defer table.mu.Unlock()
-	table.cursors[opened] = struct{}{}
-	return opened
-}
-
-// close removes a watch.
-func (table *Table) close(cursor *cursor) {
-	table.mu.Lock()
-	defer table.mu.Unlock()
-	delete(table.cursors, cursor)
-}
-
-// next returns the next batch to send on the watch, merged per VIP (newest wins), and advances the
-// cursor. The kind is kindNone if no batch is pending or the lease has expired (see leaseLeft).
-func (table *Table) next(cursor *cursor, now time.Time) batch {
-	table.mu.Lock()
-	defer table.mu.Unlock()
-	if _, ok := table.leaseLeft(now); !ok {
-		return batch{}
-	}
-	current := Position{table.instance, table.revision}
-	next := batch{first: cursor.sent == Position{}, position: current, synced: table.synced}
-	switch {
-	case next.first, table.synced && (!cursor.synced || cursor.sent.Revision < table.dropped):
-		next.kind = kindSnapshot
-		// An unsynced snapshot contains no VIPs.
-		if table.synced {
-			next.entries = slices.Clone(table.log)
-		}
-		cursor.synced = table.synced
-		cursor.sent = next.position
-	case table.goingAway && !cursor.goingAway: // before the revision that GoAway created
-		next.kind = kindGoingAway
-		next.position, next.drainEnd = cursor.sent, table.drainEnd
-		cursor.goingAway = true
-	case table.synced && cursor.sent.Revision < table.revision:
-		next.kind = kindDelta
-		// Scan from the end: the cost depends on the number of changes, not of VIPs.
-		first := len(table.log)
-		for first > 0 && table.log[first-1].revision > cursor.sent.Revision {
-			first--
-		}
-		next.entries = slices.Clone(table.log[first:])
-		cursor.sent = next.position
-	case cursor.heartbeat < table.heartbeats:
-		next.kind = kindHeartbeat
-		next.position = cursor.sent
-	default:
-		return batch{}
-	}
-	cursor.heartbeat = table.heartbeats
-	return next
-}
-
-// sent returns the newest revision that a watch has sent.
-func (table *Table) sent(cursor *cursor) uint64 {
-	table.mu.Lock()
-	defer table.mu.Unlock()
-	return cursor.sent.Revision
-}
-
-// currentLease returns the lease of a message sent at now.
-func (table *Table) currentLease(now time.Time) (time.Duration, bool) {
-	table.mu.Lock()
-	defer table.mu.Unlock()
-	return table.leaseLeft(now)
 }

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/types/known/durationpb"
+	"pgregory.net/rapid"
 
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/harness"
@@ -337,4 +339,147 @@ func TestFewChangesKeepNoOldRecords(t *testing.T) {
 		t.Errorf("the heap grew by %d bytes with %d VIPs", grown, n)
 	}
 	runtime.KeepAlive(table)
+}
+
+// tableReader is a watch of a table, and the state that its messages describe.
+type tableReader struct {
+	view
+	table    *Table
+	watch    *cursor
+	received decoder
+	merger   *updateMerger
+	stream   streamState
+}
+
+func newTableReader(table *Table) *tableReader {
+	return &tableReader{table: table, watch: table.open(), merger: newUpdateMerger()}
+}
+
+// receive receives one batch.
+func (reader *tableReader) receive() error {
+	batch := reader.table.next(reader.watch, time.Now())
+	if batch.kind == kindNone {
+		return nil
+	}
+	for part := range batch.messages() {
+		part.WatchId, part.Position, part.Lease = "w", batch.position.Proto(), message(1).Lease
+		event, err := reader.received.decode(part, time.Now())
+		if err == nil {
+			err = reader.merger.merge(&reader.stream, event, time.Now())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	reader.apply(reader.merger.take())
+	return nil
+}
+
+// sameVIPs returns a VIP whose readiness differs in two states, if any.
+func sameVIPs(one, other map[vip.VIP]VIPReadiness) (differs vip.VIP, same bool) {
+	for _, v := range slices.Concat(slices.Collect(maps.Keys(one)), slices.Collect(maps.Keys(other))) {
+		a, inOne := one[v]
+		b, inOther := other[v]
+		if inOne != inOther || !a.equal(&b) {
+			return v, false
+		}
+	}
+	return differs, true
+}
+
+// TestLargeDecisionsArriveInParts compares readers with the table. After each revision every VIP
+// has its value before or after the decision, and VIPs rise before others fall or leave. The last
+// revision has the whole decision. A reader that falls behind sees the same state at the same
+// position.
+func TestLargeDecisionsArriveInParts(t *testing.T) {
+	middles := 0 // of decisions, at which a slow reader was compared
+	rapid.Check(t, func(r *rapid.T) {
+		count := rapid.SampledFrom([]int{1, firstVIPs, firstVIPs + 1, 3000}).Draw(r, "VIPs")
+		table := NewTable(TableOptions{Lease: time.Minute})
+		table.Commit(Decision{Synced: true, Changed: numberedReady(count)})
+		fast := newTableReader(table)
+		slow := []*tableReader{newTableReader(table), newTableReader(table)}
+		states := map[Position]map[vip.VIP]VIPReadiness{} // that the fast reader saw
+		ended := map[Position]bool{}                      // positions after a decision
+		receive := func(reader *tableReader) {
+			if err := reader.receive(); err != nil {
+				r.Fatal(err)
+			}
+			state, known := states[reader.Position]
+			if reader == fast {
+				states[reader.Position] = maps.Clone(fast.vips)
+				return
+			}
+			if !known { // the fast reader received this revision together with the next
+				return
+			}
+			if v, same := sameVIPs(reader.vips, state); !same {
+				r.Fatalf("at %v a slow reader has %+v, a fast one %+v", reader.Position, reader.vips[v], state[v])
+			}
+			if !ended[reader.Position] {
+				middles++
+			}
+		}
+		receive(fast)
+		ended[fast.Position] = true
+		for range 4 {
+			before := maps.Clone(fast.vips)
+			split, low, high := rapid.IntRange(0, count).Draw(r, "split"), rapid.IntRange(0, count).Draw(r, "low"),
+				rapid.IntRange(0, count).Draw(r, "high")
+			kept := rapid.IntRange(0, count).Draw(r, "kept")
+			decision := Decision{Synced: true}
+			for i := min(low, high); i < max(low, high); i++ {
+				// The VIPs below split have the other state than the VIPs above; some leave or return.
+				if _, held := before[numbered(i)]; held && i > kept {
+					decision.Removed = append(decision.Removed, numbered(i))
+					continue
+				}
+				state := vip.State((i / max(1, split)) % 2)
+				decision.Changed = append(decision.Changed, VIPReadiness{VIP: numbered(i), State: state})
+			}
+			table.Commit(decision)
+			after := map[vip.VIP]VIPReadiness{}
+			for _, readiness := range table.State().VIPs {
+				after[readiness.VIP] = readiness
+			}
+			fell := false
+			for revisions := 0; fast.Position != table.Position(); revisions++ {
+				was := maps.Clone(fast.vips)
+				receive(fast)
+				fellBefore := fell
+				for v, is := range fast.vips {
+					old, next := before[v], after[v]
+					if !is.equal(&old) && !is.equal(&next) {
+						r.Fatalf("%s is %+v, before %+v, after %+v", v, is, old, next)
+					}
+					if is.State == vip.Ready && was[v].State != vip.Ready && fellBefore {
+						r.Fatalf("%s rises in a later revision than another VIP falls", v)
+					}
+				}
+				for v, old := range was {
+					fell = fell || old.State == vip.Ready && fast.vips[v].State != vip.Ready
+				}
+				if revisions > count/firstVIPs {
+					r.Fatalf("%d revisions for %d VIPs", revisions, count)
+				}
+			}
+			if v, same := sameVIPs(fast.vips, after); !same {
+				r.Fatalf("%s is %+v at the end, want %+v", v, fast.vips[v], after[v])
+			}
+			ended[fast.Position] = true
+			for _, reader := range slow {
+				for range rapid.IntRange(0, 3).Draw(r, "received") {
+					receive(reader)
+				}
+			}
+		}
+		for _, reader := range slow {
+			for reader.Position != table.Position() {
+				receive(reader)
+			}
+		}
+	})
+	if middles == 0 {
+		t.Error("no slow reader was in the middle of a decision")
+	}
 }

@@ -75,10 +75,9 @@ type Watcher struct {
 	dial func(ctx context.Context, path string) (net.Conn, error)
 }
 
-// MaxInline is the maximum number of VIPs in a decision that is passed to Consume. For larger
-// decisions, waking the consumer costs less than handling the VIPs, and the consumer handles them
-// while further messages are decoded.
-const MaxInline = 64
+// MaxInline is the maximum number of VIPs in a revision that is passed to Consume. Waking the
+// consumer costs more than it gains: the other processor is BIRD's.
+const MaxInline = maxRevisionVIPs
 
 // Stats are counters since the start.
 type Stats struct {

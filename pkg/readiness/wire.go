@@ -4,15 +4,13 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -82,9 +80,9 @@ type groups[Value comparable] struct {
 	most  int // bounds the size of the first group, which most VIPs share
 }
 
-// add adds a VIP to the group of its value. create adds the group to the message and returns its
-// list of names.
-func (groups *groups[Value]) add(v vip.VIP, value Value, create func() *[]string) {
+// add adds the text of a VIP to the group of its value. create adds the group to the message and
+// returns its list of names.
+func (groups *groups[Value]) add(text string, value Value, create func() *[]string) {
 	// Comparing with the previous value is several times faster than hashing.
 	if groups.list == nil || value != groups.last {
 		groups.last, groups.list = value, groups.names[value]
@@ -97,7 +95,7 @@ func (groups *groups[Value]) add(v vip.VIP, value Value, create func() *[]string
 		}
 		groups.names[value] = groups.list
 	}
-	*groups.list = append(*groups.list, v.String())
+	*groups.list = append(*groups.list, text)
 }
 
 // readinessGroups groups VIPs by equal readiness.
@@ -107,10 +105,10 @@ type readinessGroups struct {
 	now      time.Time
 }
 
-func (groups *readinessGroups) add(readiness *VIPReadiness) {
+func (groups *readinessGroups) add(text string, readiness *VIPReadiness) {
 	shared := *readiness
 	shared.VIP = vip.VIP{}
-	groups.groups.add(readiness.VIP, shared, func() *[]string {
+	groups.groups.add(text, shared, func() *[]string {
 		group := &readinessv1.ReadinessGroup{Readiness: readiness.Proto(groups.now)}
 		groups.messages = append(groups.messages, group)
 		return &group.Vips
@@ -166,9 +164,9 @@ func (batch *batch) nextPart() (changed []*readinessv1.ReadinessGroup, removed [
 		case entry.record == nil:
 			continue
 		case entry.removed:
-			removed = append(removed, entry.VIP.String())
+			removed = append(removed, entry.text)
 		default:
-			byReadiness.add(&entry.VIPReadiness)
+			byReadiness.add(entry.text, &entry.VIPReadiness)
 		}
 		count++
 	}
@@ -217,35 +215,5 @@ func durationFromProto(message *durationpb.Duration, field string, least, most t
 	return duration, nil
 }
 
-// isClean reports whether s is printable ASCII that cleanDetail would not change, as most details
-// are.
-func isClean(text string) bool {
-	if len(text) > MaxDetailBytes || strings.TrimSpace(text) != text {
-		return false
-	}
-	for i := range len(text) {
-		if text[i] < ' ' || text[i] > '~' {
-			return false
-		}
-	}
-	return true
-}
-
-// cleanDetail returns s as one line of valid UTF-8 of at most MaxDetailBytes. Details contain
-// errors of external systems and are written to logs, terminals and protobuf strings.
-func cleanDetail(text string) string {
-	if isClean(text) {
-		return text
-	}
-	text = strings.Map(func(char rune) rune {
-		if !unicode.IsPrint(char) {
-			return ' '
-		}
-		return char
-	}, text[:min(len(text), MaxDetailBytes+utf8.UTFMax)])
-	for len(text) > MaxDetailBytes {
-		_, size := utf8.DecodeLastRuneInString(text)
-		text = text[:len(text)-size]
-	}
-	return strings.TrimSpace(text)
-}
+// cleanDetail returns text as one line of valid UTF-8 of at most MaxDetailBytes.
+func cleanDetail(text string) string { return logs.Line(text, MaxDetailBytes) }

@@ -66,15 +66,20 @@ func (t *Table[T]) Add(vips iter.Seq[VIP]) {
 	// Look up in the sorted entries while new ones are appended unsorted.
 	old := Table[T]{entries: t.entries}
 	t.entries = slices.Grow(t.entries, missing)
+	ascending := true // successive batches may be in order
 	for vip := range vips {
 		if old.Next(vip) == nil {
+			ascending = ascending && (len(t.entries) == 0 || Compare(t.entries[len(t.entries)-1].vip, vip) < 0)
 			t.entries = append(t.entries, tableEntry[T]{vip: vip})
 		}
+	}
+	t.next = 0
+	if ascending {
+		return
 	}
 	slices.SortFunc(t.entries, func(a, b tableEntry[T]) int { return Compare(a.vip, b.vip) })
 	// A batch may contain a VIP twice.
 	t.entries = slices.CompactFunc(t.entries, func(a, b tableEntry[T]) bool { return a.vip == b.vip })
-	t.next = 0
 }
 
 // DeleteFunc removes the VIPs for which remove returns true.

@@ -15,16 +15,17 @@ import (
 )
 
 // A change with more than MaxElements takes several transactions. A target is removed after
-// the last entry that references it, and added before the first one.
+// the last entry that references it, and added before the first one. A failed target gets no packet
+// after the first transaction.
 func TestRemovalOrderInLargeChanges(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{})
 	const size = 10007
 	before := plan.Change{
-		Base: true, Targets: exampleSlots("web", 5000, 5001),
+		Base: true, Targets: exampleSlots("web", 5000, 5001, 5003),
 		Streams: []plan.StreamWrite{{Desired: plan.KernelStream{
 			Name: "web", Size: size, Seed: 7,
-			Tables: bothFamilies(filled(size, 5000, 5001)),
+			Tables: bothFamilies(filled(size, 5000, 5001, 5003)),
 		}}},
 	}
 	must(t, writeBase(f, before))
@@ -39,11 +40,13 @@ func TestRemovalOrderInLargeChanges(t *testing.T) {
 	t.Cleanup(func() { must(t, reports.Close()) })
 	must(t, errors.Join(reports.SetReadBuffer(256<<20), reports.JoinGroup(unix.NFNLGRP_NFTABLES)))
 
+	failed := exampleSlots("web", 5003)
+	failed[0].Flows = [len(vip.Families)]bool{}
 	after := plan.Change{
-		Targets: exampleSlots("web", 5002), RemoveTargets: []uint32{5000},
+		Targets: append(exampleSlots("web", 5002), failed...), RemoveTargets: []uint32{5000},
 		Streams: []plan.StreamWrite{{Desired: plan.KernelStream{
 			Name: "web", Size: size, Seed: 7,
-			Tables: bothFamilies(filled(size, 5002, 5001)),
+			Tables: bothFamilies(filled(size, 5002, 5001, 5001)),
 		}, Observed: now}},
 	}
 	transactions := f.Transactions()
@@ -110,6 +113,8 @@ func TestRemovalOrderInLargeChanges(t *testing.T) {
 		{live, 5002, true},
 		{chain, 5000, false},
 		{chain, 5002, true},
+		{entry, 5003, false},
+		{live, 5003, false},
 	} {
 		if _, ok := first[h]; !ok {
 			t.Fatalf("not reported: %+v; reported %v", h, first)
@@ -124,6 +129,9 @@ func TestRemovalOrderInLargeChanges(t *testing.T) {
 	if last[happened{live, 5002, true}] > first[happened{entry, 5002, true}] ||
 		last[happened{chain, 5002, true}] > first[happened{entry, 5002, true}] {
 		t.Error("an entry leads to a target before its flows live")
+	}
+	if last[happened{live, 5003, false}] > 0 {
+		t.Error("a failed target gets packets after the first transaction")
 	}
 	got := readAll(t, f)
 	if s := got.Targets[5000]; s != nil && s.ChainIntact || slices.Contains(got.Streams["web"].Tables[vip.IPv4], 5000) {

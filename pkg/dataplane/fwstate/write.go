@@ -68,7 +68,7 @@ func elementsOf(fills []tableEntries) (count int) {
 }
 
 // Write applies a change in one transaction, or in several if it has more than MaxElements
-// elements. Between the transactions every packet has a target, old or new.
+// elements. Between the transactions every packet has a target, old or new, unless that failed.
 func (conn *Conn) Write(change plan.Change) error {
 	conn.reported = report{}
 	change, err := conn.resize(change)
@@ -255,7 +255,7 @@ func (lists elementLists) each(put func(set string, list []nft.Element)) {
 }
 
 func (writer *changeWriter) targetFlows(change plan.Change) error {
-	added, removed := elementLists{}, elementLists{}
+	added, removed, failed := elementLists{}, elementLists{}, elementLists{}
 	for _, target := range change.Targets {
 		for _, family := range vip.Families {
 			name, chain := plan.LiveMap(family, target.Stream), plan.TargetChain(target.FWMark)
@@ -277,7 +277,7 @@ func (writer *changeWriter) targetFlows(change plan.Change) error {
 				added.add(name, nft.Element{Key: markKey(target.FWMark), Chain: chain})
 			case !target.Flows[family] && exists:
 				delete(live, target.FWMark)
-				removed.add(name, nft.Element{Key: markKey(target.FWMark)})
+				failed.add(name, nft.Element{Key: markKey(target.FWMark)})
 			}
 			// The chain of the previous stream looks up its own live map until the end of the transaction.
 			was, moved := writer.moved[target.FWMark]
@@ -293,7 +293,9 @@ func (writer *changeWriter) targetFlows(change plan.Change) error {
 			}
 		}
 	}
-	// Entries that reference added targets are written in between.
+	// Entries that reference added targets are written in between. A target that failed gets no packet
+	// while the entries are written: a connection that it refuses would not be retried.
+	failed.each(writer.first.DeleteElements)
 	removed.each(writer.last.DeleteElements)
 	added.each(writer.first.AddElements)
 	return nil

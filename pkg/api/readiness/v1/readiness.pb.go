@@ -413,8 +413,9 @@ type Position struct {
 	// Chosen at random by each start of the load balancer. Positions of
 	// different instances cannot be compared.
 	InstanceId string `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	// Counts decisions of this instance, from 1. One decision has one revision
-	// and is applied whole. A later decision has a higher revision.
+	// Counts revisions of this instance, from 1. A decision has one revision, or
+	// several if it is about many VIPs. A revision is applied whole. A later
+	// decision has a higher revision.
 	Revision      uint64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
