@@ -48,7 +48,7 @@ func Apply(conn *nft.Conn, mask uint32, streams, known Streams) (difference stri
 		if before := limited(known[family]); len(before) > 0 && sameObjects(before, some) {
 			err = writer.writeTargets(newBuilder(family, mask), before, some)
 		} else {
-			// Reading back takes most of the time, and many streams more than one.
+			// Objects come or go, or another process may have changed the table.
 			found, _, err = conn.Ensure(tableOf(family, mask, some))
 		}
 		if err != nil {
