@@ -72,11 +72,15 @@ func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*fronten
 		}
 		added[object] = drain
 	}
-	return a.change(ctx, "drained", objects, func() error { return p.drains.Drain(now, added) })
+	d, err := a.change(ctx, "drained", objects, func() error { return p.drains.Drain(now, added) })
+	if err == nil {
+		d.Warning = refusal
+	}
+	return d, err
 }
 
 // SetAdvertisedElsewhere implements the FrontendService.
-func (a *admin) SetAdvertisedElsewhere(_ context.Context, r *frontendv1.AdvertisedElsewhere,
+func (a *admin) SetAdvertisedElsewhere(_ context.Context, r *frontendv1.SetAdvertisedElsewhereRequest,
 ) (*frontendv1.SetAdvertisedElsewhereResponse, error) {
 	valid := r.GetValidFor().AsDuration()
 	if valid <= 0 || valid > time.Minute {

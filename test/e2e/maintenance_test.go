@@ -120,7 +120,7 @@ func TestDrainsSurviveRestart(t *testing.T) {
 	// Without kube, nothing is known about other pods.
 	f.operate(1, "it is not known whether another pod advertises "+vipA4, "drain", vipA4)
 	f.operate(1, vipB6+"; --force", "drain", "--all")
-	f.operate(0, vipA4, "drain", vipA4, "--force")
+	f.operate(0, "warning: it is not known whether another pod advertises "+vipA4, "drain", vipA4, "--force")
 	f.wantRoutes(vipA6, vipB6)
 
 	restart := func() (mark int) {

@@ -74,6 +74,9 @@ func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
 	if err != nil {
 		return err
 	}
+	if r.GetWarning() != "" {
+		out.Printf("warning: %s\n", r.GetWarning())
+	}
 	if len(c.Gateway) > 0 {
 		out.Printf("drained gateways: %s\n", strings.Join(r.GetGateways(), " "))
 		return nil

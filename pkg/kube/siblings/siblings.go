@@ -77,7 +77,7 @@ func (notifier *Notifier) Run(ctx context.Context) error {
 
 // notify notifies the frontend once.
 func (notifier *Notifier) notify(ctx context.Context, vips vip.Set) error {
-	elsewhere := &frontendv1.AdvertisedElsewhere{ValidFor: durationpb.New(validFor)}
+	elsewhere := &frontendv1.SetAdvertisedElsewhereRequest{ValidFor: durationpb.New(validFor)}
 	for _, v := range vips.Sorted() {
 		elsewhere.Vips = append(elsewhere.Vips, v.String())
 	}

@@ -29,7 +29,7 @@ type frontend struct {
 	received chan string
 }
 
-func (f *frontend) SetAdvertisedElsewhere(_ context.Context, r *frontendv1.AdvertisedElsewhere,
+func (f *frontend) SetAdvertisedElsewhere(_ context.Context, r *frontendv1.SetAdvertisedElsewhereRequest,
 ) (*frontendv1.SetAdvertisedElsewhereResponse, error) {
 	f.received <- strings.Join(r.GetVips(), " ")
 	return &frontendv1.SetAdvertisedElsewhereResponse{}, nil

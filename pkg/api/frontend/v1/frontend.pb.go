@@ -84,8 +84,8 @@ func (Freshness) EnumDescriptor() ([]byte, []int) {
 	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
 }
 
-// AdvertisedElsewhere names the VIPs that another pod of the trench advertises.
-type AdvertisedElsewhere struct {
+// SetAdvertisedElsewhereRequest names the VIPs that another pod of the trench advertises.
+type SetAdvertisedElsewhereRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The VIPs, as prefixes.
 	Vips []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
@@ -95,20 +95,20 @@ type AdvertisedElsewhere struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *AdvertisedElsewhere) Reset() {
-	*x = AdvertisedElsewhere{}
+func (x *SetAdvertisedElsewhereRequest) Reset() {
+	*x = SetAdvertisedElsewhereRequest{}
 	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *AdvertisedElsewhere) String() string {
+func (x *SetAdvertisedElsewhereRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*AdvertisedElsewhere) ProtoMessage() {}
+func (*SetAdvertisedElsewhereRequest) ProtoMessage() {}
 
-func (x *AdvertisedElsewhere) ProtoReflect() protoreflect.Message {
+func (x *SetAdvertisedElsewhereRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -120,19 +120,19 @@ func (x *AdvertisedElsewhere) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use AdvertisedElsewhere.ProtoReflect.Descriptor instead.
-func (*AdvertisedElsewhere) Descriptor() ([]byte, []int) {
+// Deprecated: Use SetAdvertisedElsewhereRequest.ProtoReflect.Descriptor instead.
+func (*SetAdvertisedElsewhereRequest) Descriptor() ([]byte, []int) {
 	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
 }
 
-func (x *AdvertisedElsewhere) GetVips() []string {
+func (x *SetAdvertisedElsewhereRequest) GetVips() []string {
 	if x != nil {
 		return x.Vips
 	}
 	return nil
 }
 
-func (x *AdvertisedElsewhere) GetValidFor() *durationpb.Duration {
+func (x *SetAdvertisedElsewhereRequest) GetValidFor() *durationpb.Duration {
 	if x != nil {
 		return x.ValidFor
 	}
@@ -362,7 +362,9 @@ type Drains struct {
 	// The end of the last drain time; absent if every drain time has ended.
 	Until *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
 	// All drained gateways.
-	Gateways      []string `protobuf:"bytes,4,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	Gateways []string `protobuf:"bytes,4,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	// Why the drain was refused without force; empty otherwise.
+	Warning       string `protobuf:"bytes,5,opt,name=warning,proto3" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -423,6 +425,13 @@ func (x *Drains) GetGateways() []string {
 		return x.Gateways
 	}
 	return nil
+}
+
+func (x *Drains) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
 }
 
 // UndrainRequest selects the drains to end; empty for all drains of VIPs.
@@ -1202,8 +1211,8 @@ var File_vipgate_frontend_v1_frontend_proto protoreflect.FileDescriptor
 
 const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\n" +
-	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"a\n" +
-	"\x13AdvertisedElsewhere\x12\x12\n" +
+	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"k\n" +
+	"\x1dSetAdvertisedElsewhereRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x126\n" +
 	"\tvalid_for\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bvalidFor\" \n" +
 	"\x1eSetAdvertisedElsewhereResponse\"\xa0\x01\n" +
@@ -1217,12 +1226,13 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x0fApplyNowRequest\"B\n" +
 	"\x10ApplyNowResponse\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
-	"\bgateways\x18\x02 \x03(\tR\bgateways\"\x8c\x01\n" +
+	"\bgateways\x18\x02 \x03(\tR\bgateways\"\xa6\x01\n" +
 	"\x06Drains\x12\x18\n" +
 	"\adrained\x18\x01 \x03(\tR\adrained\x12\x1a\n" +
 	"\bdraining\x18\x02 \x03(\tR\bdraining\x120\n" +
 	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1a\n" +
-	"\bgateways\x18\x04 \x03(\tR\bgateways\"R\n" +
+	"\bgateways\x18\x04 \x03(\tR\bgateways\x12\x18\n" +
+	"\awarning\x18\x05 \x01(\tR\awarning\"R\n" +
 	"\x0eUndrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
 	"\bgateways\x18\x02 \x03(\tR\bgateways\x12\x10\n" +
@@ -1303,14 +1313,14 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x15FRESHNESS_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFRESHNESS_LIVE\x10\x01\x12\x13\n" +
 	"\x0fFRESHNESS_STALE\x10\x02\x12\x12\n" +
-	"\x0eFRESHNESS_LOST\x10\x032\x9b\x04\n" +
+	"\x0eFRESHNESS_LOST\x10\x032\xa6\x04\n" +
 	"\x0fFrontendService\x12L\n" +
 	"\tGetStatus\x12\".vipgate.admin.v1.GetStatusRequest\x1a\x1b.vipgate.frontend.v1.Status\x12R\n" +
 	"\vWatchStatus\x12$.vipgate.admin.v1.WatchStatusRequest\x1a\x1b.vipgate.frontend.v1.Status0\x01\x12G\n" +
 	"\x05Drain\x12!.vipgate.frontend.v1.DrainRequest\x1a\x1b.vipgate.frontend.v1.Drains\x12K\n" +
 	"\aUndrain\x12#.vipgate.frontend.v1.UndrainRequest\x1a\x1b.vipgate.frontend.v1.Drains\x12W\n" +
-	"\bApplyNow\x12$.vipgate.frontend.v1.ApplyNowRequest\x1a%.vipgate.frontend.v1.ApplyNowResponse\x12w\n" +
-	"\x16SetAdvertisedElsewhere\x12(.vipgate.frontend.v1.AdvertisedElsewhere\x1a3.vipgate.frontend.v1.SetAdvertisedElsewhereResponseB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
+	"\bApplyNow\x12$.vipgate.frontend.v1.ApplyNowRequest\x1a%.vipgate.frontend.v1.ApplyNowResponse\x12\x81\x01\n" +
+	"\x16SetAdvertisedElsewhere\x122.vipgate.frontend.v1.SetAdvertisedElsewhereRequest\x1a3.vipgate.frontend.v1.SetAdvertisedElsewhereResponseB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
 
 var (
 	file_vipgate_frontend_v1_frontend_proto_rawDescOnce sync.Once
@@ -1328,7 +1338,7 @@ var file_vipgate_frontend_v1_frontend_proto_enumTypes = make([]protoimpl.EnumInf
 var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(Freshness)(0),                         // 0: vipgate.frontend.v1.Freshness
-	(*AdvertisedElsewhere)(nil),            // 1: vipgate.frontend.v1.AdvertisedElsewhere
+	(*SetAdvertisedElsewhereRequest)(nil),  // 1: vipgate.frontend.v1.SetAdvertisedElsewhereRequest
 	(*SetAdvertisedElsewhereResponse)(nil), // 2: vipgate.frontend.v1.SetAdvertisedElsewhereResponse
 	(*DrainRequest)(nil),                   // 3: vipgate.frontend.v1.DrainRequest
 	(*ApplyNowRequest)(nil),                // 4: vipgate.frontend.v1.ApplyNowRequest
@@ -1351,7 +1361,7 @@ var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(*v1.WatchStatusRequest)(nil),          // 21: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
-	13, // 0: vipgate.frontend.v1.AdvertisedElsewhere.valid_for:type_name -> google.protobuf.Duration
+	13, // 0: vipgate.frontend.v1.SetAdvertisedElsewhereRequest.valid_for:type_name -> google.protobuf.Duration
 	13, // 1: vipgate.frontend.v1.DrainRequest.ends_after:type_name -> google.protobuf.Duration
 	14, // 2: vipgate.frontend.v1.Drains.until:type_name -> google.protobuf.Timestamp
 	14, // 3: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
@@ -1377,7 +1387,7 @@ var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
 	3,  // 23: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
 	7,  // 24: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
 	4,  // 25: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
-	1,  // 26: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:input_type -> vipgate.frontend.v1.AdvertisedElsewhere
+	1,  // 26: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:input_type -> vipgate.frontend.v1.SetAdvertisedElsewhereRequest
 	8,  // 27: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
 	8,  // 28: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
 	6,  // 29: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains

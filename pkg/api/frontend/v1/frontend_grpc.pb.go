@@ -50,7 +50,7 @@ type FrontendServiceClient interface {
 	ApplyNow(ctx context.Context, in *ApplyNowRequest, opts ...grpc.CallOption) (*ApplyNowResponse, error)
 	// SetAdvertisedElsewhere replaces what the frontend knows about the other pods of the trench. Only a
 	// program that reads their states calls it.
-	SetAdvertisedElsewhere(ctx context.Context, in *AdvertisedElsewhere, opts ...grpc.CallOption) (*SetAdvertisedElsewhereResponse, error)
+	SetAdvertisedElsewhere(ctx context.Context, in *SetAdvertisedElsewhereRequest, opts ...grpc.CallOption) (*SetAdvertisedElsewhereResponse, error)
 }
 
 type frontendServiceClient struct {
@@ -120,7 +120,7 @@ func (c *frontendServiceClient) ApplyNow(ctx context.Context, in *ApplyNowReques
 	return out, nil
 }
 
-func (c *frontendServiceClient) SetAdvertisedElsewhere(ctx context.Context, in *AdvertisedElsewhere, opts ...grpc.CallOption) (*SetAdvertisedElsewhereResponse, error) {
+func (c *frontendServiceClient) SetAdvertisedElsewhere(ctx context.Context, in *SetAdvertisedElsewhereRequest, opts ...grpc.CallOption) (*SetAdvertisedElsewhereResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SetAdvertisedElsewhereResponse)
 	err := c.cc.Invoke(ctx, FrontendService_SetAdvertisedElsewhere_FullMethodName, in, out, cOpts...)
@@ -150,7 +150,7 @@ type FrontendServiceServer interface {
 	ApplyNow(context.Context, *ApplyNowRequest) (*ApplyNowResponse, error)
 	// SetAdvertisedElsewhere replaces what the frontend knows about the other pods of the trench. Only a
 	// program that reads their states calls it.
-	SetAdvertisedElsewhere(context.Context, *AdvertisedElsewhere) (*SetAdvertisedElsewhereResponse, error)
+	SetAdvertisedElsewhere(context.Context, *SetAdvertisedElsewhereRequest) (*SetAdvertisedElsewhereResponse, error)
 	mustEmbedUnimplementedFrontendServiceServer()
 }
 
@@ -176,7 +176,7 @@ func (UnimplementedFrontendServiceServer) Undrain(context.Context, *UndrainReque
 func (UnimplementedFrontendServiceServer) ApplyNow(context.Context, *ApplyNowRequest) (*ApplyNowResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ApplyNow not implemented")
 }
-func (UnimplementedFrontendServiceServer) SetAdvertisedElsewhere(context.Context, *AdvertisedElsewhere) (*SetAdvertisedElsewhereResponse, error) {
+func (UnimplementedFrontendServiceServer) SetAdvertisedElsewhere(context.Context, *SetAdvertisedElsewhereRequest) (*SetAdvertisedElsewhereResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetAdvertisedElsewhere not implemented")
 }
 func (UnimplementedFrontendServiceServer) mustEmbedUnimplementedFrontendServiceServer() {}
@@ -284,7 +284,7 @@ func _FrontendService_ApplyNow_Handler(srv interface{}, ctx context.Context, dec
 }
 
 func _FrontendService_SetAdvertisedElsewhere_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(AdvertisedElsewhere)
+	in := new(SetAdvertisedElsewhereRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
@@ -296,7 +296,7 @@ func _FrontendService_SetAdvertisedElsewhere_Handler(srv interface{}, ctx contex
 		FullMethod: FrontendService_SetAdvertisedElsewhere_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(FrontendServiceServer).SetAdvertisedElsewhere(ctx, req.(*AdvertisedElsewhere))
+		return srv.(FrontendServiceServer).SetAdvertisedElsewhere(ctx, req.(*SetAdvertisedElsewhereRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
