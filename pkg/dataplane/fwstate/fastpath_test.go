@@ -229,6 +229,10 @@ func TestFastPathLeavesSpecialCases(t *testing.T) {
 			},
 			"fragments": func() error {
 				name, err := x.converse(t, family, port, 4000)
+				// The client learns the MTU behind the pod, unless a case before taught it.
+				if errors.Is(err, unix.EMSGSIZE) {
+					name, err = x.converse(t, family, port, 4000)
+				}
 				return arrives(err, name)
 			},
 			"options or extension header": func() error {
