@@ -37,7 +37,7 @@ func writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.
 	}
 	head.row("confirmed", confirmed)
 	if moved := plane.GetMovedFlows(); moved.GetAsked()+moved.GetFull() > 0 {
-		head.row("flows of other pods", fmt.Sprintf("%d of the current target, %d of another one, %d denied by all; "+
+		head.row("moved", fmt.Sprintf("flows of other pods: %d of the current target, %d of another one, %d denied by all; "+
 			"%d packets copied, %d not", moved.GetCurrent(), moved.GetDecided(), moved.GetDenied(), moved.GetAsked(),
 			moved.GetFull()))
 	}

@@ -92,7 +92,7 @@ func endOfChange(t *testing.T, mortal, step string) string {
 	f.waitOutput("target-3  500", "status")
 	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
 		out, err := f.lb("status")
-		if err == nil && (!strings.Contains(out, "confirmed   desired state") || strings.Contains(out, "target-1 ")) {
+		if err == nil && (!strings.Contains(out, "confirmed   desired state") || strings.Contains(out, "target-1  500")) {
 			err = errors.New("target-1 is still there, or something is not confirmed")
 		}
 		return err
