@@ -255,11 +255,12 @@ func (b *builder) commonChains() {
 	noSYN := tcpFlags(tcpSYN, expr.CmpOpEq, 0)
 	b.hook(askChain, int32(*nftables.ChainPriorityMangle)+1,
 		b.rule(comment+"undecided flows", undecided(expr.CmpOpNeq), verdict(expr.VerdictGoto, undecidedChain)),
-		// Of a flow that this pod knows, connection tracking has seen a reply. A FIN or RST is invalid.
-		b.rule(comment+"unknown flows", []expr.Any{
-			&expr.Ct{Key: expr.CtKeySTATE, Register: register(0)},
-			bitwise(0, 0, expr.CtStateBitNEW|expr.CtStateBitINVALID, 0), compare(0, expr.CmpOpNeq, number(0)),
-		}, noSYN, verdict(expr.VerdictGoto, unknownChain)),
+		// Of a flow that this pod knows, connection tracking has seen a reply.
+		b.rule(comment+"unknown flows", state(expr.CtStateBitNEW), noSYN, verdict(expr.VerdictGoto, unknownChain)),
+		// No entry begins with a FIN or RST. Other invalid packets belong to a flow whose replies take
+		// another pod: a refusal of a copy would reach its client there.
+		b.rule(comment+"ends of unknown flows", state(expr.CtStateBitINVALID), noSYN,
+			tcpFlags(tcpFIN|tcpRST, expr.CmpOpNeq, 0), verdict(expr.VerdictGoto, unknownChain)),
 	)
 	b.chain(nft.Chain{Name: undecidedChain},
 		b.rule(comment+"packets of targets", tcpFlags(tcpRST, expr.CmpOpEq, 0), link(0), in(0, linksSet),
@@ -346,6 +347,13 @@ func (b *builder) tuple(reverse bool) []expr.Any {
 		load(network, addresses[0], addressSize[b.family], 0),
 		load(network, addresses[1], addressSize[b.family], b.words()),
 		load(transport, ports[0], 2, 2*b.words()), load(transport, ports[1], 2, 2*b.words()+1),
+	}
+}
+
+// state compares the state of connection tracking.
+func state(bit uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: register(0)}, bitwise(0, 0, bit, 0), compare(0, expr.CmpOpNeq, number(0)),
 	}
 }
 
