@@ -3,21 +3,16 @@ package dataplane
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/vip"
 )
-
-// place names a target in the desired state.
-type place struct{ stream, target string }
 
 // handover is an installed target with its next place.
 type handover struct {
 	plan.InstalledTarget
-	to      place
+	to      plan.Place
 	request plan.Request
 	drains  bool // to is no place of the desired state: the target keeps its flows until its drain ends
 }
@@ -28,61 +23,62 @@ type handover struct {
 // stream that got its VIPs.
 func (engine *engine) followAddresses(now time.Time) {
 	wanted := engine.placesWanted()
-	var list []handover
+	var leaving []plan.InstalledTarget
 	for _, name := range slices.Sorted(maps.Keys(engine.streams)) {
 		record, desired := engine.streams[name], engine.desired.Streams[name]
 		if record.desired == desired && desired != nil || name == noStream {
 			continue
 		}
-		stays := placesOf(desired)
+		stays := plan.PlacesOf(desired)
 		for _, target := range plan.SortedTargets(record.targets) {
 			if target.Stage == plan.StageRemoving || stays[target.Name] == target.IPs {
 				continue
 			}
-			next := handover{InstalledTarget: target, request: record.requestOf(target)}
-			var found bool
-			if next.to, found = wanted[target.IPs]; found {
-				delete(wanted, target.IPs)
-			} else if heir := engine.heirOf(record); desired == nil && heir != "" && engine.drains(record, &next, now) {
-				next.to = place{heir, next.draining()}
-			} else {
-				continue
-			}
-			list = append(list, next)
+			leaving = append(leaving, target)
 		}
+	}
+	var list []handover
+	var rest []plan.InstalledTarget
+	// The places of the own stream first: another stream may have the same addresses.
+	for _, own := range []bool{true, false} {
+		for _, target := range leaving {
+			record := engine.streams[target.Stream]
+			next := handover{InstalledTarget: target, request: record.requestOf(target)}
+			to, found := wanted.Take(target, own)
+			if !found && !own && engine.desired.Streams[target.Stream] == nil {
+				if heir := engine.heirOf(record); heir != "" && engine.drains(record, &next, now) {
+					to, found = plan.Place{Stream: heir, Target: next.draining()}, true
+				}
+			}
+			if found {
+				next.to = to
+				list = append(list, next)
+			} else if own {
+				rest = append(rest, target)
+			}
+		}
+		leaving = rest
 	}
 	engine.handOver(list, now)
 }
 
 // placesWanted returns the places of the changed streams whose targets are not installed with their
 // addresses, or have a fwmark without flows: their stream had no VIP yet.
-func (engine *engine) placesWanted() map[[len(vip.Families)]netip.Addr]place {
-	wanted := map[[len(vip.Families)]netip.Addr]place{}
-	for name, desired := range engine.desired.Streams {
-		record := engine.streams[name]
+func (engine *engine) placesWanted() plan.Places {
+	wanted := plan.Places{}
+	for _, name := range slices.Sorted(maps.Keys(engine.desired.Streams)) {
+		desired, record := engine.desired.Streams[name], engine.streams[name]
 		if record.desired == desired {
 			continue
 		}
-		for target, ips := range placesOf(desired) {
+		for target, ips := range plan.PlacesOf(desired) {
 			old, recorded := record.targets[target]
-			to := place{name, target}
-			// Of several streams the one whose name sorts first gets the fwmark, in every run.
-			vacant := !recorded || old.IPs != ips || record.installed == nil || len(record.installed.VIPs) == 0
-			if by, taken := wanted[ips]; vacant && (!taken || name < by.stream) {
-				wanted[ips] = to
+			if !recorded || old.IPs != ips || record.installed == nil || len(record.installed.VIPs) == 0 {
+				wanted[ips] = append(wanted[ips], plan.Place{Stream: name, Target: target})
 			}
 		}
 	}
 	return wanted
-}
-
-// placesOf returns the addresses of each target of a stream; none of a nil stream.
-func placesOf(stream *plan.Stream) map[string][len(vip.Families)]netip.Addr {
-	places := map[string][len(vip.Families)]netip.Addr{}
-	for i := 0; stream != nil && i < len(stream.Targets); i++ {
-		places[stream.Targets[i].Name] = plan.ByFamily(stream.Targets[i].IPs)
-	}
-	return places
 }
 
 func (record *streamRecord) requestOf(target plan.InstalledTarget) plan.Request {
@@ -124,7 +120,7 @@ func (engine *engine) handOver(list []handover, now time.Time) {
 	for _, target := range list {
 		record := engine.streams[target.Stream]
 		// Flows of VIPs that stay in the stream keep the target as a guest.
-		if stays := engine.desired.Streams[target.Stream]; stays != nil && target.to.stream != target.Stream {
+		if stays := engine.desired.Streams[target.Stream]; stays != nil && target.to.Stream != target.Stream {
 			engine.guests.add(plan.Guest{Stream: target.Stream, FWMark: target.FWMark}, now, now.Add(stays.DrainTime))
 		}
 		delete(record.targets, target.Name)
@@ -132,8 +128,8 @@ func (engine *engine) handOver(list []handover, now time.Time) {
 		record.dirty, record.stale, record.reachedIn = true, true, nil
 	}
 	for _, target := range list {
-		record := engine.record(target.to.stream)
-		if displaced, taken := record.targets[target.to.target]; taken {
+		record := engine.record(target.to.Stream)
+		if displaced, taken := record.targets[target.to.Target]; taken {
 			next := handover{InstalledTarget: displaced}
 			engine.drains(record, &next, now)
 			delete(record.requests, displaced.Name)
@@ -143,12 +139,12 @@ func (engine *engine) handOver(list []handover, now time.Time) {
 		if !target.drains {
 			target.DrainEnd, target.DrainEndMilli, target.DrainMilli = time.Time{}, 0, 0
 			// In another stream a check must pass first, through its VIPs.
-			if target.to.stream != target.Stream {
+			if target.to.Stream != target.Stream {
 				target.request = target.request.WithoutNewFlows()
 			}
-			record.requests[target.to.target] = target.request
+			record.requests[target.to.Target] = target.request
 		}
-		target.Stream, target.Name, target.Stage = target.to.stream, target.to.target, plan.StagePending
+		target.Stream, target.Name, target.Stage = target.to.Stream, target.to.Target, plan.StagePending
 		record.dirty = true
 		engine.keepTarget(target.InstalledTarget)
 	}

@@ -57,6 +57,16 @@ func TestFWMarksFollowAddresses(t *testing.T) {
 			nil,
 		},
 		{
+			"addresses swapped in two streams that share them",
+			[]*plan.Desired{
+				desiredOf(stream("a", x1, x2), testStream("Z", []string{"20.0.0.2/32"}, named("p", x1), named("q", x2))),
+				desiredOf(stream("a", named("x2", x1), named("x1", x2)),
+					testStream("Z", []string{"20.0.0.2/32"}, named("q", x1), named("p", x2))),
+			},
+			map[string]string{"x1": "a/x2", "x2": "a/x1"},
+			nil,
+		},
+		{
 			"address taken by another target of the stream",
 			[]*plan.Desired{desiredOf(stream("a", named("x2", x1), named("x1", y1)))},
 			map[string]string{"x1": "a/x2", "x2": "a/x2@5001"}, // 10.0.120.50 drains

@@ -1,0 +1,39 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Place names a target in the desired state.
+type Place struct{ Stream, Target string }
+
+// Places holds places by the addresses of their targets.
+type Places map[[len(vip.Families)]netip.Addr][]Place
+
+// Take removes and returns the place with the addresses of a target: that of its stream or, unless
+// own is set, the first one.
+func (places Places) Take(target InstalledTarget, own bool) (to Place, found bool) {
+	list := places[target.IPs]
+	i := slices.IndexFunc(list, func(to Place) bool { return to.Stream == target.Stream })
+	if i < 0 && !own && len(list) > 0 {
+		i = 0
+	}
+	if i < 0 {
+		return Place{}, false
+	}
+	to = list[i]
+	places[target.IPs] = slices.Delete(list, i, i+1)
+	return to, true
+}
+
+// PlacesOf returns the addresses of each target of a stream; none of a nil stream.
+func PlacesOf(stream *Stream) map[string][len(vip.Families)]netip.Addr {
+	places := map[string][len(vip.Families)]netip.Addr{}
+	for i := 0; stream != nil && i < len(stream.Targets); i++ {
+		places[stream.Targets[i].Name] = ByFamily(stream.Targets[i].IPs)
+	}
+	return places
+}
