@@ -45,15 +45,16 @@ const (
 	minNumbers = 1000
 )
 
-func (f *numberFlags) check(r *cli.Refusals) {
+// check refuses values; numbers are the bits of the mask that numbers of targets have.
+func (f *numberFlags) check(r *cli.Refusals, numbers uint32) {
 	mask := f.MarkMask
 	// A fwmark is also the number of a routing table, so its bits are the lowest ones.
 	r.If(mask == 0 || mask&(mask+1) != 0, "--mark-mask=%#x: write ones from the lowest bit on, such as %#08x",
 		mask, dataplane.DefaultMask)
 	r.If(f.FirstTable < minTable, "--first-table=%d: at least %d, since the kernel has tables of its own below",
 		f.FirstTable, minTable)
-	r.If(f.FirstTable > mask || mask-f.FirstTable < minNumbers, "--first-table=%d with --mark-mask=%#x leaves less than "+
-		"%d numbers for targets: take a wider mask, or a lower number", f.FirstTable, mask, minNumbers)
+	r.If(f.FirstTable > numbers || numbers-f.FirstTable < minNumbers, "--first-table=%d with --mark-mask=%#x leaves "+
+		"less than %d numbers for targets: take a wider mask, or a lower number", f.FirstTable, mask, minNumbers)
 	r.If(f.DataplanePriority < 1 || f.DataplanePriority > maxPriority,
 		"--dataplane-priority=%d: 1 to %d, before the kernel's rule for the main table", f.DataplanePriority, maxPriority)
 }
@@ -82,7 +83,7 @@ func (f *dataPlaneFlags) options() *dataplane.Options {
 }
 
 func (f *dataPlaneFlags) check(r *cli.Refusals) {
-	f.numberFlags.check(r)
+	f.numberFlags.check(r, dataplane.Config{Mask: f.MarkMask, Conntrack: f.Conntrack}.FWMarkMask())
 	r.If(f.Conntrack == dataplane.ConntrackLoose && f.MarkMask > math.MaxInt32,
 		"--mark-mask=%#x: --conntrack=loose needs the highest bit itself", f.MarkMask)
 	r.If(fastPaths[f.Dataplane] == dataplane.FastPathRequired && f.Conntrack != dataplane.ConntrackOff,
@@ -202,7 +203,7 @@ const cleanupTimeout = time.Minute
 
 func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	var refused cli.Refusals
-	c.numberFlags.check(&refused)
+	c.numberFlags.check(&refused, c.MarkMask)
 	if err := refused.Err(); err != nil {
 		return err
 	}

@@ -69,11 +69,11 @@ func newEngine(options Options, kernel kernelConn) *engine {
 	created := &engine{
 		observation: observation{
 			records: newRecords(), kernel: kernel, log: options.Log, now: time.Now, holds: newHolds(options),
-			priority: options.Priority,
-			stale:    everything, driftSince: map[[3]string]time.Time{},
+			priority: options.Priority, stale: everything, driftSince: map[[3]string]time.Time{},
 		},
-		options: options, moved: newMoved(options), guests: guests{}, transfers: map[[2]string]bool{},
-		fwmarks: fwmarks{first: options.First, mask: options.Mask, log: options.Log, refused: map[uint32]string{}},
+		options: options, moved: midstream.NewKeeper(options.Conntrack == ConntrackOn),
+		guests: guests{}, transfers: map[[2]string]bool{},
+		fwmarks: fwmarks{first: options.First, mask: options.FWMarkMask(), log: options.Log, refused: map[uint32]string{}},
 		repairs: repairs{byObject: map[[3]string]*repair{}, report: options.OnRepair, log: options.Log},
 	}
 	created.fast.open(options)

@@ -31,17 +31,15 @@ func (engine *engine) followAddresses(now time.Time) {
 		}
 		stays := plan.PlacesOf(desired)
 		for _, target := range plan.SortedTargets(record.targets) {
-			if target.Stage == plan.StageRemoving || stays[target.Name] == target.IPs {
-				continue
+			if target.Stage != plan.StageRemoving && stays[target.Name] != target.IPs {
+				leaving = append(leaving, target)
 			}
-			leaving = append(leaving, target)
 		}
 	}
 	var list []handover
-	var rest []plan.InstalledTarget
 	// The places of the own stream first: another stream may have the same addresses.
 	for _, own := range []bool{true, false} {
-		for _, target := range leaving {
+		leaving = slices.DeleteFunc(leaving, func(target plan.InstalledTarget) bool {
 			record := engine.streams[target.Stream]
 			next := handover{InstalledTarget: target, request: record.requestOf(target)}
 			to, found := wanted.Take(target, own)
@@ -50,14 +48,11 @@ func (engine *engine) followAddresses(now time.Time) {
 					to, found = plan.Place{Stream: heir, Target: next.draining()}, true
 				}
 			}
-			if found {
-				next.to = to
+			if next.to = to; found {
 				list = append(list, next)
-			} else if own {
-				rest = append(rest, target)
 			}
-		}
-		leaving = rest
+			return found
+		})
 	}
 	engine.handOver(list, now)
 }

@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"math"
 	"net/netip"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/midstream"
@@ -10,10 +9,6 @@ import (
 
 // movedDrift is a difference in the tables of package midstream.
 var movedDrift = plan.Drift{Object: "tables ip and ip6 " + plan.TableName}
-
-func newMoved(options Options) midstream.Keeper {
-	return midstream.NewKeeper(options.Conntrack == ConntrackOn && options.Mask != math.MaxUint32)
-}
 
 // installation returns the state of a stream in the kernel for package midstream, and reports
 // whether there is one.

@@ -168,7 +168,7 @@ func (plane *Plane) Run(ctx context.Context) error {
 		return fmt.Errorf("open netlink sockets: %w", err)
 	}
 	plane.e.kernel, plane.conn = conn, conn
-	plane.e.moved.UseKernel(conn, plane.e.options.Mask)
+	plane.e.moved.UseKernel(conn, plane.e.options.FWMarkMask())
 	var writer sync.WaitGroup
 	if plane.e.options.StateDir != "" {
 		writer.Go(func() { plane.e.moved.Write(ctx, plane.e.options.StateDir, plane.e.log) })

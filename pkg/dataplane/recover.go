@@ -52,7 +52,7 @@ func (engine *engine) load() error {
 		case kernel.Label == plan.Label{} && !slices.Contains(numbers, number):
 			continue // the chain belongs to another process
 		// A duplicate name or a fwmark outside the mask cannot be installed again: remove it.
-		case kernel.Stream == "" || kernel.Name == "" || names[key] || number > engine.options.Mask:
+		case kernel.Stream == "" || kernel.Name == "" || names[key] || number > engine.options.FWMarkMask():
 			target.Stream, target.Name, target.Stage = noStream, fmt.Sprint(number), plan.StageRemoving
 		case len(target.Addresses()) == 0:
 			target.Stage = plan.StageRemoving
@@ -131,7 +131,7 @@ func (engine *engine) adopt(now time.Time) {
 func (engine *engine) adoptFWMark(stream string, target plan.Target) (adopted bool) {
 	unknown, ips := engine.record(noStream), plan.ByFamily(target.IPs)
 	for _, t := range plan.SortedTargets(unknown.targets) {
-		same := len(t.Addresses()) > 0 && t.FWMark <= engine.options.Mask
+		same := len(t.Addresses()) > 0 && t.FWMark <= engine.options.FWMarkMask()
 		for f, a := range t.IPs {
 			same = same && (a == ips[f] || !a.IsValid())
 		}

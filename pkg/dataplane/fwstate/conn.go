@@ -69,13 +69,22 @@ func (config Config) WithDefaults() Config {
 	return config
 }
 
+// FWMarkMask returns the bits of Mask that fwmarks have. Its highest bit in a connection mark says
+// that the flow is undecided (package midstream).
+func (config Config) FWMarkMask() uint32 {
+	if config.Conntrack == ConntrackOn {
+		return config.Mask >> 1
+	}
+	return config.Mask
+}
+
 // inRange reports whether the ID of a routing table is in the fwmark range.
 func (config Config) inRange(table uint32) bool { return table >= config.First && table <= config.Mask }
 
 // Validate returns an error for invalid or inconsistent values.
 func (config Config) Validate() error {
 	switch {
-	case config.First&^config.Mask != 0:
+	case config.First > config.FWMarkMask():
 		return fmt.Errorf("first number %d is outside the mask %#x of packet marks: choose a smaller number or a wider mask",
 			config.First, config.Mask)
 	case config.Mask != 1<<bits.Len32(config.Mask)-1:

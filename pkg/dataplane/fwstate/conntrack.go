@@ -30,8 +30,8 @@ func (conn *Conn) FlushConntrack(fwmarks []uint32) error {
 		var request nlmsg.Messages
 		request.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8|conntrackDelete, unix.NLM_F_ACK, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
 		request.Uint32BE(ctaMark, block.first)
-		// The mask ignores the bits within the block and the bits that the data plane does not set.
-		request.Uint32BE(ctaMarkMask, conn.config.Mask&^(block.length-1))
+		// The mask ignores the bits within the block and those that are no bits of fwmarks.
+		request.Uint32BE(ctaMarkMask, conn.config.FWMarkMask()&^(block.length-1))
 		rejected, err := conn.nft.Do(&request)
 		switch err = errors.Join(err, rejected[0]); {
 		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):

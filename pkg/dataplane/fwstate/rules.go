@@ -101,7 +101,7 @@ func lookupVerdict(source uint32, set string) expr.Any {
 }
 
 func (config Config) targetRule(target plan.KernelTarget) nft.Rule {
-	mask, fwmark := markKey(^config.Mask), markKey(target.FWMark)
+	mask, fwmark := markKey(^config.FWMarkMask()), markKey(target.FWMark)
 	// Other processes may use the bits outside the mask.
 	mark := func() *expr.Bitwise {
 		return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: mask, Xor: fwmark}
@@ -144,7 +144,7 @@ func (config Config) streamRulesBy(stream *plan.KernelStream, name func(vip.Fami
 				&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
 				&expr.Bitwise{
 					SourceRegister: register(0), DestRegister: register(0), Len: 4,
-					Mask: markKey(config.Mask), Xor: markKey(0),
+					Mask: markKey(config.FWMarkMask()), Xor: markKey(0),
 				},
 				lookupVerdict(0, plan.LiveMap(family, stream.Name)),
 			})

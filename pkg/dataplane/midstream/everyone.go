@@ -145,7 +145,7 @@ func (b *builder) everyoneRules(stream Stream) []nft.Rule {
 		b.rule(comment+"within the rate", tuple, b.stored(), []expr.Any{&expr.Limit{
 			Type: expr.LimitTypePkts, Rate: askRate, Unit: expr.LimitTimeSecond, Burst: askBurst,
 		}}, verdict(expr.VerdictGoto, askPrefix+stream.Name)),
-		b.rule(commentOverAskRate, tuple, b.stored(), count, b.setUndecided()),
+		b.rule(commentOverAskRate, tuple, b.stored(), count, b.setUndecided(b.undecided)),
 		b.rule(comment+"over the rate", tuple, b.stored(), verdict(expr.VerdictAccept, "")),
 		b.rule(commentFull, count),
 	}
@@ -162,7 +162,7 @@ func (b *builder) peerChains(stream Stream) []nft.Chain {
 			[]expr.Any{&expr.Counter{}, &expr.Dup{RegAddr: register(0)}}))
 	}
 	// The last rule: a packet that connection tracking calls invalid has no entry and ends it.
-	ask.Rules = append(ask.Rules, b.rule(comment+"the flow is undecided", b.setUndecided()))
+	ask.Rules = append(ask.Rules, b.rule(comment+"the flow is undecided", b.setUndecided(b.undecided)))
 
 	denied := nft.Chain{Name: deniedPrefix + stream.Name, Rules: []nft.Rule{
 		b.rule(comment+"the same target again", reverse, deniers, in(0, denierSet), drop),

@@ -101,7 +101,7 @@ var (
 type builder struct {
 	family vip.Family
 	// mask has the bits of fwmarks; undecided is the bit above it, in connection marks of flows that
-	// are being decided. In packet marks it belongs to the frontend.
+	// are being decided.
 	mask, undecided uint32
 	chains          []nft.Chain
 }
@@ -252,7 +252,7 @@ func (b *builder) commonChains() {
 	current := []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}, bitwise(0, 0, b.mask, 0), lookupVerdict(0, streamsMap),
 	}
-	noSYN := tcpFlags(tcpSYN, expr.CmpOpEq, 0)
+	noSYN, undecide := tcpFlags(tcpSYN, expr.CmpOpEq, 0), b.setUndecided(b.undecided)
 	b.hook(askChain, int32(*nftables.ChainPriorityMangle)+1,
 		b.rule(comment+"undecided flows", undecided(expr.CmpOpNeq), verdict(expr.VerdictGoto, undecidedChain)),
 		// Of a flow that this pod knows, connection tracking has seen a reply.
@@ -269,8 +269,8 @@ func (b *builder) commonChains() {
 	)
 	b.chain(nft.Chain{Name: unknownChain},
 		// The client's packet was invalid and has no entry, so the answer of a target begins one.
-		b.rule(comment+"the flow is undecided", link(0), in(0, linksSet), reverse, in(0, undecidedSet), b.setUndecided()),
-		b.rule(comment+"the flow is undecided", link(0), in(0, linksSet), reverse, b.stored(), b.setUndecided()),
+		b.rule(comment+"the flow is undecided", link(0), in(0, linksSet), reverse, in(0, undecidedSet), undecide),
+		b.rule(comment+"the flow is undecided", link(0), in(0, linksSet), reverse, b.stored(), undecide),
 		b.rule(comment+"by the current target", current),
 	)
 	decide := verdict(expr.VerdictGoto, decideChain)
@@ -282,16 +282,15 @@ func (b *builder) commonChains() {
 		b.rule(comment+"by the current target", b.connectionFWMark(), []expr.Any{lookupVerdict(0, restMap)}),
 	)
 	b.chain(nft.Chain{Name: decideChain},
-		b.rule(commentCurrent, b.connectionFWMark(), link(1), in(0, ownSet), []expr.Any{
-			&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: register(0)}, &expr.Counter{},
-		}, accept),
+		b.rule(commentCurrent, b.connectionFWMark(), link(1), in(0, ownSet), b.setUndecided(0), counted),
 		b.rule(comment+"by the current target", b.connectionFWMark(), []expr.Any{lookupVerdict(0, streamsMap)}))
 }
 
-// setUndecided sets the undecided bit of the connection mark.
-func (b *builder) setUndecided() []expr.Any {
+// setUndecided sets the undecided bit of the connection mark to b.undecided or 0. Other processes
+// may use the bits outside the mask.
+func (b *builder) setUndecided(to uint32) []expr.Any {
 	return []expr.Any{
-		&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, bitwise(0, 0, ^b.undecided, b.undecided),
+		&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, bitwise(0, 0, ^b.undecided, to),
 		&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: register(0)},
 	}
 }
@@ -322,7 +321,7 @@ func (b *builder) streamRules(stream Stream) []nft.Rule {
 		b.rule(commentAsked, asked(1), tuple, in(0, undecidedSet), update(threeWaySet), dup),
 		b.rule(commentFull, asked(0), tuple, notIn(0, undecidedSet), count),
 		// The last rule: a packet that connection tracking calls invalid has no entry and ends it.
-		b.rule(comment+"the flow is undecided", tuple, in(0, undecidedSet), b.setUndecided()),
+		b.rule(comment+"the flow is undecided", tuple, in(0, undecidedSet), b.setUndecided(b.undecided)),
 	}
 }
 

@@ -13,14 +13,10 @@ type Place struct{ Stream, Target string }
 // Places holds places by the addresses of their targets.
 type Places map[[len(vip.Families)]netip.Addr][]Place
 
-// Take removes and returns the place with the addresses of a target: that of its stream or, unless
-// own is set, the first one.
+// Take removes and returns a place with the addresses of a target; with own one of its stream.
 func (places Places) Take(target InstalledTarget, own bool) (to Place, found bool) {
 	list := places[target.IPs]
-	i := slices.IndexFunc(list, func(to Place) bool { return to.Stream == target.Stream })
-	if i < 0 && !own && len(list) > 0 {
-		i = 0
-	}
+	i := slices.IndexFunc(list, func(to Place) bool { return !own || to.Stream == target.Stream })
 	if i < 0 {
 		return Place{}, false
 	}
