@@ -396,25 +396,6 @@ func TestNoChangeBeforeFirstConfigure(t *testing.T) {
 	}
 }
 
-func TestOptionsAreValidated(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		o    Config
-		ok   bool
-	}{
-		{"defaults", Config{}, true},
-		{"first outside the mask", Config{First: 300, Mask: 0xff}, false},
-		{"mask with a gap", Config{Mask: 0xff0000}, false},
-		{"negative priority", Config{Priority: -1}, false},
-		{"main's priority", Config{Priority: 32765}, false},
-		{"whole mark", Config{Mask: 0xffffffff}, true},
-	} {
-		if err := (Options{Config: tt.o}).withDefaults().Validate(); (err == nil) != tt.ok {
-			t.Errorf("%s: %v", tt.name, err)
-		}
-	}
-}
-
 func TestCommonRulesComeBack(t *testing.T) {
 	vips, x1, x2 := []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)
 	t.Run("before the rules of a new target", func(t *testing.T) {

@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +25,7 @@ func Cleanup(ctx context.Context, options Options) (removed []string, err error)
 	}()
 	options.Log = nil // the caller logs the removed objects
 	options = options.withDefaults()
-	if err := cmp.Or(options.Validate(), ctx.Err()); err != nil {
+	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	conn, err := fwstate.Dial(options.Config)

@@ -76,9 +76,6 @@ func (options Options) withDefaults() Options {
 // New returns a Plane with the holds of an earlier process.
 func New(options Options) (*Plane, error) {
 	options = options.withDefaults()
-	if err := options.Validate(); err != nil {
-		return nil, fmt.Errorf("data plane: %w", err)
-	}
 	options.Log = options.Log.With("component", "dataplane")
 	e := newEngine(options, nil)
 	if err := errors.Join(e.holds.load(), e.moved.Load(options.StateDir, options.Log)); err != nil {

@@ -60,7 +60,8 @@ func BenchmarkAfterDecision(b *testing.B) {
 				p.observer.updated(u)
 				p.observer.decided(decisions{At: time.Now(), Revision: revision, Changes: changes})
 				p.observer.drain()
-				for p.reporter.confirmPending(b.Context()) {
+				for p.reporter.confirmPending(b.Context()); len(p.reporter.rounds) > 0; {
+					p.reporter.reportSettled()
 				}
 				b.StopTimer()
 			}

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/announce"
-	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -38,6 +37,7 @@ type reporter struct {
 	// They are reported again with the next withdrawal of the family after which no static gateway
 	// sends traffic.
 	attracted map[vip.VIP]gate.Decision
+	rounds    []*round // that settle, the oldest first; of the goroutine of Run
 	wake      chan struct{}
 	idle      *latest.Value[bool] // true while no withdrawal waits
 }
@@ -54,6 +54,14 @@ type withdrawal struct {
 	decision gate.Decision
 	waits    bool // false once it was reported, or once the VIP is advertised again
 	revision uint64
+	round    *round // nil before its confirmation begins
+}
+
+// round holds withdrawals with one confirmation.
+type round struct {
+	confirmed bool
+	families  [len(vip.Families)]bool
+	settled   time.Time
 }
 
 func newReporter(a *latest.Value[announce.State], s *bird.Supervisor, settle time.Duration,
@@ -100,7 +108,7 @@ func (r *reporter) decided(d decisions) {
 			if !isPending {
 				r.waiting++
 			}
-			*w = withdrawal{ch.To, true, d.Revision}
+			*w = withdrawal{ch.To, true, d.Revision, nil}
 		case ch.To.Advertisement == gate.Withdrawn && isPending:
 			// Only the reason changed; the UPDATE to confirm is the same.
 			w.decision = ch.To
@@ -130,55 +138,62 @@ func (r *reporter) decided(d decisions) {
 	latest.Wake(r.wake)
 }
 
-// Run confirms withdrawals until ctx ends.
+// Run confirms and reports withdrawals until ctx ends. The settle times of rounds overlap: a
+// withdrawal does not wait for that of an earlier one.
 func (r *reporter) Run(ctx context.Context) error {
 	for {
+		var settled <-chan time.Time
+		if len(r.rounds) > 0 {
+			settled = time.After(time.Until(r.rounds[0].settled))
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-r.wake:
-			for r.confirmPending(ctx) {
-			}
+			r.confirmPending(ctx)
+		case <-settled:
+			r.reportSettled()
 		}
 	}
 }
 
-// confirmPending confirms and reports the pending withdrawals. It reports whether new withdrawals
-// were queued during the confirmation.
-func (r *reporter) confirmPending(ctx context.Context) bool {
+// confirmPending begins a round with the pending withdrawals, if there are any.
+func (r *reporter) confirmPending(ctx context.Context) {
 	var revision uint64
-	var shared, families [len(vip.Families)]bool
+	next := &round{}
 	// One confirmation covers all waiting withdrawals, so it waits for their newest revision. mu is
 	// released during the wait: new decisions must not block.
 	r.mu.Lock()
-	waiting := r.waiting
 	for v, w := range r.pending.All() {
-		if w.waits {
-			revision = max(revision, w.revision)
-			families[v.Family()] = true
+		if w.waits && w.round == nil {
+			w.round, next.families[v.Family()], revision = next, true, max(revision, w.revision)
 		}
 	}
 	r.mu.Unlock()
-	if waiting == 0 {
-		return false
+	if next.families != (round{}).families {
+		next.confirmed = r.awaitWithdrawn(ctx, revision)
+		next.settled = time.Now().Add(r.settle)
+		r.rounds = append(r.rounds, next)
 	}
-	confirmed := r.awaitWithdrawn(ctx, revision)
-	if backoff.Sleep(ctx, r.settle) != nil {
-		return false
-	}
+}
+
+// reportSettled reports the withdrawals of the oldest round.
+func (r *reporter) reportSettled() {
+	var shared [len(vip.Families)]bool
+	done := r.rounds[0]
+	r.rounds = r.rounds[1:]
 	for _, f := range vip.Families {
 		shared[f] = r.shared(f) != nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	reports := make([]reported, 0, waiting)
+	reports := make([]reported, 0, r.waiting)
 	for v, w := range r.pending.All() {
-		// A VIP that was announced and withdrawn again during the confirmation has a later revision.
-		// The next call confirms it.
-		if !w.waits || w.revision > revision {
+		// A VIP that was announced and withdrawn again has a later round.
+		if !w.waits || w.round != done {
 			continue
 		}
-		reports = append(reports, reported{v, w.decision, !confirmed || shared[v.Family()]})
+		reports = append(reports, reported{v, w.decision, !done.confirmed || shared[v.Family()]})
 		w.waits = false
 		r.waiting--
 		if shared[v.Family()] && w.decision.Reason != gate.NotConfigured {
@@ -186,8 +201,8 @@ func (r *reporter) confirmPending(ctx context.Context) bool {
 		}
 	}
 	// Without a confirmation, static gateways may still send traffic.
-	if confirmed {
-		reports = r.reportAttracted(reports, families, shared)
+	if done.confirmed {
+		reports = r.reportAttracted(reports, done.families, shared)
 	}
 	if r.waiting == 0 {
 		r.pending = vip.Table[withdrawal]{} // frees the memory, which grew with the largest decision
@@ -196,7 +211,6 @@ func (r *reporter) confirmPending(ctx context.Context) bool {
 	}
 	r.send(reports)
 	r.idle.Set(r.waiting == 0)
-	return r.waiting > 0
 }
 
 // reportAttracted adds earlier withdrawals whose traffic static gateways no longer send, for

@@ -161,7 +161,7 @@ func TestWithdrawalsWaitForTheNewest(t *testing.T) {
 		r := startReporter(t)
 		r.written(1)
 		r.decide(1, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
-		pass(settle / 2) // the next decisions wait for the next round
+		pass(settle / 2) // the next decisions are of another round
 		var last vip.VIP
 		for i := range 10 {
 			last = vip.Require(fmt.Sprintf("20.0.1.%d/32", i))
@@ -169,11 +169,27 @@ func TestWithdrawalsWaitForTheNewest(t *testing.T) {
 			r.decide(uint64(2+i), last, gate.Announced, gate.Withdrawn, gate.LBNotReady)
 		}
 		r.written(10)
-		pass(settle/2 + settle + confirmTimeout/2)
+		pass(confirmTimeout / 2)
 		r.want(t, last, gate.Announced, false)
 		r.written(11)
 		pass(settle)
 		r.want(t, last, gate.Withdrawn, false)
+	})
+}
+
+func TestSettleTimesOverlap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		r.written(2)
+		r.decide(1, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		r.decide(1, vipB, gate.Withdrawn, gate.Announced, gate.Ready)
+		pass(settle / 2)
+		r.decide(2, vipB, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		pass(settle / 2)
+		r.want(t, vipA, gate.Withdrawn, false)
+		r.want(t, vipB, gate.Announced, false)
+		pass(settle / 2)
+		r.want(t, vipB, gate.Withdrawn, false)
 	})
 }
 

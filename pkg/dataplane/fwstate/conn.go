@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/bits"
 	"os"
 	"slices"
 	"strings"
@@ -26,9 +25,10 @@ const (
 type Config struct {
 	// First is the lowest fwmark and routing table ID of a target.
 	First uint32
-	// Mask selects the bits of packet and connection marks that the data plane sets.
+	// Mask selects the bits of packet and connection marks that the data plane sets: from the lowest
+	// on, without a gap, and not the highest bit with ConntrackLoose.
 	Mask uint32
-	// Priority is the first of three consecutive policy rule priorities.
+	// Priority is the first of three consecutive policy rule priorities, below 32766 (the main table).
 	Priority int
 	// Conntrack selects how established flows keep their targets.
 	Conntrack Conntrack
@@ -80,24 +80,6 @@ func (config Config) FWMarkMask() uint32 {
 
 // inRange reports whether the ID of a routing table is in the fwmark range.
 func (config Config) inRange(table uint32) bool { return table >= config.First && table <= config.Mask }
-
-// Validate returns an error for invalid or inconsistent values.
-func (config Config) Validate() error {
-	switch {
-	case config.First > config.FWMarkMask():
-		return fmt.Errorf("first number %d is outside the mask %#x of packet marks: choose a smaller number or a wider mask",
-			config.First, config.Mask)
-	case config.Mask != 1<<bits.Len32(config.Mask)-1:
-		return fmt.Errorf("mask %#x of packet marks has a gap: numbers count up, so it must be like 0xffff or 0xffffff",
-			config.Mask)
-	case config.Conntrack == ConntrackLoose && config.Mask&closing != 0:
-		return fmt.Errorf("mask %#x of packet marks: loose connection tracking needs the highest bit itself", config.Mask)
-	case config.Priority < 1 || config.Priority > 32763:
-		return fmt.Errorf("rule priority %d: choose one from 1 to 32763, since three are used and 32766 is the main table's",
-			config.Priority)
-	}
-	return nil
-}
 
 // Conn is a connection to the kernel in the network namespace of the thread that called Dial.
 // It is not safe for concurrent use, and keeps no record of installed objects.
