@@ -198,6 +198,18 @@ func (t *Trench) replacePod(ctx context.Context, pod int, g *load.Generator) err
 		g.WaitAnswered(bound, calm)); err != nil {
 		return err
 	}
+	if t.o.Control {
+		// A quick lb would answer the retransmitted SYNs of the requests that the pod attracts.
+		_, err := g.Wait(bound, func(r load.Result) error {
+			if r.Failed == 0 {
+				return errors.New("no request has failed")
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
 	return errors.Join(t.startLB(p), t.settle(ctx), g.WaitAnswered(bound, calm))
 }
 
