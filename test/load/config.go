@@ -23,7 +23,9 @@ const (
 
 // Defaults of Config.
 const (
-	DefaultTimeout = 2 * time.Second
+	// DefaultTimeout ends before a second retransmission of a SYN, after 3 s (RFC 6298): a VIP that is
+	// dark for 1 s fails a request, and a machine that stops for a moment does not.
+	DefaultTimeout = 2900 * time.Millisecond
 	// DefaultPace is how often a flow exchanges a frame.
 	DefaultPace = 20 * time.Millisecond
 	// DefaultSilence is how long a flow may be without an answer: TCP retransmits after 0.2, 0.6,
