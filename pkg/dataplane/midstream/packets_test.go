@@ -114,7 +114,7 @@ ip -6 route add default via fd16:%[2]d::2 table %[1]d`, 4999+i, i))
 	}))
 	t.Cleanup(func() { harness.Must(t, x.kernel.Close()) })
 	x.conn = x.kernel.NFTables()
-	if _, err := Apply(x.conn, fwstate.DefaultMask, all, Streams{}); err != nil {
+	if _, err := Apply(x.conn, fwstate.Config{}.WithDefaults().FWMarkMask(), all, Streams{}); err != nil {
 		t.Fatal(err)
 	}
 	x.forward(5001)
@@ -148,9 +148,9 @@ func (x *fixture) forward(fwmark uint32) {
 table inet pod
 delete table inet pod
 table inet pod {
- chain known { meta mark set ct mark & 0x00ffffff; accept; }
- chain new { meta mark set %[1]d; ct mark set ct mark & 0xff000000 | %[1]d; accept; }
- chain vip { ct mark & 0x00ffffff { 5000-5002 } goto known; goto new; }
+ chain known { meta mark set ct mark & 0x007fffff; accept; }
+ chain new { meta mark set %[1]d; ct mark set ct mark & 0xff800000 | %[1]d; accept; }
+ chain vip { ct mark & 0x007fffff { 5000-5002 } goto known; goto new; }
  chain pre {
   type filter hook prerouting priority mangle;
   ip daddr 20.0.0.1 goto vip
@@ -310,15 +310,17 @@ func segment(from, to netip.AddrPort, flags byte) []byte {
 	return packet
 }
 
-// send sends a forged packet.
-func (x *fixture) send(ns *lab.NetNS, packet []byte) {
+// send sends forged packets.
+func (x *fixture) send(ns *lab.NetNS, packets ...[]byte) {
 	x.t.Helper()
 	harness.Must(x.t, ns.Do(func() error {
 		socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_RAW, unix.IPPROTO_RAW)
 		if err != nil {
 			return err
 		}
-		err = syscall.Sendto(socket, packet, 0, &syscall.SockaddrInet4{Addr: [4]byte(packet[16:])})
+		for _, packet := range packets {
+			err = errors.Join(err, syscall.Sendto(socket, packet, 0, &syscall.SockaddrInet4{Addr: [4]byte(packet[16:])}))
+		}
 		return errors.Join(err, syscall.Close(socket))
 	}))
 }
@@ -412,5 +414,53 @@ func TestFullSetFailsOpen(t *testing.T) {
 	}
 	if got, err := ask(lucky); got != "2" || err != nil {
 		t.Errorf("a decided flow: %q, %v", got, err)
+	}
+}
+
+// A flood of forged packets, each of another flow, has bounded copies and state, and changes no flow
+// of another client.
+func TestFloodIsBounded(t *testing.T) {
+	for _, asking := range []asking{second, everyone} {
+		t.Run(string(asking), func(t *testing.T) {
+			x := newFixture(t, asking)
+			flow := x.dial(vip.IPv4)
+			if got, err := ask(flow); got != "2" || err != nil {
+				t.Fatalf("%q, %v", got, err)
+			}
+			x.move()
+			if got, err := ask(flow); got != "2" || err != nil {
+				t.Fatalf("after the move: %q, %v", got, err)
+			}
+			var flood [][]byte
+			for i := range uint32(maxUndecided + 5000) {
+				from := netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, 0x0b000000+i)))
+				flood = append(flood, segment(netip.AddrPortFrom(from, 1024), netip.AddrPortFrom(vips[0], port), tcpACK))
+			}
+			began := time.Now()
+			x.send(x.attacker, flood...)
+			if got, err := ask(x.dial(vip.IPv4)); got != "1" || err != nil {
+				t.Errorf("a new flow: %q, %v", got, err)
+			}
+			if got, err := ask(flow); got != "2" || err != nil {
+				t.Errorf("a decided flow: %q, %v", got, err)
+			}
+			got, limit := x.counters(), uint64(len(flood))
+			if asking == everyone {
+				limit = 2 * (askBurst + askRate*uint64(1+time.Since(began)/time.Second))
+			}
+			full := got.Full > 0 || time.Since(began) > memory
+			if got.Asked > limit || got.Asked < limit/2 || !full {
+				t.Errorf("%+v, want at most %d copies", got, limit)
+			}
+			for set, limit := range map[string]int{undecidedSet: maxUndecided, everyoneMap: maxUndecided, denierSet: maxDenials} {
+				kind := "set"
+				if set == everyoneMap {
+					kind = "map"
+				}
+				if count := strings.Count(x.pod.Shell(t, "nft list "+kind+" ip vipgate-lb "+set), "expires"); count > limit {
+					t.Errorf("%d elements of %s, at most %d", count, set, limit)
+				}
+			}
+		})
 	}
 }
