@@ -82,6 +82,24 @@ func (t *Topology) StartGateways(change func(*GatewayConfig)) error {
 	return nil
 }
 
+// LoseGateway is the sudden loss of the second gateway as a router: its BIRD is killed, it forwards
+// nothing, and its clients reach the VIPs by the first one.
+func (t *Topology) LoseGateway() error {
+	errs := []error{
+		t.Second.Sysctl("net.ipv4.ip_forward", "0"), t.Second.Sysctl("net.ipv6.conf.all.forwarding", "0"),
+	}
+	for _, p := range t.Routers[1].Processes() {
+		errs = append(errs, p.Kill())
+	}
+	return errors.Join(append(errs, t.Second.IP("route", "flush", "proto", "bird"),
+		t.Second.IP("-6", "route", "flush", "proto", "bird"))...)
+}
+
+// ReturnGateway lets the second gateway route again.
+func (t *Topology) ReturnGateway() error {
+	return errors.Join(enableForwarding(t.Second), t.Routers[1].Start())
+}
+
 // Via returns the pods to which the first gateway's kernel sends packets to a VIP, none when it
 // has no route to it.
 func (t *Topology) Via(ctx context.Context, vip netip.Addr) ([]int, error) {

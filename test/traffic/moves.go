@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/lab/admin"
@@ -96,6 +98,10 @@ func sequence(ctx context.Context, t *Trench, g *load.Generator, flows int) (lef
 		{"removal of target 10", removeLast},
 		{"loss of pod 2", losePod},
 		{"return of pod 2", returnPod},
+		{"loss of gateway 2", loseGateway},
+		{"return of gateway 2", func(ctx context.Context, t *Trench, _ *load.Generator) ([]string, error) {
+			return nil, errors.Join(t.ReturnGateway(), t.settle(ctx))
+		}},
 		{"flows take other pods", rehash("13")},
 		{"rollout of the pods", restartPods},
 	}
@@ -140,6 +146,23 @@ func rehash(seed string) func(context.Context, *Trench, *load.Generator) ([]stri
 		return nil, errors.Join(t.Gateway.Sysctl("net.ipv4.fib_multipath_hash_seed", seed),
 			t.Second.Sysctl("net.ipv4.fib_multipath_hash_seed", seed+"1"))
 	}
+}
+
+// loseGateway loses a gateway. It ends when replies of every pod take the other one.
+func loseGateway(ctx context.Context, t *Trench, _ *load.Generator) ([]string, error) {
+	bound, cancel := context.WithTimeout(ctx, waitTimeout)
+	defer cancel()
+	return nil, errors.Join(t.LoseGateway(), lab.Eventually(bound, pollInterval, func() error {
+		for _, p := range t.Pods {
+			for family, lost := range map[string]netip.Addr{"-4": lab.GatewayB4, "-6": lab.GatewayB6} {
+				routes, err := p.NS.Run(bound, "ip", family, "route", "show", "table", "4096")
+				if err != nil || strings.Contains(routes, "via "+lost.String()) {
+					return fmt.Errorf("replies take the lost gateway: %w\n%s", err, routes)
+				}
+			}
+		}
+		return nil
+	}))
 }
 
 // removeLast removes the last target, which drains and ends.
