@@ -417,8 +417,8 @@ func TestFullSetFailsOpen(t *testing.T) {
 	}
 }
 
-// A flood of forged packets, each of another flow, has bounded copies and state, and changes no flow
-// of another client.
+// A flood of forged packets, each of another flow, has bounded copies and state, and changes no
+// flow of another client.
 func TestFloodIsBounded(t *testing.T) {
 	for _, asking := range []asking{second, everyone} {
 		t.Run(string(asking), func(t *testing.T) {
