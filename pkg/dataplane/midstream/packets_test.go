@@ -452,7 +452,9 @@ func TestFloodIsBounded(t *testing.T) {
 			if got.Asked > limit || got.Asked < limit/2 || !full {
 				t.Errorf("%+v, want at most %d copies", got, limit)
 			}
-			for set, limit := range map[string]int{undecidedSet: maxUndecided, everyoneMap: maxUndecided, denierSet: maxDenials} {
+			for set, limit := range map[string]int{
+				undecidedSet: maxUndecided, everyoneMap: maxUndecided, denierSet: maxDenials,
+			} {
 				kind := "set"
 				if set == everyoneMap {
 					kind = "map"
