@@ -45,15 +45,15 @@ const (
 	minNumbers = 1000
 )
 
-// check refuses values; numbers are the bits of the mask that numbers of targets have.
-func (f *numberFlags) check(r *cli.Refusals, numbers uint32) {
+// check refuses invalid values; highest is the highest number of a target.
+func (f *numberFlags) check(r *cli.Refusals, highest uint32) {
 	mask := f.MarkMask
 	// A fwmark is also the number of a routing table, so its bits are the lowest ones.
 	r.If(mask == 0 || mask&(mask+1) != 0, "--mark-mask=%#x: write ones from the lowest bit on, such as %#08x",
 		mask, dataplane.DefaultMask)
 	r.If(f.FirstTable < minTable, "--first-table=%d: at least %d, since the kernel has tables of its own below",
 		f.FirstTable, minTable)
-	r.If(f.FirstTable > numbers || numbers-f.FirstTable < minNumbers, "--first-table=%d with --mark-mask=%#x leaves "+
+	r.If(f.FirstTable > highest || highest-f.FirstTable < minNumbers, "--first-table=%d with --mark-mask=%#x leaves "+
 		"less than %d numbers for targets: take a wider mask, or a lower number", f.FirstTable, mask, minNumbers)
 	r.If(f.DataplanePriority < 1 || f.DataplanePriority > maxPriority,
 		"--dataplane-priority=%d: 1 to %d, before the kernel's rule for the main table", f.DataplanePriority, maxPriority)

@@ -29,7 +29,7 @@ func (engine *engine) followAddresses(now time.Time) {
 		if record.desired == desired && desired != nil || name == noStream {
 			continue
 		}
-		stays := plan.PlacesOf(desired)
+		stays := plan.AddressesOf(desired)
 		for _, target := range plan.SortedTargets(record.targets) {
 			if target.Stage != plan.StageRemoving && stays[target.Name] != target.IPs {
 				leaving = append(leaving, target)
@@ -66,7 +66,7 @@ func (engine *engine) placesWanted() plan.Places {
 		if record.desired == desired {
 			continue
 		}
-		for target, ips := range plan.PlacesOf(desired) {
+		for target, ips := range plan.AddressesOf(desired) {
 			old, recorded := record.targets[target]
 			if !recorded || old.IPs != ips || record.installed == nil || len(record.installed.VIPs) == 0 {
 				wanted[ips] = append(wanted[ips], plan.Place{Stream: name, Target: target})

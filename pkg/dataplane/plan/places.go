@@ -25,11 +25,11 @@ func (places Places) Take(target InstalledTarget, own bool) (to Place, found boo
 	return to, true
 }
 
-// PlacesOf returns the addresses of each target of a stream; none of a nil stream.
-func PlacesOf(stream *Stream) map[string][len(vip.Families)]netip.Addr {
-	places := map[string][len(vip.Families)]netip.Addr{}
+// AddressesOf returns the addresses of each target of a stream; none of a nil stream.
+func AddressesOf(stream *Stream) map[string][len(vip.Families)]netip.Addr {
+	addresses := map[string][len(vip.Families)]netip.Addr{}
 	for i := 0; stream != nil && i < len(stream.Targets); i++ {
-		places[stream.Targets[i].Name] = ByFamily(stream.Targets[i].IPs)
+		addresses[stream.Targets[i].Name] = ByFamily(stream.Targets[i].IPs)
 	}
-	return places
+	return addresses
 }
