@@ -54,7 +54,7 @@ func (f *numberFlags) check(r *cli.Refusals, highest uint32) {
 	r.If(f.FirstTable < minTable, "--first-table=%d: at least %d, since the kernel has tables of its own below",
 		f.FirstTable, minTable)
 	r.If(f.FirstTable > highest || highest-f.FirstTable < minNumbers, "--first-table=%d with --mark-mask=%#x leaves "+
-		"less than %d numbers for targets: take a wider mask, or a lower number", f.FirstTable, mask, minNumbers)
+		"less than %d numbers up to %d: take a wider mask, or a lower number", f.FirstTable, mask, minNumbers, highest)
 	r.If(f.DataplanePriority < 1 || f.DataplanePriority > maxPriority,
 		"--dataplane-priority=%d: 1 to %d, before the kernel's rule for the main table", f.DataplanePriority, maxPriority)
 }

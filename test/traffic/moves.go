@@ -156,8 +156,11 @@ func loseGateway(ctx context.Context, t *Trench, _ *load.Generator) ([]string, e
 		for _, p := range t.Pods {
 			for family, lost := range map[string]netip.Addr{"-4": lab.GatewayB4, "-6": lab.GatewayB6} {
 				routes, err := p.NS.Run(bound, "ip", family, "route", "show", "table", "4096")
-				if err != nil || strings.Contains(routes, "via "+lost.String()) {
-					return fmt.Errorf("replies take the lost gateway: %w\n%s", err, routes)
+				if err != nil {
+					return err
+				}
+				if strings.Contains(routes, "via "+lost.String()) {
+					return fmt.Errorf("replies take the lost gateway:\n%s", routes)
 				}
 			}
 		}
