@@ -79,12 +79,11 @@ func changes(received []lab.RouteUpdate) []string {
 	return words
 }
 
-// wantUpdates fails unless the gateway received exactly these updates of a prefix after mark.
+// wantUpdates waits until the gateway has received exactly these updates of a prefix after mark:
+// BIRD's status is ahead of what a gateway has read. An update too many fails at once.
 func (f *fixture) wantUpdates(mark int, prefix string, want ...string) {
 	f.t.Helper()
-	if got := f.updates(mark, prefix); !slices.Equal(changes(got), want) {
-		f.t.Fatalf("the gateway received for %s %v, want %v: %v", prefix, changes(got), want, got)
-	}
+	f.wantRouterUpdates(f.gateway, mark, prefix, want...)
 }
 
 // wantNoUpdates fails if the gateway received an update of the prefixes after mark.

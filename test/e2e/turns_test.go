@@ -142,9 +142,7 @@ func (f *turnsFixture) wantDrained(since marks, want ...string) {
 	f.t.Helper()
 	for i, router := range []lab.Router{f.gateway, f.b} {
 		for _, prefix := range every() {
-			if got := f.routerUpdates(router, since[i], prefix); !slices.Equal(got, want) {
-				f.t.Errorf("gateway %d received for %s %v, want %v", i, prefix, got, want)
-			}
+			f.wantRouterUpdates(router, since[i], prefix, want...)
 		}
 	}
 }
@@ -219,9 +217,7 @@ func TestGatewaysLeave(t *testing.T) {
 	f.settled("protocol bgp 'NBR-", 2, "gateway-a4", "gateway-a6")
 	f.wantLit(since, 0, 1)
 	for _, prefix := range every() {
-		if got := f.routerUpdates(f.b, since[1], prefix); !slices.Equal(got, []string{depreferred, withdrawn}) {
-			t.Errorf("the gateway that left received for %s %v", prefix, got)
-		}
+		f.wantRouterUpdates(f.b, since[1], prefix, depreferred, withdrawn)
 	}
 	f.wantNoUpdates(since[0], every()...)
 	if now := f.sessions(); fmt.Sprint(now) != fmt.Sprint(sessions) {
@@ -321,9 +317,7 @@ func TestSessionMissingAfterChange(t *testing.T) {
 	f.wantLit(since, 0, 1)
 	mark := since[1]
 	for _, prefix := range every() {
-		if got := f.routerUpdates(f.b, mark, prefix); len(got) > 0 {
-			t.Errorf("the other gateway received for %s %v", prefix, got)
-		}
+		f.wantRouterUpdates(f.b, mark, prefix)
 	}
 }
 
