@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"reflect"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -26,58 +26,18 @@ type Streams [len(vip.Families)][]Stream
 // Empty reports whether no family has a stream.
 func (streams *Streams) Empty() bool { return len(streams[vip.IPv4])+len(streams[vip.IPv6]) == 0 }
 
-// Apply gives both tables the content for streams and reads it back; a table without streams is
-// removed. It returns the first difference that it found before, "" for none. known is the content
-// of the last call if no other process changed nftables since, otherwise empty: maps of slots are
-// read only of other streams.
-func Apply(conn *nft.Conn, mask uint32, streams, known Streams) (difference string, err error) {
+// Apply gives both tables the content for streams; a table without streams is removed. It returns
+// the first difference that it found before, "" for none. known is the content of the last call if
+// no other process changed nftables since: only differences are written. With nil the tables are
+// read, before and after.
+func Apply(conn *nft.Conn, mask uint32, streams Streams, known *Streams) (difference string, err error) {
 	for _, family := range vip.Families {
-		some := limited(streams[family])
-		if len(some) == 0 {
-			removed, err := remove(conn, family)
-			if err != nil {
-				return "", err
-			}
-			if removed && difference == "" {
-				difference = "table without streams"
-			}
-			continue
+		var before []Stream
+		if known != nil {
+			before = limited(known[family])
 		}
-		table := nft.Table{Family: tableFamily[family], Name: plan.TableName}
-		writer, found := slotWriter{conn: conn, transaction: nft.Transaction{Table: table}}, ""
-		if before := limited(known[family]); len(before) > 0 && sameObjects(before, some) {
-			err = writer.writeTargets(newBuilder(family, mask), before, some)
-		} else {
-			// Objects come or go, or another process may have changed the table.
-			found, _, err = conn.Ensure(tableOf(family, mask, some))
-		}
+		found, err := apply(conn, newBuilder(family, mask), before, limited(streams[family]), known != nil)
 		if err != nil {
-			return "", err
-		}
-		for _, stream := range some {
-			if stream.asksEveryone() {
-				continue
-			}
-			index := slices.IndexFunc(known[family], func(before Stream) bool {
-				return before.Name == stream.Name && before.Size == stream.Size && !before.asksEveryone()
-			})
-			for order, asked := range stream.Asked {
-				set, have := askedPrefixes[order]+stream.Name, map[uint32]netip.Addr(nil)
-				if index >= 0 {
-					have = known[family][index].Asked[order]
-				} else if have, err = readSlots(conn, table, set); err != nil {
-					return "", err
-				}
-				changed, err := writer.write(set, have, asked)
-				if err != nil {
-					return "", err
-				}
-				if changed && found == "" {
-					found = "elements of map " + table.String() + " " + set
-				}
-			}
-		}
-		if err := writer.commit(); err != nil {
 			return "", err
 		}
 		if difference == "" {
@@ -87,56 +47,102 @@ func Apply(conn *nft.Conn, mask uint32, streams, known Streams) (difference stri
 	return difference, nil
 }
 
-// sameObjects reports whether the tables of two lists of streams differ in elements of sets
-// and in the rules for each target only.
-func sameObjects(before, after []Stream) bool {
-	return slices.EqualFunc(before, after, func(a, b Stream) bool {
-		return a.Name == b.Name && a.Size == b.Size && a.Seed == b.Seed && a.asksEveryone() == b.asksEveryone()
+// apply is [Apply] for one table.
+func apply(conn *nft.Conn, b *builder, before, after []Stream, known bool) (difference string, err error) {
+	table := nft.Table{Family: tableFamily[b.family], Name: plan.TableName}
+	switch {
+	case len(after) == 0 && known && len(before) == 0:
+		return "", nil
+	case len(after) == 0:
+		removed, err := remove(conn, b.family)
+		if removed && err == nil {
+			difference = "table without streams"
+		}
+		return difference, err
+	}
+	writer := writer{conn: conn, transaction: nft.Transaction{Table: table}}
+	switch {
+	case !known || resized(before, after):
+		before, known = nil, false
+		difference, _, err = conn.Ensure(b.table(after))
+	case len(before) == 0:
+		writer.transaction.Replace(b.table(after), nil)
+	default:
+		err = writer.writeObjects(b.changes(before, after))
+	}
+	if err != nil {
+		return "", err
+	}
+	for _, stream := range after {
+		if stream.asksEveryone() {
+			continue
+		}
+		was := find(before, stream.Name)
+		for order, asked := range stream.Asked {
+			set, have := askedPrefixes[order]+stream.Name, map[uint32]netip.Addr(nil)
+			if was != nil {
+				have = was.Asked[order]
+			} else if !known {
+				if have, err = readSlots(conn, table, set); err != nil {
+					return "", err
+				}
+			}
+			changed, err := writer.write(set, have, asked)
+			if err != nil {
+				return "", err
+			}
+			if changed && difference == "" {
+				difference = "elements of map " + table.String() + " " + set
+			}
+		}
+	}
+	return difference, writer.commit()
+}
+
+// resized reports whether a map of slots, which has the size of its stream, must be replaced.
+func resized(before, after []Stream) bool {
+	return slices.ContainsFunc(before, func(stream Stream) bool {
+		next := find(after, stream.Name)
+		return next != nil && next.Size != stream.Size
 	})
 }
 
-// writeTargets adds the differences of the elements of targets.
-func (writer *slotWriter) writeTargets(b *builder, before, after []Stream) error {
-	// Elements of other streams are equal: fwmarks belong to one stream. Link-layer addresses do not.
-	changed := func(streams, than []Stream) (list []Stream) {
-		for _, stream := range streams {
-			if !slices.ContainsFunc(than, func(other Stream) bool { return stream.sameTargets(other) }) {
-				list = append(list, stream)
-			}
-		}
-		return list
+// find returns the stream with a name, nil for none.
+func find(streams []Stream, name string) *Stream {
+	i, found := slices.BinarySearchFunc(streams, name, func(stream Stream, name string) int {
+		return strings.Compare(stream.Name, name)
+	})
+	if !found {
+		return nil
 	}
-	sets := func(streams, than []Stream) []nft.Set {
-		differing := changed(streams, than)
-		list := append(b.targetSets(differing), linksOf(streams))
-		for _, stream := range differing {
-			list = append(list, linkSet(stream))
-		}
-		return list
-	}
-	had := map[string][]nft.Element{}
-	for _, set := range sets(before, after) {
-		had[set.Name] = set.Elements
-	}
-	for _, set := range sets(after, before) {
-		if err := writer.writeElements(set.Name, had[set.Name], set.Elements); err != nil {
-			return err
-		}
-	}
-	for _, stream := range changed(after, before) {
-		if stream.asksEveryone() {
-			for _, chain := range b.peerChains(stream) {
-				writer.transaction.FlushChain(chain.Name)
-				writer.transaction.AddRules(chain.Name, chain.Rules...)
-			}
-		}
-	}
-	return nil
+	return &streams[i]
 }
 
-// sameTargets reports whether two streams have the same elements of targets.
-func (stream *Stream) sameTargets(other Stream) bool {
-	return stream.Name == other.Name && maps.Equal(stream.FWMarks, other.FWMarks) &&
+// changes returns the objects of the streams that differ, before and after. Objects of other
+// streams are equal: fwmarks belong to one stream. Link-layer addresses do not.
+func (b *builder) changes(before, after []Stream) (have, want nft.Table) {
+	var old, changed, same []Stream
+	for _, stream := range before {
+		if next := find(after, stream.Name); next == nil || !stream.sameObjects(next) {
+			old = append(old, stream)
+		}
+	}
+	for _, stream := range after {
+		if was := find(before, stream.Name); was == nil || !stream.sameObjects(was) {
+			changed = append(changed, stream)
+		} else {
+			same = append(same, stream)
+		}
+	}
+	if len(old)+len(changed) == 0 {
+		return have, want
+	}
+	return b.streamObjects(old, same), b.streamObjects(changed, same)
+}
+
+// sameObjects reports whether two streams differ at most in the elements of maps of slots.
+func (stream *Stream) sameObjects(other *Stream) bool {
+	return stream.Seed == other.Seed && maps.Equal(stream.FWMarks, other.FWMarks) &&
 		maps.Equal(stream.Everyone, other.Everyone)
 }
 
@@ -153,7 +159,7 @@ func limited(streams []Stream) []Stream {
 
 // Remove removes both tables.
 func Remove(conn *nft.Conn) error {
-	_, err := Apply(conn, 0, Streams{}, Streams{})
+	_, err := Apply(conn, 0, Streams{}, nil)
 	return err
 }
 
@@ -182,91 +188,6 @@ func readSlots(conn *nft.Conn, table nft.Table, set string) (map[uint32]netip.Ad
 		return nil, fmt.Errorf("failed to read map %s %s: %w", table, set, err)
 	}
 	return have, nil
-}
-
-// slotWriter writes the differences of maps of slots. Each element is valid without the rest, so a
-// large change takes several transactions.
-type slotWriter struct {
-	conn        *nft.Conn
-	transaction nft.Transaction
-	elements    int
-}
-
-// write adds the differences of one map of slots, and reports whether there are any.
-func (writer *slotWriter) write(set string, have, want map[uint32]netip.Addr) (changed bool, err error) {
-	// Most streams did not change, and their owner passes the same map again.
-	if reflect.ValueOf(have).UnsafePointer() == reflect.ValueOf(want).UnsafePointer() {
-		return false, nil
-	}
-	var removed, added []nft.Element
-	for slot, address := range have {
-		if want[slot] != address {
-			removed = append(removed, nft.Element{Key: number(slot)})
-		}
-	}
-	for slot, address := range want {
-		if have[slot] != address {
-			added = append(added, nft.Element{Key: number(slot), Data: address.AsSlice()})
-		}
-	}
-	return len(removed)+len(added) > 0, writer.change(set, removed, added)
-}
-
-// writeElements adds the differences of one set.
-func (writer *slotWriter) writeElements(set string, have, want []nft.Element) error {
-	text := func(element nft.Element) string {
-		return string(element.Key) + "/" + string(element.Data) + "/" + element.Chain
-	}
-	missing := func(list, than []nft.Element) (missing []nft.Element) {
-		known := map[string]bool{}
-		for _, element := range than {
-			known[text(element)] = true
-		}
-		for _, element := range list {
-			if !known[text(element)] {
-				missing = append(missing, element)
-			}
-		}
-		return missing
-	}
-	removed := missing(have, want)
-	for i := range removed {
-		removed[i] = nft.Element{Key: removed[i].Key}
-	}
-	return writer.change(set, removed, missing(want, have))
-}
-
-// change adds a change of a set. An element that changes is deleted before it is added.
-func (writer *slotWriter) change(set string, removed, added []nft.Element) error {
-	for part := range slices.Chunk(removed, fwstate.MaxElements) {
-		if err := writer.reserve(len(part)); err != nil {
-			return err
-		}
-		writer.transaction.DeleteElements(set, part)
-	}
-	for part := range slices.Chunk(added, fwstate.MaxElements) {
-		if err := writer.reserve(len(part)); err != nil {
-			return err
-		}
-		writer.transaction.AddElements(set, part)
-	}
-	return nil
-}
-
-// reserve commits the transaction unless it has room for more elements.
-func (writer *slotWriter) reserve(elements int) error {
-	if writer.elements += elements; writer.elements <= fwstate.MaxElements {
-		return nil
-	}
-	err := writer.commit()
-	writer.elements = elements
-	return err
-}
-
-func (writer *slotWriter) commit() error {
-	err := writer.conn.Commit(&writer.transaction, nil)
-	writer.transaction, writer.elements = nft.Transaction{Table: writer.transaction.Table}, 0
-	return err
 }
 
 // Counters counts packets since the tables were last written.

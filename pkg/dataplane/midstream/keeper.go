@@ -39,7 +39,7 @@ type Keeper struct {
 
 	// apply writes the tables and read reads their counters; nil if the tables are left alone, as in a
 	// cleanup.
-	apply       func(streams, known Streams) (difference string, err error)
+	apply       func(streams Streams, known *Streams) (difference string, err error)
 	read        func() (Counters, error)
 	generations map[string]*plan.Generations
 	// published has a copy of the generations for Write; fresh: they changed since.
@@ -69,7 +69,7 @@ func NewKeeper(enabled bool) Keeper {
 
 // UseKernel lets the keeper write the tables.
 func (keeper *Keeper) UseKernel(conn *fwstate.Conn, mask uint32) {
-	keeper.apply = func(streams, known Streams) (string, error) {
+	keeper.apply = func(streams Streams, known *Streams) (string, error) {
 		return Apply(conn.NFTables(), mask, streams, known)
 	}
 	keeper.read = func() (Counters, error) { return Read(conn.NFTables()) }
@@ -274,9 +274,9 @@ func (keeper *Keeper) Differs(streams Streams) bool {
 // Apply writes the tables and returns their first difference from streams before. Foreign: another
 // process may have changed them.
 func (keeper *Keeper) Apply(streams Streams, foreign bool, log *slog.Logger) (difference string, applied bool) {
-	known := keeper.streams
-	if foreign || !keeper.applied {
-		known = Streams{}
+	var known *Streams
+	if keeper.applied && !foreign {
+		known = &keeper.streams
 	}
 	difference, err := keeper.apply(streams, known)
 	if err != nil {

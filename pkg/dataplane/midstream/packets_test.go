@@ -114,7 +114,7 @@ ip -6 route add default via fd16:%[2]d::2 table %[1]d`, 4999+i, i))
 	}))
 	t.Cleanup(func() { harness.Must(t, x.kernel.Close()) })
 	x.conn = x.kernel.NFTables()
-	if _, err := Apply(x.conn, fwstate.Config{}.WithDefaults().FWMarkMask(), all, Streams{}); err != nil {
+	if _, err := Apply(x.conn, fwstate.Config{}.WithDefaults().FWMarkMask(), all, nil); err != nil {
 		t.Fatal(err)
 	}
 	x.forward(5001)

@@ -110,25 +110,34 @@ func newBuilder(family vip.Family, mask uint32) *builder {
 	return &builder{family: family, mask: mask, undecided: mask + 1}
 }
 
-// tableOf returns the table of a family, without the elements of the maps of slots.
-func tableOf(family vip.Family, mask uint32, streams []Stream) nft.Table {
-	b := newBuilder(family, mask)
-	table := nft.Table{Family: tableFamily[family], Name: plan.TableName, Sets: b.flowSets()}
+// table returns the table, without the elements of the maps of slots.
+func (b *builder) table(streams []Stream) nft.Table {
+	table := b.streamObjects(streams, nil)
+	table.Sets = append(b.flowSets(), table.Sets...)
+	b.commonChains()
+	table.Chains = append(b.chains, table.Chains...)
+	return table
+}
+
+// streamObjects returns the part of the table that depends on the streams, without link-layer
+// addresses that others have, too.
+func (b *builder) streamObjects(streams, others []Stream) nft.Table {
+	table := nft.Table{Family: tableFamily[b.family], Name: plan.TableName}
 	for _, stream := range streams {
 		table.Sets = append(table.Sets, linkSet(stream))
+		chain := nft.Chain{Name: plan.StreamChain(stream.Name)}
 		if stream.asksEveryone() {
-			b.chain(nft.Chain{Name: plan.StreamChain(stream.Name)}, b.everyoneRules(stream)...)
-			b.chains = append(b.chains, b.peerChains(stream)...)
+			chain.Rules = b.everyoneRules(stream)
+			table.Chains = append(append(table.Chains, chain), b.peerChains(stream)...)
 			continue
 		}
 		for order := range stream.Asked {
 			table.Sets = append(table.Sets, b.askedSet(order, stream))
 		}
-		b.chain(nft.Chain{Name: plan.StreamChain(stream.Name)}, b.streamRules(stream)...)
+		chain.Rules = b.streamRules(stream)
+		table.Chains = append(table.Chains, chain)
 	}
-	table.Sets = append(append(table.Sets, linksOf(streams)), b.targetSets(streams)...)
-	b.commonChains()
-	table.Chains = b.chains
+	table.Sets = append(append(table.Sets, linksOf(streams, others)), b.targetSets(streams)...)
 	return table
 }
 
@@ -144,12 +153,17 @@ func linkSet(stream Stream) nft.Set {
 	return set
 }
 
-// linksOf returns the set of link-layer addresses of all targets.
-func linksOf(streams []Stream) nft.Set {
+// linksOf returns the set of link-layer addresses of the targets, except those of other streams.
+func linksOf(streams, others []Stream) nft.Set {
 	set := nft.Set{Name: linksSet, KeyType: nft.TypeEther, KeyLen: 6}
-	seen := map[plan.LinkAddress]bool{}
+	seen := map[plan.LinkAddress]bool{{}: true}
+	for _, stream := range others {
+		for _, link := range stream.FWMarks {
+			seen[link] = true
+		}
+	}
 	for _, stream := range streams {
-		for link := range stream.byLink() {
+		for _, link := range stream.FWMarks {
 			if !seen[link] {
 				set.Elements, seen[link] = append(set.Elements, nft.Element{Key: link[:]}), true
 			}
