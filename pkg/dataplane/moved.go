@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"maps"
 	"net/netip"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/midstream"
@@ -16,7 +17,9 @@ func (record *streamRecord) installation(desired *plan.Stream) (midstream.Instal
 	if record == nil || record.installed == nil {
 		return midstream.Installed{}, false
 	}
-	installed := midstream.Installed{Stream: record.installed, Targets: record.targets}
+	installed := midstream.Installed{
+		Stream: record.installed, Targets: record.targets, Stale: record.slotsStale,
+	}
 	if desired != nil {
 		installed.Earlier = desired.Earlier
 	}
@@ -39,7 +42,7 @@ func (engine *engine) updateMoved(desired *plan.Desired) {
 			if !found || installed.Stream.Stage != plan.StageApplied || stream == nil {
 				continue
 			}
-			changed = engine.moved.Note(name, installed, record.slotsStale, now) || changed
+			changed = engine.moved.Note(name, installed, now) || changed
 			record.slotsStale = false
 		}
 		changed = engine.moved.Forget(func(name string) bool { return desired.Streams[name] == nil }) || changed
@@ -54,7 +57,6 @@ func (engine *engine) updateMoved(desired *plan.Desired) {
 	// Without streams there are no tables, and nothing to repair.
 	if _, tables := engine.moved.Written(); !changed && (!repair || !tables) {
 		engine.rulesetRead = engine.rulesetRead && tables
-		engine.linksChanged = false
 		return
 	}
 	if difference := engine.writeMoved(streams); difference != "" && !changed {
@@ -66,7 +68,8 @@ func (engine *engine) updateMoved(desired *plan.Desired) {
 
 // movedStreams returns the content of the tables for flows of other pods.
 func (engine *engine) movedStreams() midstream.Streams {
-	read := false
+	read, relinked := false, engine.linksChanged
+	engine.linksChanged = false
 	return engine.moved.Streams(func(name string) (midstream.Installed, bool) {
 		return engine.streams[name].installation(nil)
 	}, func(target netip.Addr) plan.LinkAddress {
@@ -74,18 +77,19 @@ func (engine *engine) movedStreams() midstream.Streams {
 		if engine.network.LinkAddresses[target] == (plan.LinkAddress{}) && !read {
 			read = true
 			if network, err := engine.kernel.ReadNetwork(); err == nil { // the next step reports the error
+				engine.linksChanged = engine.linksChanged || !maps.Equal(engine.network.LinkAddresses, network.LinkAddresses)
 				engine.network.LinkAddresses = network.LinkAddresses
 			}
 		}
 		return engine.network.LinkAddresses[target]
-	})
+	}, relinked)
 }
 
 // writeMoved writes the tables, and returns their first difference from streams before.
 func (engine *engine) writeMoved(streams midstream.Streams) string {
 	difference, applied := engine.moved.Apply(streams, engine.rulesetRead, engine.log)
 	if applied {
-		engine.rulesetRead, engine.linksChanged = false, false
+		engine.rulesetRead = false
 	}
 	return difference
 }

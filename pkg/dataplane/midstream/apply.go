@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -140,10 +141,26 @@ func (b *builder) changes(before, after []Stream) (have, want nft.Table) {
 	return b.streamObjects(old, same), b.streamObjects(changed, same)
 }
 
+// equal reports whether all streams are equal.
+func (streams *Streams) equal(others *Streams) bool {
+	same := func(a, b Stream) bool {
+		return a.Name == b.Name && a.Size == b.Size && a.sameObjects(&b) &&
+			sameMap(a.Asked[0], b.Asked[0]) && sameMap(a.Asked[1], b.Asked[1])
+	}
+	return slices.EqualFunc(streams[vip.IPv4], others[vip.IPv4], same) &&
+		slices.EqualFunc(streams[vip.IPv6], others[vip.IPv6], same)
+}
+
 // sameObjects reports whether two streams differ at most in the elements of maps of slots.
 func (stream *Stream) sameObjects(other *Stream) bool {
-	return stream.Seed == other.Seed && maps.Equal(stream.FWMarks, other.FWMarks) &&
-		maps.Equal(stream.Everyone, other.Everyone)
+	return stream.Seed == other.Seed && sameMap(stream.FWMarks, other.FWMarks) &&
+		sameMap(stream.Everyone, other.Everyone)
+}
+
+// sameMap reports whether two maps are equal. Most are the same one: their owner passes the maps of
+// an unchanged stream again.
+func sameMap[Key, Value comparable](a, b map[Key]Value) bool {
+	return reflect.ValueOf(a).UnsafePointer() == reflect.ValueOf(b).UnsafePointer() || maps.Equal(a, b)
 }
 
 // limited returns the first streams that have maxTargets targets together.

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/netip"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"time"
 
@@ -28,6 +27,8 @@ type Installed struct {
 	Targets map[string]plan.InstalledTarget
 	// Earlier holds the earlier sets of targets in the trench file.
 	Earlier [][len(vip.Families)][]string
+	// Stale: its targets or tables changed since the last Note.
+	Stale bool
 }
 
 // Keeper remembers the sets of targets of streams, and derives the content of the tables from them.
@@ -57,6 +58,10 @@ type slots struct {
 	asked [len(vip.Families)][copies]map[uint32]netip.Addr
 	// everyone: sets of targets are unknown, so that all targets are asked.
 	everyone bool
+	// content is the content of the tables, if complete: derived from the present state, with all
+	// link-layer addresses. nil for a family without any target to ask.
+	content  [len(vip.Families)]*Stream
+	complete bool
 }
 
 // NewKeeper returns a keeper that writes no tables before UseKernel.
@@ -151,9 +156,8 @@ func (keeper *Keeper) of(name string) *plan.Generations {
 }
 
 // Note notes the tables of a stream in force, and reports whether its asked targets may differ.
-// Stale: its targets or tables changed since.
-func (keeper *Keeper) Note(name string, installed Installed, stale bool, now time.Time) (changed bool) {
-	generations := keeper.of(name)
+func (keeper *Keeper) Note(name string, installed Installed, now time.Time) (changed bool) {
+	generations, stale := keeper.of(name), installed.Stale
 	if generations.Note(installed.Stream.Tables, now) {
 		stale, keeper.fresh = true, true
 	}
@@ -168,6 +172,7 @@ func (keeper *Keeper) Note(name string, installed Installed, stale bool, now tim
 	if stale {
 		known.asked, changed = askedSlots(installed, generations.Sets()), true
 	}
+	known.complete = known.complete && !changed
 	return changed
 }
 
@@ -216,9 +221,10 @@ func askedSlots(
 	return asked
 }
 
-// Streams returns the content of the tables. Link returns the link-layer address of a target.
+// Streams returns the content of the tables. Link returns the link-layer address of a target;
+// relinked: others may have changed since the last call.
 func (keeper *Keeper) Streams(
-	installed func(name string) (Installed, bool), link func(netip.Addr) plan.LinkAddress,
+	installed func(name string) (Installed, bool), link func(netip.Addr) plan.LinkAddress, relinked bool,
 ) (streams Streams) {
 	if !keeper.Enabled {
 		return streams
@@ -228,18 +234,36 @@ func (keeper *Keeper) Streams(
 		if !found {
 			continue
 		}
+		slots := keeper.slots[name]
+		if !slots.complete || state.Stale || relinked {
+			slots.derive(name, state, link)
+		}
 		for _, family := range vip.Families {
-			if stream := keeper.slots[name].stream(name, state, family); stream != nil {
-				for _, target := range state.Targets {
-					if keepsFlows(target, family) {
-						stream.FWMarks[target.FWMark] = link(target.IPs[family])
-					}
-				}
+			if stream := slots.content[family]; stream != nil {
 				streams[family] = append(streams[family], *stream)
 			}
 		}
 	}
 	return streams
+}
+
+// derive derives the content of a stream.
+func (slots *slots) derive(name string, installed Installed, link func(netip.Addr) plan.LinkAddress) {
+	slots.complete = true
+	for _, family := range vip.Families {
+		stream := slots.stream(name, installed, family)
+		slots.content[family] = stream
+		if stream == nil {
+			continue
+		}
+		for _, target := range installed.Targets {
+			if keepsFlows(target, family) {
+				address := link(target.IPs[family])
+				stream.FWMarks[target.FWMark] = address
+				slots.complete = slots.complete && address != plan.LinkAddress{}
+			}
+		}
+	}
 }
 
 // stream returns a stream that asks all of its targets while sets of targets are unknown and the
@@ -268,7 +292,7 @@ func (slots *slots) stream(name string, installed Installed, family vip.Family) 
 
 // Differs reports whether streams differ from the content of the tables.
 func (keeper *Keeper) Differs(streams Streams) bool {
-	return !keeper.applied || !reflect.DeepEqual(streams, keeper.streams)
+	return !keeper.applied || !streams.equal(&keeper.streams)
 }
 
 // Apply writes the tables and returns their first difference from streams before. Foreign: another

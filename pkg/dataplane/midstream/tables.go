@@ -156,18 +156,20 @@ func linkSet(stream Stream) nft.Set {
 // linksOf returns the set of link-layer addresses of the targets, except those of other streams.
 func linksOf(streams, others []Stream) nft.Set {
 	set := nft.Set{Name: linksSet, KeyType: nft.TypeEther, KeyLen: 6}
-	seen := map[plan.LinkAddress]bool{{}: true}
-	for _, stream := range others {
-		for _, link := range stream.FWMarks {
-			seen[link] = true
-		}
-	}
+	links := map[plan.LinkAddress]bool{}
 	for _, stream := range streams {
 		for _, link := range stream.FWMarks {
-			if !seen[link] {
-				set.Elements, seen[link] = append(set.Elements, nft.Element{Key: link[:]}), true
-			}
+			links[link] = true
 		}
+	}
+	delete(links, plan.LinkAddress{}) // unknown
+	for _, stream := range others {
+		for _, link := range stream.FWMarks {
+			delete(links, link)
+		}
+	}
+	for link := range links {
+		set.Elements = append(set.Elements, nft.Element{Key: link[:]})
 	}
 	return set
 }

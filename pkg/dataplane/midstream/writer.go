@@ -2,7 +2,6 @@ package midstream
 
 import (
 	"net/netip"
-	"reflect"
 	"slices"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
@@ -19,8 +18,7 @@ type writer struct {
 
 // write adds the differences of one map of slots, and reports whether there are any.
 func (w *writer) write(set string, have, want map[uint32]netip.Addr) (changed bool, err error) {
-	// Most streams did not change, and their owner passes the same map again.
-	if reflect.ValueOf(have).UnsafePointer() == reflect.ValueOf(want).UnsafePointer() {
+	if sameMap(have, want) {
 		return false, nil
 	}
 	var removed, added []nft.Element
