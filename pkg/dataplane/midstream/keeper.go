@@ -58,10 +58,10 @@ type slots struct {
 	asked [len(vip.Families)][copies]map[uint32]netip.Addr
 	// everyone: sets of targets are unknown, so that all targets are asked.
 	everyone bool
-	// content is the content of the tables, if complete: derived from the present state, with all
-	// link-layer addresses. nil for a family without any target to ask.
-	content  [len(vip.Families)]*Stream
-	complete bool
+	// content is the content of the tables, if derived from the present state; nil for a family
+	// without any target to ask.
+	content [len(vip.Families)]*Stream
+	derived bool
 }
 
 // NewKeeper returns a keeper that writes no tables before UseKernel.
@@ -172,7 +172,7 @@ func (keeper *Keeper) Note(name string, installed Installed, now time.Time) (cha
 	if stale {
 		known.asked, changed = askedSlots(installed, generations.Sets()), true
 	}
-	known.complete = known.complete && !changed
+	known.derived = known.derived && !changed
 	return changed
 }
 
@@ -235,7 +235,7 @@ func (keeper *Keeper) Streams(
 			continue
 		}
 		slots := keeper.slots[name]
-		if !slots.complete || state.Stale || relinked {
+		if !slots.derived || state.Stale || relinked {
 			slots.derive(name, state, link)
 		}
 		for _, family := range vip.Families {
@@ -249,7 +249,7 @@ func (keeper *Keeper) Streams(
 
 // derive derives the content of a stream.
 func (slots *slots) derive(name string, installed Installed, link func(netip.Addr) plan.LinkAddress) {
-	slots.complete = true
+	slots.derived = true
 	for _, family := range vip.Families {
 		stream := slots.stream(name, installed, family)
 		slots.content[family] = stream
@@ -258,9 +258,7 @@ func (slots *slots) derive(name string, installed Installed, link func(netip.Add
 		}
 		for _, target := range installed.Targets {
 			if keepsFlows(target, family) {
-				address := link(target.IPs[family])
-				stream.FWMarks[target.FWMark] = address
-				slots.complete = slots.complete && address != plan.LinkAddress{}
+				stream.FWMarks[target.FWMark] = link(target.IPs[family])
 			}
 		}
 	}
