@@ -71,7 +71,7 @@ func newEngine(options Options, kernel kernelConn) *engine {
 			records: newRecords(), kernel: kernel, log: options.Log, now: time.Now, holds: newHolds(options),
 			priority: options.Priority, stale: everything, driftSince: map[[3]string]time.Time{},
 		},
-		options: options, moved: midstream.NewKeeper(options.Conntrack == ConntrackOn),
+		options: options, moved: midstream.NewKeeper(),
 		guests: guests{}, transfers: map[[2]string]bool{},
 		fwmarks: fwmarks{first: options.First, mask: options.FWMarkMask(), log: options.Log, refused: map[uint32]string{}},
 		repairs: repairs{byObject: map[[3]string]*repair{}, report: options.OnRepair, log: options.Log},

@@ -35,18 +35,16 @@ func (engine *engine) updateMoved(desired *plan.Desired) {
 	now := engine.now()
 	applied, _ := engine.moved.Written()
 	changed := !applied || engine.linksChanged
-	if engine.moved.Enabled {
-		for name, record := range engine.streams {
-			stream := desired.Streams[name]
-			installed, found := record.installation(stream)
-			if !found || installed.Stream.Stage != plan.StageApplied || stream == nil {
-				continue
-			}
-			changed = engine.moved.Note(name, installed, now) || changed
-			record.slotsStale = false
+	for name, record := range engine.streams {
+		stream := desired.Streams[name]
+		installed, found := record.installation(stream)
+		if !found || installed.Stream.Stage != plan.StageApplied || stream == nil {
+			continue
 		}
-		changed = engine.moved.Forget(func(name string) bool { return desired.Streams[name] == nil }) || changed
+		changed = engine.moved.Note(name, installed, now) || changed
+		record.slotsStale = false
 	}
+	changed = engine.moved.Forget(func(name string) bool { return desired.Streams[name] == nil }) || changed
 	repair := engine.rulesetRead && len(engine.holds.until) == 0 &&
 		engine.repairs.due([]plan.Drift{movedDrift}, now, false)
 	if !changed && !repair {
@@ -97,7 +95,7 @@ func (engine *engine) writeMoved(streams midstream.Streams) string {
 // prepareMoved writes the tables before targets enter a Maglev table: from then on packets of flows
 // in their slots reach them. Targets that leave have no time for that.
 func (a *application) prepareMoved() {
-	if !a.moved.Writes() || !a.moved.Enabled {
+	if !a.moved.Writes() {
 		return
 	}
 	prepared := false

@@ -165,7 +165,9 @@ func (plane *Plane) Run(ctx context.Context) error {
 		return fmt.Errorf("open netlink sockets: %w", err)
 	}
 	plane.e.kernel, plane.conn = conn, conn
-	plane.e.moved.UseKernel(conn, plane.e.options.FWMarkMask())
+	plane.e.moved.UseKernel(conn, midstream.Mode{
+		Mask: plane.e.options.FWMarkMask(), Returning: plane.e.options.Conntrack != ConntrackOn,
+	})
 	var writer sync.WaitGroup
 	if plane.e.options.StateDir != "" {
 		writer.Go(func() { plane.e.moved.Write(ctx, plane.e.options.StateDir, plane.e.log) })

@@ -205,7 +205,7 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 	}
 	desired := desired{
 		pool: append(slices.Clone(kernel.o.Pool), kernel.stalePool(network)...), link: kernel.o.Interface,
-		live: kernel.peers.live(), peers: kernel.peers.learned,
+		index: network.link.Index, live: kernel.peers.live(), peers: kernel.peers.learned,
 	}
 	if !ethernet(network.link) {
 		return nil, problems // keep the installed state: flows continue when the interface returns

@@ -37,17 +37,14 @@ func (kernel *kernel) replyParts(network *network) (list []part) {
 		}) {
 			list = append(list, part{neighbor.Permanent(), "neighbor " + neighbor.Addr.String()})
 		}
-		// The next hop resolves to the placeholder address, which the egress chain rewrites.
-		route := rtnetlink.Route{
-			Family: family, Table: table, Prefix: rtnetlink.DefaultPrefix(family), Type: unix.RTN_UNICAST, Protocol: protocol,
-			Metric: metric, Link: network.link.Index, NextHop: placeholder(family), OnLink: true,
-		}
-		if !slices.ContainsFunc(network.routes, func(entry rtnetlink.Route) bool {
-			// The flag follows the state of the interface and needs no repair.
-			entry.Dead = false
-			return entry == route
-		}) {
-			list = append(list, part{route.Replace(), route.String()})
+		for _, route := range replyRoutes(network, family) {
+			if !slices.ContainsFunc(network.routes, func(entry rtnetlink.Route) bool {
+				// The flag follows the state of the interface and needs no repair.
+				entry.Dead = false
+				return entry == route
+			}) {
+				list = append(list, part{route.Replace(), route.String()})
+			}
 		}
 	}
 	for _, entry := range kernel.rules() {
@@ -56,6 +53,23 @@ func (kernel *kernel) replyParts(network *network) (list []part) {
 		}
 	}
 	return list
+}
+
+// replyRoutes returns the routes of a family. The next hop of replies resolves to the placeholder
+// address, which the egress chain rewrites. Returned packets are sent to the placeholder itself, to
+// which IPv6 has the route of link-local addresses.
+func replyRoutes(network *network, family vip.Family) []rtnetlink.Route {
+	reply := rtnetlink.Route{
+		Family: family, Table: table, Prefix: rtnetlink.DefaultPrefix(family), Type: unix.RTN_UNICAST, Protocol: protocol,
+		Metric: metric, Link: network.link.Index, NextHop: placeholder(family), OnLink: true,
+	}
+	if family == vip.IPv6 {
+		return []rtnetlink.Route{reply}
+	}
+	back := reply
+	back.Table, back.NextHop, back.OnLink = unix.RT_TABLE_MAIN, netip.Addr{}, false
+	back.Prefix = netip.PrefixFrom(placeholder(family), placeholder(family).BitLen())
+	return []rtnetlink.Route{reply, back}
 }
 
 // rules returns a lookup rule and a drop rule for each prefix. An unreachable route in the table
@@ -120,8 +134,10 @@ func (kernel *kernel) stale(network *network, all bool) (list []part) {
 		}
 	}
 	for _, entry := range network.routes {
-		if entry.Table != unix.RT_TABLE_LOCAL && (all || entry.Table != table || entry.Link != network.link.Index ||
-			!slices.Contains(kernel.families(), entry.Family)) {
+		wanted := slices.ContainsFunc(replyRoutes(network, entry.Family), func(route rtnetlink.Route) bool {
+			return route.Table == entry.Table && route.Prefix == entry.Prefix && route.Link == entry.Link
+		})
+		if entry.Table != unix.RT_TABLE_LOCAL && (all || !wanted || !slices.Contains(kernel.families(), entry.Family)) {
 			list = append(list, part{entry.Delete(), entry.String()})
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/nft"
+	"github.com/vipgate/vipgate/pkg/returning"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -19,7 +20,9 @@ import (
 const tableName = "vipgate-target"
 
 // tableFamilies are the nftables families in the order of installation.
-var tableFamilies = [...]uint8{unix.NFPROTO_ARP, unix.NFPROTO_NETDEV, unix.NFPROTO_INET}
+var tableFamilies = [...]uint8{
+	unix.NFPROTO_ARP, unix.NFPROTO_NETDEV, unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6,
+}
 
 // netdev and inet are the tables without their content.
 var (
@@ -244,6 +247,33 @@ func egressRules() []rule {
 	}
 }
 
+// returnRule returns a packet of a TCP flow that connection tracking does not know to the sender's
+// link-layer address, if the trench pod asks for it (package returning).
+func returnRule(family vip.Family, link string, index int) rule {
+	const (
+		flagsOffset, flagSYN = 13, 0x02 // RFC 9293
+		unknown              = expr.CtStateBitNEW | expr.CtStateBitINVALID
+	)
+	return slices.Concat(onInterface(expr.MetaKeyIIFNAME, link), inPool(family, false), rule{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, equal([]byte{unix.IPPROTO_TCP}),
+		load(expr.PayloadBaseTransportHeader, flagsOffset, 1),
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 1, Mask: []byte{flagSYN}, Xor: []byte{0}},
+		equal([]byte{0}),
+	}, returning.Has(family, returning.Bits&^returning.Steps, returning.Ask, reg1), rule{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(unknown), Xor: native(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: native(0)},
+	}, markOfSender(), rule{
+		// The egress chain replaces the placeholder by the address with this mark.
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg2, SourceRegister: true},
+	}, returning.Set(family, returning.Back, returning.Back, reg1), rule{
+		&expr.Immediate{Register: reg1, Data: placeholder(family).AsSlice()},
+		&expr.Immediate{Register: reg2, Data: native(uint32(index))},
+		&expr.Dup{RegAddr: reg1, RegDev: reg2, IsRegDevSet: true},
+		&expr.Verdict{Kind: expr.VerdictDrop},
+	})
+}
+
 // silenceRule drops ARP packets whose sender address is in the pool, for IPv4 over Ethernet (RFC
 // 826): both replies, and the kernel's requests for the placeholder if its entry is missing.
 func silenceRule() rule {
@@ -258,6 +288,7 @@ func silenceRule() rule {
 type desired struct {
 	pool  []netip.Prefix
 	link  string
+	index int      // of the link
 	live  []uint32 // fwmarks
 	peers map[uint32]learned
 }
@@ -313,7 +344,20 @@ func (desired desired) tables() []nft.Table {
 			openRule(vip.IPv4, desired.link), openRule(vip.IPv6, desired.link), replyRule(vip.IPv4, desired.link),
 			replyRule(vip.IPv6, desired.link)),
 	}
-	return []nft.Table{arp, netdev, inet}
+	tables := []nft.Table{arp, netdev, inet}
+	for _, family := range vip.Families {
+		if family == vip.IPv6 && disabledIPv6("all").Read() == "" {
+			continue // ipv6.disable=1
+		}
+		// "dup" does not exist in the family inet.
+		table := nft.Table{Family: tableFamilies[3+family], Name: tableName, Sets: desired.pools(family)}
+		table.Chains = []nft.Chain{
+			chain(table.Family, nft.Chain{Name: "prerouting", Hook: unix.NF_INET_PRE_ROUTING, Priority: mangle + 1},
+				returnRule(family, desired.link, desired.index)),
+		}
+		tables = append(tables, table)
+	}
+	return tables
 }
 
 // liveSets returns the map and the set of the live peers. They change more often than the rest.
@@ -410,7 +454,8 @@ func hint(err error) string {
 	}
 	// The kernel returns ENOENT for an expression whose module is missing.
 	if errors.Is(err, unix.ENOENT) {
-		return "run a kernel with CONFIG_NFT_CT, CONFIG_NFT_HASH and CONFIG_NFT_NUMGEN, or load their modules"
+		return "run a kernel with CONFIG_NFT_CT, CONFIG_NFT_HASH, CONFIG_NFT_NUMGEN, CONFIG_NFT_DUP_IPV4 and " +
+			"CONFIG_NFT_DUP_IPV6, or load their modules"
 	}
 	return "run a kernel with CONFIG_NF_TABLES and CONFIG_NF_TABLES_INET"
 }

@@ -31,13 +31,13 @@ func (streams *Streams) Empty() bool { return len(streams[vip.IPv4])+len(streams
 // the first difference that it found before, "" for none. known is the content of the last call if
 // no other process changed nftables since: only differences are written. With nil the tables are
 // read, before and after.
-func Apply(conn *nft.Conn, mask uint32, streams Streams, known *Streams) (difference string, err error) {
+func Apply(conn *nft.Conn, mode Mode, streams Streams, known *Streams) (difference string, err error) {
 	for _, family := range vip.Families {
 		var before []Stream
 		if known != nil {
 			before = limited(known[family])
 		}
-		found, err := apply(conn, newBuilder(family, mask), before, limited(streams[family]), known != nil)
+		found, err := apply(conn, newBuilder(family, mode), before, limited(streams[family]), known != nil)
 		if err != nil {
 			return "", err
 		}
@@ -176,7 +176,7 @@ func limited(streams []Stream) []Stream {
 
 // Remove removes both tables.
 func Remove(conn *nft.Conn) error {
-	_, err := Apply(conn, 0, Streams{}, nil)
+	_, err := Apply(conn, Mode{}, Streams{}, nil)
 	return err
 }
 

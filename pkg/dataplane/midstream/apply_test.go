@@ -43,7 +43,7 @@ func TestApply(t *testing.T) {
 	t.Cleanup(func() { harness.Must(t, conn.Close()) })
 	apply := func(want string, streams Streams) {
 		t.Helper()
-		difference, err := Apply(conn, 0xffffff, streams, nil)
+		difference, err := Apply(conn, Mode{Mask: 0xffffff}, streams, nil)
 		if err != nil || difference != want {
 			t.Fatalf("Apply returned %q, %v; want %q", difference, err, want)
 		}
@@ -111,10 +111,10 @@ func TestApplyDifferences(t *testing.T) {
 				next[family] = append(next[family], randomStream(random, family, uint32(number)))
 			}
 		}
-		if _, err := Apply(conn, 0xffffff, next, &known); err != nil {
+		if _, err := Apply(conn, Mode{Mask: 0xffffff}, next, &known); err != nil {
 			t.Fatalf("step %d: %v", step, err)
 		}
-		if difference, err := Apply(conn, 0xffffff, next, nil); difference != "" || err != nil {
+		if difference, err := Apply(conn, Mode{Mask: 0xffffff}, next, nil); difference != "" || err != nil {
 			t.Fatalf("step %d: %q, %v\nbefore %+v\nafter %+v", step, difference, err, known, next)
 		}
 		known = next

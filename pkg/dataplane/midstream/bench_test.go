@@ -76,11 +76,11 @@ func BenchmarkApply(b *testing.B) {
 					}
 					other[family] = append(other[family], known[family][1:]...)
 				}
-				if _, err := Apply(conn, 0xffffff, known, nil); err != nil {
+				if _, err := Apply(conn, Mode{Mask: 0xffffff}, known, nil); err != nil {
 					b.Fatal(err)
 				}
 				for b.Loop() {
-					if _, err := Apply(conn, 0xffffff, other, &known); err != nil {
+					if _, err := Apply(conn, Mode{Mask: 0xffffff}, other, &known); err != nil {
 						b.Fatal(err)
 					}
 					known, other = other, known

@@ -34,10 +34,6 @@ type Installed struct {
 // Keeper remembers the sets of targets of streams, and derives the content of the tables from them.
 // Only its owner's goroutine may call it, except Write.
 type Keeper struct {
-	// Enabled: connection tracking is on, and marks have a bit that no fwmark has. Otherwise there are
-	// no tables.
-	Enabled bool
-
 	// apply writes the tables and read reads their counters; nil if the tables are left alone, as in a
 	// cleanup.
 	apply       func(streams Streams, known *Streams) (difference string, err error)
@@ -65,22 +61,22 @@ type slots struct {
 }
 
 // NewKeeper returns a keeper that writes no tables before UseKernel.
-func NewKeeper(enabled bool) Keeper {
+func NewKeeper() Keeper {
 	return Keeper{
-		Enabled: enabled, generations: map[string]*plan.Generations{}, published: latest.New[Generations](nil),
+		generations: map[string]*plan.Generations{}, published: latest.New[Generations](nil),
 		slots: map[string]*slots{},
 	}
 }
 
 // UseKernel lets the keeper write the tables.
-func (keeper *Keeper) UseKernel(conn *fwstate.Conn, mask uint32) {
+func (keeper *Keeper) UseKernel(conn *fwstate.Conn, mode Mode) {
 	keeper.apply = func(streams Streams, known *Streams) (string, error) {
-		return Apply(conn.NFTables(), mask, streams, known)
+		return Apply(conn.NFTables(), mode, streams, known)
 	}
 	keeper.read = func() (Counters, error) { return Read(conn.NFTables()) }
 }
 
-// Writes reports whether the keeper writes tables, which remove earlier ones if it is not enabled.
+// Writes reports whether the keeper writes tables.
 func (keeper *Keeper) Writes() bool { return keeper.apply != nil }
 
 // Written reports whether the last write of the tables succeeded, and whether there are any.
@@ -93,7 +89,7 @@ func generationsFile(stateDir string) string { return filepath.Join(stateDir, "g
 // Load reads the generations of an earlier process. A corrupt file is moved aside: new flows do not
 // need it.
 func (keeper *Keeper) Load(stateDir string, log *slog.Logger) error {
-	if stateDir == "" || !keeper.Enabled {
+	if stateDir == "" {
 		return nil
 	}
 	var stored Generations
@@ -226,9 +222,6 @@ func askedSlots(
 func (keeper *Keeper) Streams(
 	installed func(name string) (Installed, bool), link func(netip.Addr) plan.LinkAddress, relinked bool,
 ) (streams Streams) {
-	if !keeper.Enabled {
-		return streams
-	}
 	for _, name := range slices.Sorted(maps.Keys(keeper.slots)) {
 		state, found := installed(name)
 		if !found {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/nft"
+	"github.com/vipgate/vipgate/pkg/replypath"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/harness"
@@ -29,8 +31,11 @@ import (
 type fixture struct {
 	t                     *testing.T
 	client, attacker, pod *lab.NetNS
+	targets               []*lab.NetNS
 	conn                  *nft.Conn
 	kernel                *fwstate.Conn
+	// returning: the pod does not track connections, and targets return packets.
+	returning bool
 }
 
 const port = 5000
@@ -55,8 +60,10 @@ const (
 )
 
 // newFixture returns a fixture that asks targets about unknown flows.
-func newFixture(t *testing.T, asking asking) *fixture {
-	x := &fixture{t: t}
+func newFixture(t *testing.T, asking asking) *fixture { return newFixtureBy(t, asking, false) }
+
+func newFixtureBy(t *testing.T, asking asking, returning bool) *fixture {
+	x := &fixture{t: t, returning: returning}
 	for _, ns := range []**lab.NetNS{&x.client, &x.attacker, &x.pod} {
 		*ns = lab.NewNetNS(t, lab.WithoutDAD)
 	}
@@ -106,6 +113,16 @@ ip -6 route add default via fd16:%[2]d::2 table %[1]d`, 4999+i, i))
 				stream.Everyone[uint32(4999+i)] = netip.MustParseAddr(address)
 			}
 		}
+		if returning {
+			harness.Must(t, ns.Do(func() error {
+				_, err := replypath.Install(t.Context(), replypath.Options{
+					Interface: "eth0", Log: slog.New(slog.DiscardHandler),
+					Pool: []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")},
+				})
+				return err
+			}))
+		}
+		x.targets = append(x.targets, ns)
 		x.serve(ns, i)
 	}
 	harness.Must(t, x.pod.Do(func() (err error) {
@@ -114,7 +131,8 @@ ip -6 route add default via fd16:%[2]d::2 table %[1]d`, 4999+i, i))
 	}))
 	t.Cleanup(func() { harness.Must(t, x.kernel.Close()) })
 	x.conn = x.kernel.NFTables()
-	if _, err := Apply(x.conn, fwstate.Config{}.WithDefaults().FWMarkMask(), all, nil); err != nil {
+	mode := Mode{Mask: fwstate.Config{}.WithDefaults().FWMarkMask(), Returning: returning}
+	if _, err := Apply(x.conn, mode, all, nil); err != nil {
 		t.Fatal(err)
 	}
 	x.forward(5001)
@@ -144,6 +162,23 @@ func (x *fixture) serve(ns *lab.NetNS, number int) {
 
 // forward sends new flows to the target with a fwmark; each known one keeps its target.
 func (x *fixture) forward(fwmark uint32) {
+	if x.returning {
+		x.pod.Shell(x.t, fmt.Sprintf(`nft -f - <<END
+table inet pod
+delete table inet pod
+table inet pod {
+ chain raw {
+  type filter hook prerouting priority raw;
+  ip daddr 20.0.0.1 notrack; ip6 daddr 2000::1 notrack; ip saddr 20.0.0.1 notrack; ip6 saddr 2000::1 notrack
+ }
+ chain pre {
+  type filter hook prerouting priority mangle;
+  ip daddr 20.0.0.1 meta mark set %[1]d; ip6 daddr 2000::1 meta mark set %[1]d
+ }
+}
+END`, fwmark))
+		return
+	}
 	x.pod.Shell(x.t, fmt.Sprintf(`nft -f - <<END
 table inet pod
 delete table inet pod

@@ -103,18 +103,31 @@ type builder struct {
 	// mask has the bits of fwmarks; undecided is the bit above it, in connection marks of flows that
 	// are being decided.
 	mask, undecided uint32
+	returning       bool
 	chains          []nft.Chain
 }
 
-func newBuilder(family vip.Family, mask uint32) *builder {
-	return &builder{family: family, mask: mask, undecided: mask + 1}
+func newBuilder(family vip.Family, mode Mode) *builder {
+	return &builder{family: family, mask: mode.Mask, undecided: mode.Mask + 1, returning: mode.Returning}
+}
+
+// Mode selects the rules.
+type Mode struct {
+	// Mask has the bits of fwmarks.
+	Mask uint32
+	// Returning: without connection tracking targets return packets of flows that they do not have.
+	Returning bool
 }
 
 // table returns the table, without the elements of the maps of slots.
 func (b *builder) table(streams []Stream) nft.Table {
 	table := b.streamObjects(streams, nil)
-	table.Sets = append(b.flowSets(), table.Sets...)
-	b.commonChains()
+	if b.returning {
+		b.returningHook()
+	} else {
+		table.Sets = append(b.flowSets(), table.Sets...)
+		b.commonChains()
+	}
 	table.Chains = append(b.chains, table.Chains...)
 	return table
 }
@@ -122,10 +135,15 @@ func (b *builder) table(streams []Stream) nft.Table {
 // streamObjects returns the part of the table that depends on the streams, without link-layer
 // addresses that others have, too.
 func (b *builder) streamObjects(streams, others []Stream) nft.Table {
-	table := nft.Table{Family: tableFamily[b.family], Name: plan.TableName}
+	table := nft.Table{Family: tableFamily[b.family], Name: plan.TableName, Sets: []nft.Set{linksOf(streams, others)}}
 	for _, stream := range streams {
-		table.Sets = append(table.Sets, linkSet(stream))
 		chain := nft.Chain{Name: plan.StreamChain(stream.Name)}
+		if b.returning {
+			chain.Rules = b.returningRules(stream)
+			table.Chains = append(table.Chains, chain)
+			continue
+		}
+		table.Sets = append(table.Sets, linkSet(stream))
 		if stream.asksEveryone() {
 			chain.Rules = b.everyoneRules(stream)
 			table.Chains = append(append(table.Chains, chain), b.peerChains(stream)...)
@@ -137,7 +155,11 @@ func (b *builder) streamObjects(streams, others []Stream) nft.Table {
 		chain.Rules = b.streamRules(stream)
 		table.Chains = append(table.Chains, chain)
 	}
-	table.Sets = append(append(table.Sets, linksOf(streams, others)), b.targetSets(streams)...)
+	if b.returning {
+		table.Sets = append(table.Sets, b.returningSets(streams)...)
+	} else {
+		table.Sets = append(table.Sets, b.targetSets(streams)...)
+	}
 	return table
 }
 
@@ -314,28 +336,14 @@ func (b *builder) setUndecided(to uint32) []expr.Any {
 // streamRules returns the rules for answers of a stream's targets, and for packets of its clients,
 // whose link-layer addresses the first rule does not find.
 func (b *builder) streamRules(stream Stream) []nft.Rule {
-	address := b.linkRegister() + 2 // a multiple of 4 in IPv6
-	if b.family == vip.IPv4 {
-		address = 8
-	}
-	slot := slices.Concat(fwstate.LoadFlow(b.family), []expr.Any{&expr.Hash{
-		SourceRegister: register(0), DestRegister: register(address - 1), Length: fwstate.FlowLength(b.family),
-		Modulus: stream.Size, Seed: stream.Seed, Type: expr.HashTypeJenkins,
-	}})
-	asked := func(order int) []expr.Any {
-		return append(slices.Clone(slot), &expr.Lookup{
-			SourceRegister: register(address - 1), SetName: askedPrefixes[order] + stream.Name,
-			DestRegister: register(address), IsDestRegSet: true,
-		})
-	}
 	tuple, count := b.tuple(false), []expr.Any{&expr.Counter{}}
-	dup := []expr.Any{&expr.Counter{}, &expr.Dup{RegAddr: register(address)}}
+	dup := []expr.Any{&expr.Counter{}, &expr.Dup{RegAddr: register(b.slotAddress())}}
 	return []nft.Rule{
 		b.decidedRule(stream),
 		// A full set ends the rule before the copy: the current target's RST then reaches the client.
-		b.rule(commentAsked, asked(0), tuple, update(undecidedSet), dup),
-		b.rule(commentAsked, asked(1), tuple, in(0, undecidedSet), update(threeWaySet), dup),
-		b.rule(commentFull, asked(0), tuple, notIn(0, undecidedSet), count),
+		b.rule(commentAsked, b.slotLookup(stream, 0), tuple, update(undecidedSet), dup),
+		b.rule(commentAsked, b.slotLookup(stream, 1), tuple, in(0, undecidedSet), update(threeWaySet), dup),
+		b.rule(commentFull, b.slotLookup(stream, 0), tuple, notIn(0, undecidedSet), count),
 		// The last rule: a packet that connection tracking calls invalid has no entry and ends it.
 		b.rule(comment+"the flow is undecided", tuple, in(0, undecidedSet), b.setUndecided(b.undecided)),
 	}

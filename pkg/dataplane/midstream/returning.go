@@ -1,0 +1,122 @@
+package midstream
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nft"
+	"github.com/vipgate/vipgate/pkg/returning"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Without connection tracking the current target returns a packet of a flow that it does not know
+// (package returning), and each further one until a target has the flow. Nothing is remembered.
+
+const (
+	nextPrefix = "next/" // the link-layer address of a target to the address of the next one
+	lastSet    = "last"  // fwmarks with the link-layer address of the target that is asked last
+)
+
+// returningHook adds the base chain. The table of package fwstate has set the packet mark to the
+// current target.
+func (b *builder) returningHook() {
+	b.hook(askChain, int32(*nftables.ChainPriorityMangle)+1,
+		b.rule(comment+"by the current target", tcpFlags(tcpSYN, expr.CmpOpEq, 0), b.packetFWMark(0),
+			[]expr.Any{lookupVerdict(0, streamsMap)}))
+}
+
+// returningRules returns the rules of a stream's chain.
+func (b *builder) returningRules(stream Stream) (rules []nft.Rule) {
+	// Only packets of targets are returned ones: a client can send these code points, too.
+	returned := func(bits, step uint16) []expr.Any {
+		return slices.Concat(returning.Has(b.family, bits, returning.Ask|returning.Back|step, register(0)),
+			link(0), in(0, linksSet))
+	}
+	mark := func(point uint16) []expr.Any { return returning.Set(b.family, returning.Bits, point, register(0)) }
+	send := func(address uint32) []expr.Any {
+		return []expr.Any{
+			&expr.Counter{}, &expr.Dup{RegAddr: register(address)}, &expr.Verdict{Kind: expr.VerdictDrop},
+		}
+	}
+	const anyStep = returning.Bits &^ returning.Steps
+	first := mark(returning.Ask)
+	if stream.asksEveryone() {
+		rules = append(rules, b.rule(commentAsked, returned(anyStep, 0), b.packetFWMark(0), link(1), notIn(0, lastSet),
+			link(0), lookupData(0, nextPrefix+stream.Name, addressRegister), mark(returning.Ask), send(addressRegister)))
+	} else {
+		for order := range copies {
+			step, asked := uint16(order)*returning.AskStep, b.slotLookup(stream, order)
+			rules = append(rules, b.rule(commentAsked, returned(returning.Bits, step), asked,
+				mark(returning.Ask+step+returning.AskStep), send(b.slotAddress())))
+		}
+		first = append(b.slotLookup(stream, 0), first...)
+	}
+	return append(rules,
+		b.rule(commentDenied, returned(anyStep, 0), mark(0), []expr.Any{&expr.Counter{}}, verdict(expr.VerdictAccept, "")),
+		b.rule(comment+"the target may return it", first))
+}
+
+// addressRegister is where the next target's address is loaded, aligned for IPv6.
+const addressRegister = 4
+
+// slotAddress is the register of the address of the slot's earlier target.
+func (b *builder) slotAddress() uint32 {
+	if b.family == vip.IPv4 {
+		return 8
+	}
+	return b.linkRegister() + 2 // a multiple of 4
+}
+
+// slotLookup loads the address of an earlier target of the packet's slot.
+func (b *builder) slotLookup(stream Stream, order int) []expr.Any {
+	address := b.slotAddress()
+	return slices.Concat(fwstate.LoadFlow(b.family), []expr.Any{&expr.Hash{
+		SourceRegister: register(0), DestRegister: register(address - 1), Length: fwstate.FlowLength(b.family),
+		Modulus: stream.Size, Seed: stream.Seed, Type: expr.HashTypeJenkins,
+	}}, lookupData(address-1, askedPrefixes[order]+stream.Name, address))
+}
+
+// ring returns the map of a stream from the link-layer address of each target to the address of the
+// next one, which the last one has, too, and the elements of lastSet.
+func (b *builder) ring(stream Stream) (next nft.Set, last []nft.Element) {
+	next = nft.Set{
+		Name: nextPrefix + stream.Name, Flags: unix.NFT_SET_MAP, KeyType: nft.TypeEther, KeyLen: 6,
+		DataType: addressType[b.family], DataLen: addressSize[b.family],
+	}
+	links := map[uint32]plan.LinkAddress{}
+	for link, fwmark := range stream.byLink() {
+		links[fwmark] = link
+	}
+	order := slices.Sorted(maps.Keys(links))
+	for i, fwmark := range order {
+		link, following := links[fwmark], order[(i+1)%len(order)]
+		next.Elements = append(next.Elements, nft.Element{Key: link[:], Data: stream.Everyone[following].AsSlice()})
+		last = append(last, nft.Element{Key: pair(following, link)})
+	}
+	return next, last
+}
+
+// returningSets returns the sets with elements of targets, except linksSet.
+func (b *builder) returningSets(streams []Stream) []nft.Set {
+	sets := b.targetSets(streams)[:1]
+	last := nft.Set{
+		Name: lastSet, KeyType: nft.TypeMark<<nftables.SetConcatTypeBits | nft.TypeEther, KeyLen: 12,
+	}
+	for _, stream := range streams {
+		if stream.asksEveryone() {
+			next, elements := b.ring(stream)
+			sets, last.Elements = append(sets, next), append(last.Elements, elements...)
+			continue
+		}
+		for order := range copies {
+			sets = append(sets, b.askedSet(order, stream))
+		}
+	}
+	return append(sets, last)
+}

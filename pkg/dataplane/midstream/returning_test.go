@@ -1,0 +1,90 @@
+package midstream
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/returning"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// Without connection tracking each packet of a flow finds its target, which the current one and
+// then earlier ones return to the pod.
+func TestReturnedFlowsKeepTheirTarget(t *testing.T) {
+	for _, asking := range []asking{second, threeWay, everyone} {
+		x := newFixtureBy(t, asking, true)
+		for _, family := range vip.Families {
+			for target := 1; target <= 2 || asking != second && target == 3; target++ {
+				t.Run(fmt.Sprintf("%s target %d, %s asked", family, target, asking), func(t *testing.T) {
+					want := fmt.Sprint(target)
+					x.forward(uint32(4999 + target))
+					flow := x.dial(family)
+					if got, err := ask(flow); got != want || err != nil {
+						t.Fatalf("%q, %v", got, err)
+					}
+					x.forward(5000)
+					before := x.counters()
+					for range 3 {
+						if got, err := ask(flow); got != want || err != nil {
+							t.Fatalf("after the change: %q, %v", got, err)
+						}
+					}
+					after := x.counters()
+					if copied := after.Asked > before.Asked; copied != (target > 1) || after.Denied != before.Denied {
+						t.Errorf("%+v, before %+v", after, before)
+					}
+					if got, err := ask(x.dial(family)); got != "1" || err != nil {
+						t.Errorf("a new flow: %q, %v", got, err)
+					}
+				})
+			}
+		}
+	}
+}
+
+// The client gets the RST of a flow that every target returned.
+func TestReturnedDeadFlowsAreReset(t *testing.T) {
+	for asking, copies := range map[asking]uint64{second: 1, threeWay: 2, everyone: 2} {
+		t.Run(string(asking), func(t *testing.T) {
+			x := newFixtureBy(t, asking, true)
+			x.forward(5000)
+			wantReset(t, x, 0)
+			if got := x.counters(); got.Denied != 1 || got.Asked != copies {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
+// A packet with a code point of its client does not circulate: a pod without the tables, or of a
+// version without them, gets it once.
+func TestForgedCodePointsDoNotCirculate(t *testing.T) {
+	x := newFixtureBy(t, second, true)
+	x.forward(5000)
+	if err := Remove(x.conn); err != nil {
+		t.Fatal(err)
+	}
+	returned := lab.NewCapture(t, x.pod, "int1")
+	wantReset(t, x, returning.Ask<<2)
+	if count := returned.Count(func(p lab.Packet) bool { return !p.Outgoing && p.DstPort == port }); count != 1 {
+		t.Errorf("the target returned the packet %d times", count)
+	}
+}
+
+// wantReset sends a segment of an unknown flow and waits for the RST.
+func wantReset(t *testing.T, x *fixture, services byte) {
+	t.Helper()
+	capture := lab.NewCapture(t, x.client, "eth0")
+	packet := segment(netip.AddrPortFrom(client, 40000), netip.AddrPortFrom(vips[0], port), tcpACK|tcpPSH)
+	packet[1] = services // the kernel fills in the checksum
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	x.send(x.client, packet)
+	if err := capture.Wait(ctx, func(p lab.Packet) bool { return !p.Outgoing && p.DstPort == 40000 }); err != nil {
+		t.Fatal(err)
+	}
+}
