@@ -29,10 +29,14 @@ const flowsVariable = "VIPGATE_TEST_FLOWS"
 // No flow of a living target breaks while targets are scaled and replaced, pods are replaced and
 // lost, and gateways change their choice of pods.
 func TestFlowsSurviveSequence(t *testing.T) {
-	t.Parallel()
 	flows, err := strconv.Atoi(cmp.Or(os.Getenv(flowsVariable), "60"))
 	harness.Must(t, err)
-	playMoves(t, traffic.Sequence(flows), traffic.Options{BFD: true})
+	for _, conntrack := range []string{"on", "off", "loose"} {
+		t.Run(conntrack, func(t *testing.T) {
+			t.Parallel()
+			playMoves(t, traffic.Sequence(flows), traffic.Options{BFD: true, LB: []string{"--conntrack=" + conntrack}})
+		})
+	}
 }
 
 func playMoves(t *testing.T, s traffic.Scenario, options traffic.Options) {
