@@ -178,7 +178,7 @@ func (engine *engine) confirmed(withheld [len(vip.Families)]bool) fastpath.Conte
 			record.installed.Stage != plan.StageApplied || record.failed || record.dirty {
 			continue
 		}
-		stream := fastpath.Stream{KernelStream: kernel}
+		stream := fastpath.Stream{KernelStream: kernel, Asks: engine.moved.Asks(name)}
 		for _, v := range record.installed.VIPs {
 			if engine.observed.VIPs[v] == name && !withheld[v.Family()] {
 				stream.VIPs = append(stream.VIPs, v)

@@ -88,6 +88,7 @@ func (engine *engine) writeMoved(streams midstream.Streams) string {
 	difference, applied := engine.moved.Apply(streams, engine.rulesetRead, engine.log)
 	if applied {
 		engine.rulesetRead = false
+		engine.fast.passes++
 	}
 	return difference
 }

@@ -25,6 +25,9 @@ type Stream struct {
 	*plan.KernelStream
 	// VIPs may contain wide VIPs, whose packets continue to nftables.
 	VIPs []vip.VIP
+	// Asks reports whether packets of a slot are marked that may belong to a flow of an earlier target
+	// (package returning); nil if none are.
+	Asks func(family vip.Family, slot uint32) bool
 }
 
 // Target identifies one address of a target.
@@ -60,6 +63,9 @@ type (
 		_        uint8
 	}
 )
+
+// asks is ASKS.
+const asks = 1 << 31
 
 // addressFamilies are the values of bpf_redir_neigh.nh_family.
 var addressFamilies = [...]uint32{unix.AF_INET, unix.AF_INET6}

@@ -17,6 +17,17 @@
 #define IPV4_FRAGMENT 0x3fff // more fragments, offset
 #define SCTP 132
 #define TCP_HEADER_LENGTH 12 // offset of the byte with the data offset
+#define TCP_FLAGS 13
+#define TCP_SYN 0x02
+
+// Code points of pkg/returning: nftables finds the target of a returned packet.
+#define ASK 0x03
+#define RETURNED 0x13
+#define RETURNED_MASK 0x33
+
+// ASKS is set in an entry of a Maglev table if packets that may belong to an earlier flow are marked
+// with ASK.
+#define ASKS 0x80000000
 
 // record describes one family of a stream. Only size changes while packets read it: 0 suspends the
 // stream. Only then match may change.
@@ -62,7 +73,7 @@ struct address {
 MAP(vips4, BPF_MAP_TYPE_HASH, __u32, __u32);             // VIP to record
 MAP(vips6, BPF_MAP_TYPE_HASH, struct address, __u32);    // VIP to record
 MAP(records, BPF_MAP_TYPE_ARRAY, __u32, struct record);  // each family of each stream
-MAP(tables, BPF_MAP_TYPE_ARRAY, __u32, __u32);           // Maglev tables: hop of a hash, 0 without one
+MAP(tables, BPF_MAP_TYPE_ARRAY, __u32, __u32);           // Maglev tables: hop of a hash and ASKS, 0 without
 MAP(ports, BPF_MAP_TYPE_HASH, struct port, __u8);        // forwarded ports of records with a match
 MAP(hops, BPF_MAP_TYPE_ARRAY, __u32, struct hop);        // 0 is unused
 MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, struct counter); // by hop
@@ -103,6 +114,7 @@ struct packet {
 	__u32 length;  // in the IP header: the frame may have padding
 	__u32 headers; // length of IP and transport header
 	__u8 protocol;
+	__u8 later; // a TCP segment without SYN
 };
 
 // start returns the initial value of a hash over words registers of nftables.
@@ -157,6 +169,7 @@ static __always_inline int transport(struct __sk_buff *skb, struct packet *packe
 		if ((void *)(header + 20) > end || packet->headers + 20 > packet->length)
 			return 0;
 		packet->headers += header[TCP_HEADER_LENGTH] >> 4 << 2;
+		packet->later = !(header[TCP_FLAGS] & TCP_SYN);
 		return 1;
 	case IPPROTO_UDP:
 	case SCTP:
@@ -175,7 +188,13 @@ static __always_inline int fits(struct __sk_buff *skb, const struct packet *pack
 	return length <= hop->mtu;
 }
 
-// select returns the hop of the packet, or 0 if nftables forwards it.
+// returned reports whether a target may have returned a packet with these services.
+static __always_inline int returned(const struct packet *packet, __u32 services)
+{
+	return packet->later && (services & RETURNED_MASK) == RETURNED;
+}
+
+// select returns the hop of the packet with ASKS, or 0 if nftables forwards it.
 static __always_inline __u32 select(const struct packet *packet, __u32 index, int family)
 {
 	struct record *record = bpf_map_lookup_elem(&records, &index);
@@ -201,15 +220,19 @@ static __always_inline __u32 select(const struct packet *packet, __u32 index, in
 // forwardable returns the hop of the packet if it fits the link, or 0.
 static __always_inline struct hop *forwardable(struct __sk_buff *skb, const struct packet *packet, __u32 index)
 {
-	struct hop *hop = index ? bpf_map_lookup_elem(&hops, &index) : 0;
+	struct hop *hop;
 
+	index &= ~ASKS;
+	hop = index ? bpf_map_lookup_elem(&hops, &index) : 0;
 	return hop && fits(skb, packet, hop) ? hop : 0;
 }
 
 static __always_inline int redirect(const struct packet *packet, struct hop *hop, __u32 index)
 {
-	struct counter *counter = bpf_map_lookup_elem(&counters, &index);
+	struct counter *counter;
 
+	index &= ~ASKS;
+	counter = bpf_map_lookup_elem(&counters, &index);
 	if (counter) {
 		counter->packets++;
 		counter->bytes += packet->length;
@@ -224,7 +247,7 @@ static __always_inline int ipv4(struct __sk_buff *skb)
 	struct packet packet = {};
 	struct hop *hop;
 	__u32 *record, index;
-	__u16 before, after, length;
+	__u16 before, after, length, services, ask;
 	__u8 first;
 
 	if ((void *)(ip + 1) > end)
@@ -244,18 +267,25 @@ static __always_inline int ipv4(struct __sk_buff *skb)
 	packet.protocol = ip->protocol;
 	packet.headers = sizeof(*ip);
 	packet.length = length;
-	if (!transport(skb, &packet))
+	if (!transport(skb, &packet) || returned(&packet, ip->tos >> 2))
 		return TCX_NEXT;
 	index = select(&packet, *record, 4);
 	hop = forwardable(skb, &packet, index);
 	if (!hop)
 		return TCX_NEXT;
+	// The words of version, length and services before and after.
+	services = *(__u16 *)ip;
+	ask = (services & bpf_htons(0xff03)) | bpf_htons(ASK << 2);
 	// The words of TTL and protocol before and after.
 	before = *(__u16 *)&ip->ttl;
 	after = before - bpf_htons(0x0100);
 	if (bpf_l3_csum_replace(skb, ETH_HLEN + __builtin_offsetof(struct iphdr, check), before, after, 2) ||
 	    bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct iphdr, ttl), &after, 2, 0))
 		return TCX_DROP; // never: the header is linear
+	if (index & ASKS && packet.later &&
+	    (bpf_l3_csum_replace(skb, ETH_HLEN + __builtin_offsetof(struct iphdr, check), services, ask, 2) ||
+	     bpf_skb_store_bytes(skb, ETH_HLEN, &ask, 2, 0)))
+		return TCX_DROP;
 	return redirect(&packet, hop, index);
 }
 
@@ -267,6 +297,7 @@ static __always_inline int ipv6(struct __sk_buff *skb)
 	struct address destination;
 	struct hop *hop;
 	__u32 *record, index, first, length;
+	__u16 services;
 	__u8 limit;
 
 	if ((void *)(ip + 1) > end)
@@ -288,16 +319,20 @@ static __always_inline int ipv6(struct __sk_buff *skb)
 	packet.headers = sizeof(*ip);
 	packet.length = length + sizeof(*ip);
 	limit = ip->hop_limit - 1;
-	if (!transport(skb, &packet))
+	services = *(__u16 *)ip;
+	if (!transport(skb, &packet) || returned(&packet, bpf_ntohs(services) >> 6))
 		return TCX_NEXT;
 	index = select(&packet, *record, 6);
 	hop = forwardable(skb, &packet, index);
 	if (!hop)
 		return TCX_NEXT;
+	services = (services & bpf_htons(0xf03f)) | bpf_htons(ASK << 6);
 	// IPv6 has no header checksum that hides the change from CHECKSUM_COMPLETE.
 	if (bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv6hdr, hop_limit), &limit, 1,
 				BPF_F_RECOMPUTE_CSUM))
 		return TCX_DROP; // never: the header is linear
+	if (index & ASKS && packet.later && bpf_skb_store_bytes(skb, ETH_HLEN, &services, 2, BPF_F_RECOMPUTE_CSUM))
+		return TCX_DROP;
 	return redirect(&packet, hop, index);
 }
 

@@ -140,7 +140,7 @@ func (loaded *instance) apply(content Content) error {
 			if err != nil {
 				return err
 			}
-			if err := loaded.setTable(index, stream.Tables[family], family, content.Hops); err != nil {
+			if err := loaded.setTable(index, stream, family, content.Hops); err != nil {
 				return err
 			}
 			if err := loaded.setPorts(index, stream.Match); err != nil {
@@ -187,12 +187,12 @@ func (loaded *instance) record(stream Stream, family vip.Family) (uint32, error)
 }
 
 // setTable writes the changed entries of a Maglev table.
-func (loaded *instance) setTable(index uint32, fwmarks []uint32, family vip.Family, hops map[Target]Hop) error {
+func (loaded *instance) setTable(index uint32, stream Stream, family vip.Family, hops map[Target]Hop) error {
 	// Most neighboring entries differ, so remember each target instead of the last.
 	indices := map[uint32]uint32{0: 0}
 	offset := loaded.records[index].Offset
 	var value [4]byte
-	for i, fwmark := range fwmarks {
+	for i, fwmark := range stream.Tables[family] {
 		entry, known := indices[fwmark]
 		if !known {
 			var err error
@@ -200,6 +200,9 @@ func (loaded *instance) setTable(index uint32, fwmarks []uint32, family vip.Fami
 				return err
 			}
 			indices[fwmark] = entry
+		}
+		if entry != 0 && stream.Asks != nil && stream.Asks(family, uint32(i)) {
+			entry |= asks
 		}
 		if at := offset + uint32(i); loaded.entries[at] != entry {
 			loaded.entries[at] = entry

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/returning"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/harness"
 )
@@ -57,6 +58,75 @@ func frame(family vip.Family, protocol byte, edit func(ip []byte)) []byte {
 		edit(ip)
 	}
 	return append(binary.BigEndian.AppendUint16(make([]byte, 12), etherType), ip...)
+}
+
+// services sets the code point of a packet.
+func services(ip []byte, point uint16) {
+	shift := map[byte]int{4: 2, 6: 6}[ip[0]>>4]
+	binary.BigEndian.PutUint16(ip, binary.BigEndian.Uint16(ip)|point<<shift)
+}
+
+// checksum returns the sum of an IPv4 header, 0xffff if its checksum is right.
+func checksum(ip []byte) uint32 {
+	sum := uint32(0)
+	for at := 0; at < 20; at += 2 {
+		sum += uint32(binary.BigEndian.Uint16(ip[at:]))
+	}
+	return sum&0xffff + sum>>16
+}
+
+// Packets that may belong to a flow of an earlier target are marked, and nothing else of them changes
+// but the hop limit.
+func TestMarkedPackets(t *testing.T) {
+	f := newFixture(t)
+	content := contentOf(f.links[1].Index, 1)
+	content.Hops[Target{5000, vip.IPv6}] = Hop{netip.MustParseAddr("fd00::2"), f.links[1].Index, 1500}
+	content.Streams[0].Match = nil
+	for _, family := range vip.Families {
+		for name, c := range map[string]struct {
+			protocol, flags byte
+			asks, want      bool
+		}{
+			"later segment":                {unix.IPPROTO_TCP, 0x10, true, true},
+			"first segment":                {unix.IPPROTO_TCP, 0x02, true, false},
+			"no segment":                   {unix.IPPROTO_UDP, 0, true, false},
+			"later segment of other slots": {unix.IPPROTO_TCP, 0x10, false, false},
+		} {
+			content.Streams[0].Asks = func(vip.Family, uint32) bool { return c.asks }
+			f.apply(content)
+			sent := frame(family, c.protocol, func(ip []byte) {
+				ip[len(ip)-32+13] = c.flags
+				services(ip, 0b101110)
+				ip[1] |= 1 // ECN in IPv4
+				if family == vip.IPv4 {
+					binary.BigEndian.PutUint16(ip[10:], ^uint16(checksum(ip)))
+				}
+			})
+			got := make([]byte, len(sent))
+			harness.Must(t, f.ns.Do(func() error {
+				result, err := f.current.Fastpath.Run(&ebpf.RunOptions{Data: bytes.Clone(sent), DataOut: got})
+				if result != 7 { // TCX_REDIRECT
+					t.Errorf("%s, %s: the program returned %d", family, name, int32(result))
+				}
+				return err
+			}))
+			want := bytes.Clone(sent[14:])
+			want[[...]int{8, 7}[family]]--
+			if c.want {
+				shift := [...]int{2, 6}[family]
+				binary.BigEndian.PutUint16(want, binary.BigEndian.Uint16(want)&^(0b111111<<shift)|returning.Ask<<shift)
+			}
+			if family == vip.IPv4 {
+				if sum := checksum(got[14:]); sum != 0xffff {
+					t.Errorf("%s: the header has the sum %x", name, sum)
+				}
+				copy(want[10:], got[14+10:14+12])
+			}
+			if !bytes.Equal(got[14:], want) {
+				t.Errorf("%s, %s: % x, want % x", family, name, got[14:], want)
+			}
+		}
+	}
 }
 
 // The program takes a packet only if nftables would forward it without a special case.
@@ -115,7 +185,10 @@ func TestTakenPackets(t *testing.T) {
 		"unspecified source":   {func(ip []byte) { clear(ip[12:16]) }, func(ip []byte) { clear(ip[8:24]) }},
 		"loopback source":      {func(ip []byte) { ip[12] = 127 }, func(ip []byte) { clear(ip[8:23]) }},
 		"multicast source":     {func(ip []byte) { ip[12] = 224 }, func(ip []byte) { ip[8] = 0xff }},
-		"link-local source":    {nil, func(ip []byte) { ip[8], ip[9] = 0xfe, 0x80 }},
+		"returned by a target": {func(ip []byte) { services(ip, returning.Ask|returning.Back) }, func(ip []byte) {
+			services(ip, returning.Ask|returning.Back|returning.AskStep)
+		}},
+		"link-local source": {nil, func(ip []byte) { ip[8], ip[9] = 0xfe, 0x80 }},
 	}
 	for name, edits := range cases {
 		protocol := byte(unix.IPPROTO_TCP)

@@ -69,7 +69,7 @@ func contentOf(link, streams int) Content {
 			stream.Tables[family] = slices.Repeat([]uint32{fwmark}, 7)
 		}
 		content.Hops[Target{fwmark, vip.IPv4}] = Hop{netip.AddrFrom4([4]byte{172, 16, 0, byte(i)}), link, 1500}
-		content.Streams = append(content.Streams, Stream{stream, []vip.VIP{
+		content.Streams = append(content.Streams, Stream{KernelStream: stream, VIPs: []vip.VIP{
 			vip.Require(fmt.Sprintf("20.0.0.%d/32", i)), vip.Require(fmt.Sprintf("2000::%d/128", i)), vip.Require("20.1.0.0/16"),
 		}})
 	}

@@ -305,6 +305,26 @@ func (keeper *Keeper) Apply(streams Streams, foreign bool, log *slog.Logger) (di
 	return difference, true
 }
 
+// Asks returns whether another target than the current one may have flows of a slot; nil if none
+// has.
+func (keeper *Keeper) Asks(name string) func(family vip.Family, slot uint32) bool {
+	var streams [len(vip.Families)]*Stream
+	for _, family := range vip.Families {
+		streams[family] = find(keeper.streams[family], name)
+	}
+	if streams == [len(vip.Families)]*Stream{} {
+		return nil
+	}
+	return func(family vip.Family, slot uint32) bool {
+		stream := streams[family]
+		if stream == nil {
+			return false
+		}
+		_, asked := stream.Asked[0][slot]
+		return asked || stream.asksEveryone()
+	}
+}
+
 // View describes the flows of other pods for operators.
 type View struct {
 	Generations Generations
