@@ -31,10 +31,13 @@ const flowsVariable = "VIPGATE_TEST_FLOWS"
 func TestFlowsSurviveSequence(t *testing.T) {
 	flows, err := strconv.Atoi(cmp.Or(os.Getenv(flowsVariable), "60"))
 	harness.Must(t, err)
-	for _, conntrack := range []string{"on", "off", "loose"} {
-		t.Run(conntrack, func(t *testing.T) {
+	for name, arguments := range map[string][]string{
+		"on": {"--conntrack=on"}, "loose": {"--conntrack=loose"}, "off": {"--conntrack=off"},
+		"fast path": {"--conntrack=off", "--dataplane=fastpath-required"},
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			playMoves(t, traffic.Sequence(flows), traffic.Options{BFD: true, LB: []string{"--conntrack=" + conntrack}})
+			playMoves(t, traffic.Sequence(flows), traffic.Options{BFD: true, LB: arguments})
 		})
 	}
 }
