@@ -75,8 +75,8 @@ func checksum(ip []byte) uint32 {
 	return sum&0xffff + sum>>16
 }
 
-// Packets that may belong to a flow of an earlier target are marked, and nothing else of them changes
-// but the hop limit.
+// Packets that may belong to a flow of an earlier target are marked. Besides, only their hop limit
+// changes.
 func TestMarkedPackets(t *testing.T) {
 	f := newFixture(t)
 	content := contentOf(f.links[1].Index, 1)

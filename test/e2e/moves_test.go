@@ -29,14 +29,14 @@ const flowsVariable = "VIPGATE_TEST_FLOWS"
 // No flow of a living target breaks while targets are scaled and replaced, pods are replaced and
 // lost, and gateways change their choice of pods.
 func TestFlowsSurviveSequence(t *testing.T) {
+	t.Parallel()
 	flows, err := strconv.Atoi(cmp.Or(os.Getenv(flowsVariable), "60"))
 	harness.Must(t, err)
 	for name, arguments := range map[string][]string{
 		"on": {"--conntrack=on"}, "loose": {"--conntrack=loose"}, "off": {"--conntrack=off"},
 		"fast path": {"--conntrack=off", "--dataplane=fastpath-required"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		t.Run(name, func(t *testing.T) { // one after another, for the load of the machine
 			playMoves(t, traffic.Sequence(flows), traffic.Options{BFD: true, LB: arguments})
 		})
 	}
