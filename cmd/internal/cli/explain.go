@@ -1,0 +1,46 @@
+package cli
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/vipgate/vipgate/pkg/status"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// ExplainFlags are the flags of the explain commands.
+type ExplainFlags struct {
+	AdminFlags
+	Output string `short:"o" help:"table or json." enum:"table,json" default:"table"`
+	VIP    string `arg:"" name:"vip" help:"A VIP such as 20.0.0.1."`
+}
+
+// Chain returns the chain of the VIP, without steps.
+func (f ExplainFlags) Chain() (*status.Chain, error) {
+	text := f.VIP
+	if address, err := netip.ParseAddr(text); err == nil {
+		text = fmt.Sprintf("%s/%d", strings.ToLower(text), address.BitLen())
+	}
+	parsed, err := vip.Parse(text)
+	if err != nil {
+		return nil, Usage("%w", err)
+	}
+	return &status.Chain{VIP: parsed.String()}, nil
+}
+
+// Show prints a chain, and returns ExitFailed unless it is good.
+func (f ExplainFlags) Show(out *Output, chain *status.Chain) error {
+	text := chain.Text()
+	if f.Output == "json" {
+		var err error
+		if text, err = chain.JSON(); err != nil {
+			return err
+		}
+	}
+	out.Printf("%s", text)
+	if !chain.Good() {
+		return ExitError(ExitFailed)
+	}
+	return nil
+}
