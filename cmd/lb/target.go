@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
@@ -93,7 +92,7 @@ type targetRemoveCommand struct {
 }
 
 func (c *targetRemoveCommand) Run(ctx context.Context, out *cli.Output) error {
-	drainFor, err := c.proto()
+	drainFor, err := cli.NotNegative("--drain-time", c.DrainTime)
 	if err != nil {
 		return err
 	}
@@ -123,7 +122,7 @@ type targetDrainCommand struct {
 }
 
 func (c *targetDrainCommand) Run(ctx context.Context, out *cli.Output) error {
-	drainFor, err := c.proto()
+	drainFor, err := cli.NotNegative("--drain-time", c.DrainTime)
 	if err != nil {
 		return err
 	}
@@ -173,17 +172,6 @@ type namesFlag struct {
 // drainFlags set how long a drain lasts.
 type drainFlags struct {
 	DrainTime *time.Duration `help:"How long flows continue; absent: the stream's drainTime." placeholder:"DURATION" env:"-"`
-}
-
-// proto returns the drain time of a request; nil leaves it to the stream.
-func (f drainFlags) proto() (*durationpb.Duration, error) {
-	switch {
-	case f.DrainTime == nil:
-		return nil, nil
-	case *f.DrainTime < 0:
-		return nil, cli.Usage("--drain-time=%v must not be negative", *f.DrainTime)
-	}
-	return durationpb.New(*f.DrainTime), nil
 }
 
 type registryFlags struct {

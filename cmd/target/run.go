@@ -24,14 +24,6 @@ type runCommand struct {
 	cli.Process
 }
 
-func parsePrefix(s string) (netip.Prefix, error) {
-	prefix, err := netip.ParsePrefix(s)
-	if err == nil && prefix != prefix.Masked() {
-		err = fmt.Errorf("it has host bits set; write %s", prefix.Masked())
-	}
-	return prefix, err
-}
-
 // role is the role of this program in its network namespace.
 const role = "target"
 

@@ -175,6 +175,17 @@ type DrainEnd struct {
 	For *time.Duration `help:"The drain ends by itself after this time; absent: it lasts until it is undrained." placeholder:"DURATION" env:"-"`
 }
 
+// NotNegative returns the value of an optional flag; nil if it is absent.
+func NotNegative(flag string, value *time.Duration) (*durationpb.Duration, error) {
+	switch {
+	case value == nil:
+		return nil, nil
+	case *value < 0:
+		return nil, Usage("%s=%v must not be negative", flag, *value)
+	}
+	return durationpb.New(*value), nil
+}
+
 // EndsAfter returns the time after which the drain ends; nil for never.
 func (f DrainEnd) EndsAfter() (*durationpb.Duration, error) {
 	switch {
