@@ -22,10 +22,6 @@ type frontend struct {
 	report *latest.Value[Report] // Time is zero before the first attempt
 }
 
-func newFrontend(socket string, log *slog.Logger) *frontend {
-	return &frontend{socket, probeInterval, log, latest.New(Report{})}
-}
-
 // run follows the frontend until ctx ends.
 func (frontend *frontend) run(ctx context.Context) error {
 	return frontendstatus.Follow(ctx, frontend.socket, frontend.probe, func(status *frontendv1.Status, err error) {
