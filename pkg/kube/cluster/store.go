@@ -141,11 +141,7 @@ func (store *store) Replace(list []any, _ string) error {
 func (store *store) Bookmark(version string) error {
 	store.mu.Lock()
 	defer store.mu.Unlock()
-	for key, at := range store.deleted {
-		if compare(at, version) <= 0 {
-			delete(store.deleted, key)
-		}
-	}
+	maps.DeleteFunc(store.deleted, func(_, at string) bool { return compare(at, version) <= 0 })
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -90,17 +91,14 @@ func (drainer *Drainer) act(ctx context.Context) error {
 	for ctx.Err() == nil {
 		decision, changed := drainer.decision.Get()
 		acting, cancel := context.WithCancel(ctx)
-		var action errgroup.Group
-		action.Go(func() error {
-			drainer.carryOut(acting, decision)
-			return nil
-		})
+		var action sync.WaitGroup
+		action.Go(func() { drainer.carryOut(acting, decision) })
 		select {
 		case <-changed:
 		case <-ctx.Done():
 		}
 		cancel()
-		_ = action.Wait()
+		action.Wait()
 	}
 	return ctx.Err()
 }

@@ -64,13 +64,11 @@ func (notifier *Notifier) Run(ctx context.Context) error {
 			retry.Reset()
 			sent, at, due = vips, time.Now(), interval
 		}
-		again := time.NewTimer(max(due, time.Second))
 		select {
 		case <-changed:
-		case <-again.C:
+		case <-time.After(max(due, time.Second)):
 		case <-ctx.Done():
 		}
-		again.Stop()
 	}
 	return ctx.Err()
 }

@@ -82,14 +82,12 @@ func (taker *Taker) Ask(gateways []trench.Gateway) (granted bool, changed <-chan
 // Run takes turns until ctx ends.
 func (taker *Taker) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		if taker.waiting.Wait(ctx, someWait) == nil {
+		if taker.waiting.Wait(ctx, func(gateways []trench.Gateway) bool { return len(gateways) > 0 }) == nil {
 			taker.turn(ctx)
 		}
 	}
 	return ctx.Err()
 }
-
-func someWait(gateways []trench.Gateway) bool { return len(gateways) > 0 }
 
 func noneWaits(gateways []trench.Gateway) bool { return len(gateways) == 0 }
 
@@ -151,18 +149,14 @@ func (taker *Taker) await(ctx context.Context, lock *lock) bool {
 				"lease", LeaseName(taker.options.Trench))
 			return true
 		}
-		timer := time.NewTimer(alone)
 		select {
 		case <-lock.acquired:
-			timer.Stop()
 			return true
-		case <-timer.C:
+		case <-time.After(alone):
 		case <-changed:
 		case <-ctx.Done():
-			timer.Stop()
 			return false
 		}
-		timer.Stop()
 	}
 }
 
