@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
@@ -100,8 +101,10 @@ func (supervisor *Supervisor) reconfigure(ctx context.Context) error {
 	}
 	// The lease must cover old and new static gateways during the reload: no BFD session may come
 	// up, or stay up, without it.
-	before, after := supervisor.apply.current.input.heldDown(), supervisor.apply.pending.input.heldDown()
-	if err := supervisor.holdable(ctx, union(before, after)); err != nil {
+	after := supervisor.apply.pending.input.heldDown()
+	both := slices.Concat(supervisor.apply.current.input.heldDown(), after)
+	slices.SortFunc(both, netip.Addr.Compare)
+	if err := supervisor.holdable(ctx, slices.Compact(both)); err != nil {
 		return err
 	}
 	if _, err := supervisor.command(ctx, `configure "`+supervisor.file.path+`"`); err != nil {
@@ -134,8 +137,7 @@ func (supervisor *Supervisor) configured() {
 // configFailed records a failure to configure BIRD. A configuration that BIRD refused is not
 // retried.
 func (supervisor *Supervisor) configFailed(err error) {
-	var refused *refusedError
-	if errors.As(err, &refused) {
+	if _, refused := errors.AsType[*refusedError](err); refused {
 		supervisor.apply.refused = supervisor.apply.pending.content
 	} else {
 		supervisor.apply.retries.failed(time.Now())

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/durable"
@@ -18,12 +17,6 @@ const checkTimeout = 10 * time.Second
 
 // configFile is the file of BIRD's configuration.
 type configFile struct{ path, executable string }
-
-// newConfigFile returns the file of a supervisor. It is not bird.conf, which may belong to another
-// BIRD on the same host.
-func newConfigFile(options Options) configFile {
-	return configFile{filepath.Join(options.Dir, "vipgate.conf"), options.Executable}
-}
 
 // staged returns the path of a configuration that is not checked yet.
 func (file configFile) staged() string { return file.path + ".new" }
@@ -38,8 +31,7 @@ func (file configFile) install(ctx context.Context, content []byte) error {
 	check := exec.CommandContext(ctx, file.executable, "-p", "-c", file.staged())
 	check.WaitDelay = time.Second // a child process of BIRD may keep the output open
 	output, err := check.CombinedOutput()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.Exited() {
+	if exit, failed := errors.AsType[*exec.ExitError](err); failed && exit.Exited() {
 		err = &refusedError{codeConfigFailed, string(bytes.TrimSpace(output))}
 	}
 	return file.replace(err)
