@@ -72,12 +72,10 @@ func Do[T any](ctx context.Context, calls *Calls, what string, call func() (T, e
 		calls.identify(pending)
 		result, err = call()
 	}()
-	timer := time.NewTimer(Timeout)
-	defer timer.Stop()
 	select {
 	case <-done:
 		return result, err
-	case <-timer.C:
+	case <-time.After(Timeout):
 		return none, hung
 	case <-ctx.Done():
 		return none, context.Cause(ctx)
@@ -150,12 +148,10 @@ func (calls *Calls) replaced(ctx context.Context) bool {
 		calls.running--
 		answer <- err == nil && file != hung.file || errors.Is(err, fs.ErrNotExist)
 	}()
-	timer := time.NewTimer(Timeout)
-	defer timer.Stop()
 	select {
 	case replaced := <-answer:
 		return replaced
-	case <-timer.C:
+	case <-time.After(Timeout):
 	case <-ctx.Done():
 	}
 	return false

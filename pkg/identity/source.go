@@ -393,19 +393,16 @@ func (source *Source) publish(now time.Time) time.Duration {
 
 // runTimer updates the status when it changes by time alone.
 func (source *Source) runTimer(ctx context.Context) error {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for {
 		_, changed := source.status.Get()
 		source.mu.Lock()
 		wait := source.publish(time.Now())
 		source.mu.Unlock()
-		timer.Reset(wait)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
-		case <-timer.C:
+		case <-time.After(wait):
 		}
 	}
 }

@@ -247,9 +247,7 @@ func (trial *Trial) Accept(digest [sha256.Size]byte, config *trench.Config, held
 
 // Run makes configurations good with which the process runs well.
 func (trial *Trial) Run(ctx context.Context) error {
-	timer := time.NewTimer(0)
-	timer.Stop()
-	defer timer.Stop()
+	var timer <-chan time.Time // nil until a check is due
 	var since time.Time
 	for {
 		select {
@@ -257,12 +255,12 @@ func (trial *Trial) Run(ctx context.Context) error {
 			return ctx.Err()
 		case <-trial.started:
 			since = time.Now()
-		case <-timer.C:
+		case <-timer:
 			since = trial.check(since)
 		}
 		// Without a candidate the process needs no wakeups.
 		if !since.IsZero() {
-			timer.Reset(tick.Until(time.Now(), time.Second))
+			timer = time.After(tick.Until(time.Now(), time.Second))
 		}
 	}
 }
