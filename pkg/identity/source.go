@@ -20,6 +20,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
@@ -245,11 +246,7 @@ func (source *Source) pick(svids []*x509svid.SVID) (*x509svid.SVID, error) {
 }
 
 func join(ids []spiffeid.ID) string {
-	var names []string
-	for _, id := range ids {
-		names = append(names, id.String())
-	}
-	return cmp.Or(strings.Join(names, ", "), "nothing")
+	return cmp.Or(strings.Join(vip.Texts(ids), ", "), "nothing")
 }
 
 // fail records an error of the origin.

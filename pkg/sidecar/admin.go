@@ -9,6 +9,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/replypath"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // admin implements the TargetAdminService.
@@ -34,11 +35,8 @@ func (p *process) status(ctx context.Context) *targetadminv1.Status {
 // Describe returns the kernel state for `target status`.
 func Describe(o Options, state replypath.Status, flows map[string]int) *targetadminv1.Status {
 	s := &targetadminv1.Status{
-		Version: o.Version, Interface: o.Interface, Complete: state.Complete,
+		Version: o.Version, Pool: vip.Texts(o.Pool), Interface: o.Interface, Complete: state.Complete,
 		Since: endpoint.Timestamp(state.Since), Repairs: state.Repairs, Dropped: state.Dropped,
-	}
-	for _, prefix := range o.Pool {
-		s.Pool = append(s.Pool, prefix.String())
 	}
 	for _, problem := range state.Problems {
 		s.Problems = append(s.Problems,
@@ -47,9 +45,7 @@ func Describe(o Options, state replypath.Status, flows map[string]int) *targetad
 	for _, peer := range state.Peers {
 		all := &targetadminv1.Peer{
 			Mac: peer.MAC, Fwmark: peer.FWMark, Seen: peer.Seen, Live: peer.Live, Flows: uint64(flows[peer.MAC]),
-		}
-		for _, a := range peer.Addresses {
-			all.Addresses = append(all.Addresses, a.String())
+			Addresses: vip.Texts(peer.Addresses),
 		}
 		s.Peers = append(s.Peers, all)
 	}
