@@ -96,3 +96,23 @@ func install(ctx context.Context, o sidecar.Options, out *cli.Output) error {
 	}
 	return nil
 }
+
+type cleanupCommand struct{}
+
+func (cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
+	// A running target would restore the removed objects.
+	release, err := identity.OwnNetNS(ctx, role, "target cleanup")
+	if err != nil {
+		return err
+	}
+	defer release()
+	removed, err := sidecar.Cleanup(ctx)
+	// After an error, the list has the objects that were removed before it.
+	for _, object := range removed {
+		out.Printf("removed: %s\n", object)
+	}
+	if err == nil && len(removed) == 0 {
+		out.Printf("nothing to remove\n")
+	}
+	return err
+}
