@@ -114,7 +114,8 @@ func (connection *watchConn) run(ctx context.Context) error {
 		// Read the clock before decoding: the lease counts from the receipt.
 		receivedAt := time.Now()
 		switch {
-		case err != nil && status.Code(err) == codes.Unimplemented && connection.w.opts.Fallback != nil && !isClosed(connection.received):
+		case status.Code(err) == codes.Unimplemented &&
+			connection.w.opts.Fallback != nil && !isClosed(connection.received):
 			return connection.runFallback(ctx, conn, silence, &reports)
 		case err != nil:
 			return err

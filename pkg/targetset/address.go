@@ -33,7 +33,7 @@ func (p AddressPolicy) Check(address netip.Addr) error {
 		return fmt.Errorf("%s is %s: %s", address, what, remedy)
 	}
 	if len(p.Subnets) > 0 && !slices.ContainsFunc(p.Subnets, func(s netip.Prefix) bool { return s.Contains(address) }) {
-		return fmt.Errorf("%s is not in a subnet that --target-subnet allows (%s)", address, strings.Join(vip.Texts(p.Subnets), ", "))
+		return fmt.Errorf("%s is not in a subnet that --target-subnet allows (%s)", address, join(p.Subnets))
 	}
 	if v, ok := vip.Containing(p.VIPs, address); ok {
 		return fmt.Errorf("%s lies in the VIP %s: use the target's own address", address, v)
@@ -44,6 +44,11 @@ func (p AddressPolicy) Check(address netip.Addr) error {
 // SameAddresses reports whether two lists without duplicates have the same addresses, in any order.
 func SameAddresses(a, b []netip.Addr) bool {
 	return len(a) == len(b) && !slices.ContainsFunc(a, func(x netip.Addr) bool { return !slices.Contains(b, x) })
+}
+
+// join writes a list for status and errors.
+func join[T fmt.Stringer](list []T) string {
+	return strings.Join(vip.Texts(list), ", ")
 }
 
 // names matches valid names of streams and targets, as in the trench file.

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/drains"
@@ -288,7 +287,7 @@ func (union *union) take(origin Origin, offer Offer) {
 	if i, known := union.byName[offer.Name]; known {
 		member := &union.members[i]
 		if !SameAddresses(member.IPs, offer.IPs) {
-			problem(" has %s here and %s in %s, which counts", strings.Join(vip.Texts(offer.IPs), ", "), strings.Join(vip.Texts(member.IPs), ", "), member.Origins.Names()[0])
+			problem(" has %s here and %s in %s, which counts", join(offer.IPs), join(member.IPs), member.Origins.Names()[0])
 			return
 		}
 		member.Origins = member.Origins.With(origin)

@@ -54,7 +54,7 @@ func (r *setRig) want(want ...string) Changes {
 		if m.Draining != healthcheck.Ready {
 			state = fmt.Sprintf(" %v until %v (%s)", m.Draining, m.DrainEnd.Sub(r.now), m.Cause)
 		}
-		got = append(got, fmt.Sprintf("%s %s %s%s", m.Name, strings.Join(vip.Texts(m.IPs), ", "), strings.Join(m.Origins.Names(), "+"), state))
+		got = append(got, fmt.Sprintf("%s %s %s%s", m.Name, join(m.IPs), strings.Join(m.Origins.Names(), "+"), state))
 	}
 	if !slices.Equal(got, want) {
 		r.t.Fatalf("the members are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

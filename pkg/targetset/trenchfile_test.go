@@ -6,12 +6,10 @@ import (
 	"io/fs"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // fileRig is the source of a trench file with the stream "s", whose drain time is 10 s.
@@ -46,7 +44,7 @@ func (r *fileRig) want(want ...string) {
 	}
 	var got []string
 	for _, o := range offers {
-		s := o.Name + " " + strings.Join(vip.Texts(o.IPs), ", ")
+		s := o.Name + " " + join(o.IPs)
 		if o.Lifecycle != Active {
 			s += fmt.Sprintf(" %v left: %s", o.DrainEnd.Sub(r.now), o.Cause)
 		}

@@ -94,7 +94,9 @@ func (mirror *Mirror) wake(err error) error {
 
 // runReflector keeps a store in sync with a list until ctx ends. It logs nothing: the lister reports
 // failures.
-func runReflector(ctx context.Context, name string, lister cache.ListerWatcher, example any, store cache.ReflectorStore) {
+func runReflector(ctx context.Context, name string, lister cache.ListerWatcher, example any,
+	store cache.ReflectorStore,
+) {
 	silent := klog.Logger{}
 	cache.NewReflectorWithOptions(lister, example, store, cache.ReflectorOptions{
 		Name: name, Logger: &silent,
