@@ -156,11 +156,9 @@ func (s *state) vipStatus(
 	list := make([]*frontendv1.VipStatus, 0, len(configured))
 	s.mu.RLock()
 	defer s.mu.RUnlock()
+	unknown := &vipState{} // without a decision and a report
 	for _, v := range vip.NewSet(configured...).Sorted() {
-		st := s.vips.Get(v)
-		if st == nil {
-			st = &vipState{}
-		}
+		st := cmp.Or(s.vips.Get(v), unknown)
 		x := &frontendv1.VipStatus{
 			Vip: v.String(), Since: endpoint.Timestamp(st.Since),
 			Advertisement: advertisementProto(shown(st.Decision)), Reason: reasonProto(st.Decision.Reason),

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -16,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/durable"
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
@@ -156,10 +158,7 @@ func (trial *Trial) refuses(path, digest string) error {
 	if record.Digest != digest || record.Good == digest || record.Cause == "" && record.Starts < maxStarts {
 		return nil
 	}
-	cause := record.Cause
-	if cause == "" {
-		cause = fmt.Sprintf("the process ended %d times without a known cause", record.Starts)
-	}
+	cause := cmp.Or(record.Cause, fmt.Sprintf("the process ended %d times without a known cause", record.Starts))
 	rejected := &Errors{file: path}
 	rejected.add(1, 1, "", fmt.Sprintf("the process failed within %v of accepting the file with SHA-256 %s (%s), and the "+
 		"last good configuration is in force: correct the file, or change a comment in it to try it again",
@@ -354,10 +353,7 @@ func (trial *Trial) write(name string, write func(path string) error) {
 	_, err := files.Do(context.Background(), &trial.calls, path, func() (struct{}, error) {
 		return struct{}{}, errors.Join(os.MkdirAll(trial.dir, 0o700), write(path))
 	})
-	failure := ""
-	if err != nil {
-		failure = err.Error()
-	}
+	failure := logs.Text(err)
 	if failure != "" && failure != trial.failure {
 		trial.log.Warn("failed to keep the last good configuration; a restart accepts every trench file",
 			"error", err)
