@@ -94,25 +94,15 @@ func (f *dataPlaneFlags) check(r *cli.Refusals) {
 	}
 }
 
-// preflight refuses a kernel that lacks requirements of the data plane.
-func preflight(o *dataplane.Options) error {
-	if o == nil {
-		return nil
-	}
-	return refuse(dataplane.Preflight(*o))
-}
-
 // advise logs a warning for each kernel parameter that the data plane should have.
-func advise(log *slog.Logger, o *dataplane.Options) {
-	if o == nil {
-		return
-	}
-	for _, p := range dataplane.Advice(*o) {
+func advise(log *slog.Logger, o dataplane.Options) {
+	for _, p := range dataplane.Advice(o) {
 		log.Warn("kernel parameter should be set", "parameter", p.Object, "problem", p.Detail, "remedy", p.Remedy)
 	}
 }
 
-// refuse names each problem with its remedy.
+// refuse returns an error for the requirements of the data plane that the kernel lacks, with their
+// remedies.
 func refuse(problems []dataplane.Problem) error {
 	if len(problems) == 0 {
 		return nil

@@ -47,7 +47,7 @@ func program() cli.Program {
 		},
 		Options: []kong.Option{
 			kong.Vars{"lease": readiness.DefaultLease.String()},
-			cli.Mapper("a subnet such as 172.16.0.0/16", parseSubnet),
+			cli.Mapper("a subnet such as 172.16.0.0/16", cli.ParsePrefix),
 			cli.Mapper("a mode of the socket: 0600, or 0660 for a group that both containers share", parseMode),
 		},
 	}

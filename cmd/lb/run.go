@@ -13,6 +13,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -74,10 +75,12 @@ func (c *runCommand) run(ctx context.Context, settings process.Settings) error {
 	defer release()
 	cli.WarnOfTarget(ctx, o.Log)
 	// Fail before readiness is served: VIPs must not rise on a kernel that cannot forward.
-	if err := preflight(o.DataPlane); err != nil {
-		return err
+	if o.DataPlane != nil {
+		if err := refuse(dataplane.Preflight(*o.DataPlane)); err != nil {
+			return err
+		}
+		advise(o.Log, *o.DataPlane)
 	}
-	advise(o.Log, o.DataPlane)
 	o.Configured = configured
 	o.Log.Info("starting lb", "version", o.Version, "trench_file", c.TrenchFile)
 	return cli.RunUntilStopped(c.DrainTime, func(stops <-chan struct{}) error { return lb.Run(ctx, o, stops) })

@@ -32,14 +32,6 @@ type targetFlags struct {
 	WriteReadinessDir string `help:"Directory for readiness files that lb writes, for a router of Meridio 2 in the same pod." type:"path" placeholder:"DIR" group:"Readiness files"`
 }
 
-func parseSubnet(s string) (netip.Prefix, error) {
-	prefix, err := netip.ParsePrefix(s)
-	if err == nil && prefix != prefix.Masked() {
-		err = fmt.Errorf("it has host bits set; write %s", prefix.Masked())
-	}
-	return prefix, err
-}
-
 func parseMode(s string) (fs.FileMode, error) {
 	n, err := strconv.ParseUint(s, 8, 32)
 	if err == nil && n != 0o600 && n != 0o660 {

@@ -8,12 +8,13 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/registration"
 	"github.com/vipgate/vipgate/pkg/status"
+	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 type targetCommand struct {
@@ -93,7 +94,7 @@ type targetRemoveCommand struct {
 }
 
 func (c *targetRemoveCommand) Run(ctx context.Context, out *cli.Output) error {
-	drainFor, err := c.proto()
+	drainFor, err := cli.NotNegative("--drain-time", c.DrainTime)
 	if err != nil {
 		return err
 	}
@@ -123,7 +124,7 @@ type targetDrainCommand struct {
 }
 
 func (c *targetDrainCommand) Run(ctx context.Context, out *cli.Output) error {
-	drainFor, err := c.proto()
+	drainFor, err := cli.NotNegative("--drain-time", c.DrainTime)
 	if err != nil {
 		return err
 	}
@@ -175,19 +176,35 @@ type drainFlags struct {
 	DrainTime *time.Duration `help:"How long flows continue; absent: the stream's drainTime." placeholder:"DURATION" env:"-"`
 }
 
-// proto returns the drain time of a request; nil leaves it to the stream.
-func (f drainFlags) proto() (*durationpb.Duration, error) {
-	switch {
-	case f.DrainTime == nil:
-		return nil, nil
-	case *f.DrainTime < 0:
-		return nil, cli.Usage("--drain-time=%v must not be negative", *f.DrainTime)
-	}
-	return durationpb.New(*f.DrainTime), nil
-}
-
 type registryFlags struct {
 	Registry string      `help:"Registry of a running lb, over mTLS, instead of its admin socket: unix:///PATH of its readiness socket, or HOST:PORT." placeholder:"ADDRESS"`
 	LBID     spiffeid.ID `name:"lb-id" help:"SPIFFE ID of that lb." placeholder:"ID" group:"Identity"`
 	cli.Identity
+}
+
+type targetAddCommand struct {
+	cli.AdminFlags
+	registryFlags
+	cli.TargetFlags
+}
+
+func (c *targetAddCommand) Run(ctx context.Context, out *cli.Output) error {
+	return cli.RunUntilStopped(trench.MaxDrainTime, func(stops <-chan struct{}) error { return c.run(ctx, out, stops) })
+}
+
+func (c *targetAddCommand) run(ctx context.Context, out *cli.Output, stops <-chan struct{}) error {
+	request, err := c.Request()
+	if err != nil {
+		return err
+	}
+	// A target may start before the load balancer, so wait for it.
+	conn, err := c.connect(ctx, c.AdminFlags, true)
+	if err != nil {
+		return err
+	}
+	defer conn.close()
+	r := registration.Registration{
+		Conn: conn.Conn, Request: request, Report: func(line string) { out.Printf("%s\n", line) },
+	}
+	return cli.RunUntilDrained(ctx, out, stops, r.Run)
 }

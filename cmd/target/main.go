@@ -33,6 +33,6 @@ func program() cli.Program {
 			"came.",
 		HealthPort: 7783, MetricsPort: 2226, AdminSocket: "/run/vipgate/target/admin.sock",
 		HealthHost: "0.0.0.0", HealthScope: "0.0.0.0 is every address of the host, of both families, but those of the pool",
-		Options: []kong.Option{cli.Mapper("a prefix such as 20.0.0.0/24", parsePrefix)},
+		Options: []kong.Option{cli.Mapper("a prefix such as 20.0.0.0/24", cli.ParsePrefix)},
 	}
 }

@@ -24,14 +24,6 @@ type runCommand struct {
 	cli.Process
 }
 
-func parsePrefix(s string) (netip.Prefix, error) {
-	prefix, err := netip.ParsePrefix(s)
-	if err == nil && prefix != prefix.Masked() {
-		err = fmt.Errorf("it has host bits set; write %s", prefix.Masked())
-	}
-	return prefix, err
-}
-
 // role is the role of this program in its network namespace.
 const role = "target"
 
@@ -103,4 +95,24 @@ func install(ctx context.Context, o sidecar.Options, out *cli.Output) error {
 		return fmt.Errorf("failed to install the kernel state: %w", err)
 	}
 	return nil
+}
+
+type cleanupCommand struct{}
+
+func (cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
+	// A running target would restore the removed objects.
+	release, err := identity.OwnNetNS(ctx, role, "target cleanup")
+	if err != nil {
+		return err
+	}
+	defer release()
+	removed, err := sidecar.Cleanup(ctx)
+	// After an error, the list has the objects that were removed before it.
+	for _, object := range removed {
+		out.Printf("removed: %s\n", object)
+	}
+	if err == nil && len(removed) == 0 {
+		out.Printf("nothing to remove\n")
+	}
+	return err
 }

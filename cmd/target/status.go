@@ -36,7 +36,7 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 	sources := slices.Concat([]string{c.AdminSocket}, adds)
 	conn, err := cli.DialAdmin("target", sources[0], false)
 	// The host may only register targets, without a reply path.
-	if err != nil && len(adds) > 0 && !isUsage(err) {
+	if _, isUsage := errors.AsType[*cli.UsageError](err); err != nil && len(adds) > 0 && !isUsage {
 		sources = adds // a host that only registers
 		conn, err = cli.DialAdmin("target", sources[0], false)
 	}
@@ -64,11 +64,6 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 		},
 		func(s *targetadminv1.Status) (string, bool) { return status.Target(s, time.Now()) },
 	)
-}
-
-func isUsage(err error) bool {
-	var usage *cli.UsageError
-	return errors.As(err, &usage)
 }
 
 func client(conn grpc.ClientConnInterface) targetadminv1.TargetAdminServiceClient {

@@ -319,8 +319,7 @@ func (session *session) leave() {
 // notifyPeer sends the NOTIFICATION for a protocol error of the peer and reports whether it was
 // sent.
 func (session *session) notifyPeer(cause error) bool {
-	var problem *bgp.MessageError
-	if errors.As(cause, &problem) && !session.failed {
+	if problem, is := errors.AsType[*bgp.MessageError](cause); is && !session.failed {
 		message, err := notification(problem.TypeCode, problem.SubTypeCode, problem.Data)
 		if err == nil && session.own(notificationTimeout) == nil && session.write(message, notificationTimeout) == nil {
 			return true

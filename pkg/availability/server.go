@@ -72,8 +72,7 @@ func (s *Server) serve(ctx context.Context, stopping <-chan struct{}, send func(
 	// Subscribe before the first Summary, so that no change between the two is missed.
 	changed, end := s.table.Subscribe()
 	defer end()
-	expired := time.NewTimer(0)
-	defer expired.Stop()
+	expired := time.After(0)
 	sent, first, stopped := false, true, false
 	for {
 		now := s.table.Summary()
@@ -90,11 +89,11 @@ func (s *Server) serve(ctx context.Context, stopping <-chan struct{}, send func(
 		if available {
 			// The table does not notify of an expiry, so set a timer. LeaseLeft is rounded up to a
 			// hundredth of the lease.
-			expired.Reset(now.LeaseLeft)
+			expired = time.After(now.LeaseLeft)
 		}
 		select {
 		case <-changed:
-		case <-expired.C:
+		case <-expired:
 		case <-stopping:
 			stopped = true
 		case <-ctx.Done():

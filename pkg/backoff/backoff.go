@@ -33,10 +33,8 @@ func (backoff *Backoff) Wait(ctx context.Context) error { return Sleep(ctx, back
 
 // Sleep waits for duration. It returns ctx's error when ctx ends first.
 func Sleep(ctx context.Context, duration time.Duration) error {
-	t := time.NewTimer(duration)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(duration):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

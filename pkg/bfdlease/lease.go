@@ -119,8 +119,7 @@ func (lease *Lease) Gateways(ctx context.Context, addresses []netip.Addr) error 
 // a single VIP every flip is an order, and BIRD would answer the poll that a change of State
 // triggers before it reads the UPDATE of the flip.
 func (lease *Lease) Run(ctx context.Context) error {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	timer := time.After(0)
 	failures := backoff.Backoff{Min: 50 * time.Millisecond, Max: Interval}
 	for {
 		_, reordered := lease.ordered.Get()
@@ -136,7 +135,7 @@ func (lease *Lease) Run(ctx context.Context) error {
 			lease.written = lease.written && slices.Equal(lease.gateways, change.gateways)
 			lease.gateways, done = slices.Clone(change.gateways), change.done
 		case <-reordered:
-		case <-timer.C:
+		case <-timer:
 		}
 		err := lease.apply(time.Now(), lease.ordered.Load())
 		wait := Interval
@@ -145,8 +144,9 @@ func (lease *Lease) Run(ctx context.Context) error {
 		} else {
 			failures.Reset()
 		}
-		if timer.Reset(wait); err == nil && len(lease.gateways) == 0 {
-			timer.Stop() // without gateways no element needs a refresh
+		timer = time.After(wait)
+		if err == nil && len(lease.gateways) == 0 {
+			timer = nil // without gateways no element needs a refresh
 		}
 		if done != nil {
 			done <- err

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
+	"slices"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
@@ -100,8 +102,10 @@ func (supervisor *Supervisor) reconfigure(ctx context.Context) error {
 	}
 	// The lease must cover old and new static gateways during the reload: no BFD session may come
 	// up, or stay up, without it.
-	before, after := supervisor.apply.current.input.heldDown(), supervisor.apply.pending.input.heldDown()
-	if err := supervisor.holdable(ctx, union(before, after)); err != nil {
+	after := supervisor.apply.pending.input.heldDown()
+	both := slices.Concat(supervisor.apply.current.input.heldDown(), after)
+	slices.SortFunc(both, netip.Addr.Compare)
+	if err := supervisor.holdable(ctx, slices.Compact(both)); err != nil {
 		return err
 	}
 	if _, err := supervisor.command(ctx, `configure "`+supervisor.file.path+`"`); err != nil {
@@ -134,8 +138,7 @@ func (supervisor *Supervisor) configured() {
 // configFailed records a failure to configure BIRD. A configuration that BIRD refused is not
 // retried.
 func (supervisor *Supervisor) configFailed(err error) {
-	var refused *refusedError
-	if errors.As(err, &refused) {
+	if _, refused := errors.AsType[*refusedError](err); refused {
 		supervisor.apply.refused = supervisor.apply.pending.content
 	} else {
 		supervisor.apply.retries.failed(time.Now())
@@ -169,4 +172,41 @@ func (supervisor *Supervisor) prepare(ctx context.Context) error {
 		return nil
 	}
 	return durable.Replace(supervisor.file.path, state.current.content, 0o600)
+}
+
+// checkTimeout bounds `bird -p`, which takes 10 ms.
+const checkTimeout = 10 * time.Second
+
+// configFile is the file of BIRD's configuration.
+type configFile struct{ path, executable string }
+
+// staged returns the path of a configuration that is not checked yet.
+func (file configFile) staged() string { return file.path + ".new" }
+
+// install checks a configuration with `bird -p` and replaces the file.
+func (file configFile) install(ctx context.Context, content []byte) error {
+	if err := durable.Replace(file.staged(), content, 0o600); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	check := exec.CommandContext(ctx, file.executable, "-p", "-c", file.staged())
+	check.WaitDelay = time.Second // a child process of BIRD may keep the output open
+	output, err := check.CombinedOutput()
+	if exit, failed := errors.AsType[*exec.ExitError](err); failed && exit.Exited() {
+		err = &refusedError{codeConfigFailed, string(bytes.TrimSpace(output))}
+	}
+	return file.replace(err)
+}
+
+// replace installs the staged file, which a restarted BIRD reads, if its check passed.
+func (file configFile) replace(checkErr error) error {
+	if checkErr != nil {
+		checkErr = fmt.Errorf("failed to check BIRD's new configuration: %w", checkErr)
+		return errors.Join(checkErr, os.Remove(file.staged()))
+	}
+	if err := os.Rename(file.staged(), file.path); err != nil {
+		return fmt.Errorf("failed to replace BIRD's configuration: %w", err)
+	}
+	return nil
 }

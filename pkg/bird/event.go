@@ -36,9 +36,6 @@ const stateChanged = "State changed to "
 // StateChanged reports whether the event is a state change of a protocol or a channel.
 func (event stateEvent) StateChanged() bool { return strings.HasPrefix(event.Text, stateChanged) }
 
-// CameUp reports whether the event is a protocol's transition to up.
-func (event stateEvent) CameUp() bool { return event.Text == stateChanged+"up" }
-
 // isError reports whether the event can be the cause of BIRD's exit.
 func (event stateEvent) isError() bool {
 	switch event.Level {

@@ -17,8 +17,6 @@ type fastPoll struct {
 
 func (f *fastPoll) start(now time.Time) { *f = fastPoll{now.Add(fastDuration), fastExtra} }
 
-func (f *fastPoll) active(now time.Time) bool { return now.Before(f.until) }
-
 // converged counts an observation of the expected state and ends fast polling after fastExtra
 // more.
 func (f *fastPoll) converged() {

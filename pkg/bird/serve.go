@@ -88,7 +88,7 @@ func (supervisor *Supervisor) wait(now time.Time) time.Duration {
 	switch {
 	case !supervisor.unansweredSince.IsZero():
 		return retryInterval
-	case supervisor.fast.active(now), supervisor.confirming.Load() > 0:
+	case now.Before(supervisor.fast.until), supervisor.confirming.Load() > 0:
 		return fastInterval
 	}
 	if wait := supervisor.holds.wait(now); wait < pollInterval {

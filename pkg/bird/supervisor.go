@@ -118,7 +118,8 @@ func NewSupervisor(options Options) *Supervisor {
 	w := latest.New(desired{})
 	resolver := newResolver(options, w)
 	return &Supervisor{
-		options: options, file: newConfigFile(options), desired: w, resolver: resolver, dial: Dial,
+		options: options, file: configFile{filepath.Join(options.Dir, "vipgate.conf"), options.Executable},
+		desired: w, resolver: resolver, dial: Dial,
 		lease:  bfdlease.New(options.Log),
 		expect: latest.New([len(vip.Families)]int{}), state: resolver.state, failures: map[string]string{},
 		hint: make(chan struct{}, 1), export: make(chan struct{}, 1), sessionUp: make(chan struct{}, 1),
@@ -194,7 +195,7 @@ func (supervisor *Supervisor) trigger() { latest.Wake(supervisor.hint) }
 
 func (supervisor *Supervisor) event(event stateEvent) {
 	supervisor.errors.logged(event, time.Now())
-	if event.CameUp() && strings.HasPrefix(event.Protocol, gatewayPrefix) {
+	if event.Text == stateChanged+"up" && strings.HasPrefix(event.Protocol, gatewayPrefix) {
 		supervisor.sessionCame() // before the poll: BIRD sends the gateway's UPDATEs immediately
 	}
 	if event.StateChanged() || event.Protocol == bfdName {

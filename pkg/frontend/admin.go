@@ -194,11 +194,7 @@ func (a *admin) change(ctx context.Context, what string, objects []orders.Object
 	}
 	p.Log.Info("operator changed drains", "drained", len(d.GetDrained()), "gateways", d.GetGateways())
 	// The event keeps the operator's names; the log line has only their number.
-	var names []string
-	for _, object := range objects {
-		names = append(names, object.String())
-	}
-	p.observer.note("an operator " + what + " " + cmp.Or(strings.Join(names, ", "), orders.Object{}.String()))
+	p.observer.note("an operator " + what + " " + cmp.Or(strings.Join(vip.Texts(objects), ", "), orders.Object{}.String()))
 	return d, nil
 }
 
@@ -215,9 +211,7 @@ func (a *admin) ApplyNow(ctx context.Context, _ *frontendv1.ApplyNowRequest) (*f
 	case <-ctx.Done():
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
-	for _, v := range <-left {
-		response.Vips = append(response.Vips, v.String())
-	}
+	response.Vips = vip.Texts(<-left)
 	a.process.Log.Info("operator applied the configuration now", "vips", len(response.GetVips()),
 		"gateways", response.GetGateways())
 	a.process.observer.note("an operator applied the configuration without drains and turns")

@@ -80,8 +80,7 @@ func (c *controller) Overdue() time.Duration { return c.pulse.Overdue() }
 // Run evaluates the gate on every input until ctx ends.
 func (c *controller) Run(ctx context.Context) error {
 	// Aligned to the wall clock, as the KEEPALIVE timer of the announcer.
-	beat := time.NewTimer(tick.Until(time.Now(), beatInterval))
-	defer beat.Stop()
+	beat := time.After(tick.Until(time.Now(), beatInterval))
 	// evaluate resets the timer to the gate's next deadline.
 	c.deadline = time.NewTimer(0)
 	defer c.deadline.Stop()
@@ -124,10 +123,10 @@ func (c *controller) Run(ctx context.Context) error {
 			done = cmd.done
 		case <-c.deadline.C:
 			now = c.step(func() {})
-		case <-beat.C:
+		case <-beat:
 			// Reset the timer only here: a Reset in each pass costs an extra wakeup, because the runtime
 			// still wakes the process at the old time.
-			beat.Reset(tick.Until(time.Now(), beatInterval))
+			beat = time.After(tick.Until(time.Now(), beatInterval))
 			now = c.step(func() {})
 		}
 		// A loop that hangs sends no heartbeat, and BIRD withdraws all VIPs when the hold time expires.

@@ -67,8 +67,7 @@ func (f *follower) Overdue() time.Duration { return f.pulse.Overdue() }
 
 // Run updates the other components until ctx ends.
 func (f *follower) Run(ctx context.Context) error {
-	refresh := time.NewTimer(tick.Until(time.Now(), refreshInterval))
-	defer refresh.Stop()
+	refresh := time.After(tick.Until(time.Now(), refreshInterval))
 	f.departed, f.release, f.leave, f.drainsEnd = departed{}, time.NewTimer(0), time.NewTimer(0), time.NewTimer(0)
 	defer f.release.Stop()
 	defer f.leave.Stop()
@@ -76,9 +75,10 @@ func (f *follower) Run(ctx context.Context) error {
 	defer f.drainsEnd.Stop()
 	f.pulse.Next(0)
 	defer f.pulse.End()
+	var err error // of an action of the loop
 	loaded, configChanged := f.Source.Value().Get()
 	if loaded.Generation > 0 { // otherwise keep the source routing of an earlier run
-		if err := f.configure(ctx, loaded.Config); err != nil {
+		if err = f.configure(ctx, loaded.Config); err != nil {
 			return err
 		}
 	} else {
@@ -129,29 +129,20 @@ func (f *follower) Run(ctx context.Context) error {
 			}
 			// A refused configuration replaces the value, but not the generation.
 			if loaded.Generation != was.Generation {
-				if err := f.configure(ctx, loaded.Config); err != nil {
-					return err
-				}
+				err = f.configure(ctx, loaded.Config)
 			}
 		case <-staleChanged:
 		case <-f.leave.C:
-			if err := f.endLeaving(ctx); err != nil {
-				return err
-			}
+			err = f.endLeaving(ctx)
 		case <-f.drainsEnd.C:
-			if err := f.followDrains(ctx); err != nil {
-				return err
-			}
+			err = f.followDrains(ctx)
 		case <-f.drains.Changed():
-			if err := f.followDrains(ctx); err != nil {
-				return err
-			}
+			err = f.followDrains(ctx)
 		case left := <-f.immediate:
 			left <- f.leaving.Sorted()
-			if err := f.endLeaving(ctx); err != nil {
-				return err
+			if err = f.endLeaving(ctx); err == nil {
+				f.bird.ApplyNow() // until the next Configure
 			}
-			f.bird.ApplyNow() // until the next Configure
 		case <-f.release.C:
 			f.route()
 		case <-birdChanged:
@@ -165,8 +156,11 @@ func (f *follower) Run(ctx context.Context) error {
 			f.observer.queue.Settle(ctx, journal.UpdateDelay)
 		case <-vipsChanged:
 		case <-ownChanged:
-		case <-refresh.C:
-			refresh.Reset(tick.Until(time.Now(), refreshInterval))
+		case <-refresh:
+			refresh = time.After(tick.Until(time.Now(), refreshInterval))
+		}
+		if err != nil {
+			return err
 		}
 	}
 }

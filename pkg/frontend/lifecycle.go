@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -67,11 +68,9 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 	s := p.observer.state
 	s.mu.RLock()
 	defer s.mu.RUnlock()
+	unknown := &vipState{} // without a decision and a report
 	for _, v := range c.Attractor.VIPs {
-		st := s.vips.Get(v)
-		if st == nil {
-			st = &vipState{}
-		}
+		st := cmp.Or(s.vips.Get(v), unknown)
 		if st.Decision.Advertisement != gate.Withdrawn {
 			announced[v.Family()]++
 		}

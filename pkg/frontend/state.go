@@ -51,13 +51,7 @@ func (s *state) applyReadiness(delta journal.Delta) {
 		}
 	}
 	// Add all new VIPs in one batch: each growth of the table sorts it.
-	s.vips.Add(func(yield func(vip.VIP) bool) {
-		for i := range delta.Changed {
-			if !yield(delta.Changed[i].VIP) {
-				return
-			}
-		}
-	})
+	s.vips.Add(vip.Of(delta.Changed, func(r *readiness.VIPReadiness) vip.VIP { return r.VIP }))
 	// This runs with every decision, so its cost must depend on the VIPs of the delta and not on the
 	// number of all VIPs.
 	for i := range delta.Changed {
@@ -97,13 +91,7 @@ func transitionOf(ch gate.Change) journal.Transition {
 func (s *state) applyDecisions(d decisions, c causes, changes *journal.Changes) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.vips.Add(func(yield func(vip.VIP) bool) {
-		for i := range d.Changes {
-			if !yield(d.Changes[i].VIP) {
-				return
-			}
-		}
-	})
+	s.vips.Add(vip.Of(d.Changes, func(ch *gate.Change) vip.VIP { return ch.VIP }))
 	removed, detail := false, s.details(c)
 	for _, ch := range d.Changes {
 		st := s.vips.Next(ch.VIP)

@@ -2,7 +2,9 @@ package frontend
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -57,39 +59,29 @@ func (p *process) lbStatus(now time.Time) *frontendv1.LoadBalancerStatus {
 	return s
 }
 
-var freshnesses = [...]frontendv1.Freshness{
-	gate.Lost:  frontendv1.Freshness_FRESHNESS_LOST,
-	gate.Stale: frontendv1.Freshness_FRESHNESS_STALE,
-	gate.Live:  frontendv1.Freshness_FRESHNESS_LIVE,
+// The values of the API have the names of the gate's.
+var (
+	freshnesses    = protosOf[frontendv1.Freshness](gate.Live, "FRESHNESS_", frontendv1.Freshness_value)
+	advertisements = protosOf[readinessv1.Advertisement](gate.Announced, "ADVERTISEMENT_",
+		readinessv1.Advertisement_value)
+	reasons = protosOf[readinessv1.AdvertisementReason](gate.Ready, "ADVERTISEMENT_REASON_",
+		readinessv1.AdvertisementReason_value)
+)
+
+// protosOf returns the value of an API's enum for each value of the gate up to last.
+func protosOf[P ~int32, G interface {
+	~uint8
+	fmt.Stringer
+}](last G, prefix string, values map[string]int32) (all []P) {
+	for g := range last + 1 {
+		all = append(all, P(values[prefix+strings.ToUpper(g.String())]))
+	}
+	return all
 }
 
 func freshnessProto(f gate.Freshness) frontendv1.Freshness { return freshnesses[f] }
 
-var advertisements = [...]readinessv1.Advertisement{
-	gate.Withdrawn:   readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
-	gate.Depreferred: readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED,
-	gate.Announced:   readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
-}
-
 func advertisementProto(a gate.Advertisement) readinessv1.Advertisement { return advertisements[a] }
-
-var reasons = [...]readinessv1.AdvertisementReason{
-	gate.NotConfigured:   readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED,
-	gate.LBNeverSeen:     readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NEVER_SEEN,
-	gate.LBNotReady:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY,
-	gate.NoSourceRouting: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_SOURCE_ROUTING,
-	gate.NoGateway:       readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY,
-	gate.NotAccepted:     readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_ACCEPTED,
-	gate.LBLost:          readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST,
-	gate.Stopping:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_STOPPING,
-	gate.Drained:         readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED,
-	gate.LBDraining:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING,
-	gate.LBStale:         readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_STALE,
-	gate.LastResort:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LAST_RESORT,
-	gate.Flapping:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_FLAPPING,
-	gate.NotExported:     readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED,
-	gate.Ready:           readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
-}
 
 func reasonProto(r gate.Reason) readinessv1.AdvertisementReason { return reasons[r] }
 
@@ -164,11 +156,9 @@ func (s *state) vipStatus(
 	list := make([]*frontendv1.VipStatus, 0, len(configured))
 	s.mu.RLock()
 	defer s.mu.RUnlock()
+	unknown := &vipState{} // without a decision and a report
 	for _, v := range vip.NewSet(configured...).Sorted() {
-		st := s.vips.Get(v)
-		if st == nil {
-			st = &vipState{}
-		}
+		st := cmp.Or(s.vips.Get(v), unknown)
 		x := &frontendv1.VipStatus{
 			Vip: v.String(), Since: endpoint.Timestamp(st.Since),
 			Advertisement: advertisementProto(shown(st.Decision)), Reason: reasonProto(st.Decision.Reason),

@@ -73,8 +73,7 @@ func (plan *plan) exchangeHTTP(ctx context.Context, conn net.Conn, address netip
 }
 
 func (plan *plan) brokenHTTP(missing string, err error) outcome {
-	var alert *net.OpError
-	if errors.As(err, &alert) { // of TLS, such as that a client certificate is required
+	if _, is := errors.AsType[*net.OpError](err); is { // of TLS, such as that a client certificate is required
 		return plan.broken(missing, "", err)
 	}
 	return plan.broken(missing, "the answer is not HTTP/1.1: ", err)

@@ -39,8 +39,7 @@ type cachedSVID struct {
 // replace offers the cached SVID at the first failure of the Workload API, or after cacheDelay.
 // It does not read the file if the API issues an SVID first.
 func (cache *cache) replace(ctx context.Context, source *Source) {
-	timer := time.NewTimer(cacheDelay)
-	defer timer.Stop()
+	timer := time.After(cacheDelay)
 	for late := false; !late; {
 		state, changed := source.status.Get()
 		// The API refuses or fails: a longer wait would only delay the start.
@@ -53,7 +52,7 @@ func (cache *cache) replace(ctx context.Context, source *Source) {
 		case <-source.usable:
 			return
 		case <-changed:
-		case <-timer.C:
+		case <-timer:
 			late = true
 		}
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
@@ -245,11 +246,7 @@ func (source *Source) pick(svids []*x509svid.SVID) (*x509svid.SVID, error) {
 }
 
 func join(ids []spiffeid.ID) string {
-	var names []string
-	for _, id := range ids {
-		names = append(names, id.String())
-	}
-	return cmp.Or(strings.Join(names, ", "), "nothing")
+	return cmp.Or(strings.Join(vip.Texts(ids), ", "), "nothing")
 }
 
 // fail records an error of the origin.
@@ -393,19 +390,16 @@ func (source *Source) publish(now time.Time) time.Duration {
 
 // runTimer updates the status when it changes by time alone.
 func (source *Source) runTimer(ctx context.Context) error {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for {
 		_, changed := source.status.Get()
 		source.mu.Lock()
 		wait := source.publish(time.Now())
 		source.mu.Unlock()
-		timer.Reset(wait)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
-		case <-timer.C:
+		case <-time.After(wait):
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -213,12 +214,8 @@ func (all *summary) event() *adminv1.Event {
 	if more := all.count - len(all.first); more > 0 {
 		names += fmt.Sprintf(" and %d more", more)
 	}
-	state := all.to
-	if state == "" {
-		state = "changed"
-	}
 	return &adminv1.Event{
-		Object: fmt.Sprint(all.count, " VIPs"), From: all.from, To: state, Reason: all.reason,
+		Object: fmt.Sprint(all.count, " VIPs"), From: all.from, To: cmp.Or(all.to, "changed"), Reason: all.reason,
 		Detail: names + ": " + all.describe(), VipCount: uint32(all.count), FirstVips: all.first,
 		Transitions: all.transitions,
 	}

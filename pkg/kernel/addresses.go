@@ -154,8 +154,7 @@ func (watched *Addresses) Run(ctx context.Context) error {
 	defer watcher.close(watched.log)
 	watched.notified = err == nil
 	close(watched.ready)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	timer := time.After(0)
 	known, failed := map[address]progress{}, watcher.Failed()
 	for {
 		select {
@@ -165,12 +164,12 @@ func (watched *Addresses) Run(ctx context.Context) error {
 			failed, watched.notified = nil, false
 			watched.log.Warn("address notifications failed, polling only", "interval", addressPoll, "error", watcher.Err())
 		case <-watcher.changed:
-		case <-timer.C:
+		case <-timer:
 		}
 		watched.read()
 		var wait time.Duration
 		known, wait = watched.announce(known, time.Now())
-		timer.Reset(wait)
+		timer = time.After(wait)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // admin implements the KubeService.
@@ -70,9 +71,9 @@ func (p *process) status() *kubev1.Status {
 	s.Publication = publicationOf(evaluated)
 	s.Verdict = verdict(evaluated.Result.Trench)
 	for _, v := range evaluated.Result.Services {
-		service := &kubev1.ServiceVerdict{Verdict: verdict(v.Verdict), Stream: v.Stream, Targets: uint32(v.Targets)}
-		for _, x := range v.VIPs {
-			service.Vips = append(service.Vips, x.String())
+		service := &kubev1.ServiceVerdict{
+			Verdict: verdict(v.Verdict), Stream: v.Stream, Targets: uint32(v.Targets),
+			Vips: vip.Texts(v.VIPs),
 		}
 		s.Services = append(s.Services, service)
 	}

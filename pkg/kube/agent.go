@@ -54,10 +54,7 @@ func (*agent) String() string { return "trench file" }
 // Run translates until ctx ends. Failed writes are retried with back-off.
 func (a *agent) Run(ctx context.Context) error {
 	a.retry = backoff.Backoff{Min: interval, Max: 5 * time.Second, Jitter: 0.1}
-	again := time.NewTimer(0)
-	defer again.Stop()
-	// A retry is due only after a failed write.
-	again.Stop()
+	var again <-chan time.Time // nil before the first failed write
 	for {
 		state, stateChanged := a.cluster.State().Get()
 		// The stale file comes before the translation: its readers must know that the trench file may be
@@ -65,7 +62,7 @@ func (a *agent) Run(ctx context.Context) error {
 		err := a.files.stale(state)
 		if err != nil {
 			a.log.Error("failed to say that the trench file is stale", "error", err)
-			again.Reset(a.retry.Next())
+			again = time.After(a.retry.Next())
 		}
 		select {
 		// A new state alone changes the stale file, not the trench file.
@@ -73,7 +70,7 @@ func (a *agent) Run(ctx context.Context) error {
 			continue
 		case <-a.turn:
 			a.turn = nil
-		case <-again.C:
+		case <-again:
 		case <-a.cluster.Changes():
 			a.collect(ctx, a.cluster.Changes())
 		case <-ctx.Done():
@@ -82,7 +79,7 @@ func (a *agent) Run(ctx context.Context) error {
 			return ctx.Err()
 		}
 		if err := a.translate(); err != nil {
-			again.Reset(a.retry.Next())
+			again = time.After(a.retry.Next())
 		} else {
 			a.retry.Reset()
 		}
@@ -100,18 +97,15 @@ func (a *agent) collect(ctx context.Context, changes <-chan struct{}) {
 		if a.next.After(at) {
 			at = a.next
 		}
-		timer := time.NewTimer(time.Until(at))
 		select {
-		case <-timer.C:
+		case <-time.After(time.Until(at)):
 			return
 		case <-changes:
-			timer.Stop()
 			due = time.Now().Add(settle)
 			if last := begin.Add(interval); due.After(last) {
 				due = last
 			}
 		case <-ctx.Done():
-			timer.Stop()
 			return
 		}
 	}

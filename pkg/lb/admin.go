@@ -86,17 +86,10 @@ func (p *process) streamStatus(config *trench.Config) []*lbv1.StreamStatus {
 	var streams []*lbv1.StreamStatus
 	for _, s := range config.Streams {
 		streams = append(streams, &lbv1.StreamStatus{
-			Name: s.Name, MinReady: uint32(s.MinReady), Targets: byStream[s.Name], Vips: texts(s.VIPs),
+			Name: s.Name, MinReady: uint32(s.MinReady), Targets: byStream[s.Name], Vips: vip.Texts(s.VIPs),
 		})
 	}
 	return streams
-}
-
-func texts[T fmt.Stringer](list []T) (all []string) {
-	for _, x := range list {
-		all = append(all, x.String())
-	}
-	return all
 }
 
 func (p *process) sourceStatus() []*lbv1.SourceStatus {

@@ -120,7 +120,7 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	}
 	for _, x := range state.Problems {
 		s.Problems = append(s.Problems, &adminv1.Problem{
-			Object: x.Object, Detail: x.Detail, Remedy: x.Remedy, Vips: texts(x.VIPs),
+			Object: x.Object, Detail: x.Detail, Remedy: x.Remedy, Vips: vip.Texts(x.VIPs),
 		})
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
@@ -184,7 +184,7 @@ func (p *process) dataPlaneStreams(
 		s.Targets = append(s.Targets, &lbv1.DataPlaneTarget{
 			Name: x.Name, Number: x.FWMark, State: x.State, Packets: x.Packets, Bytes: x.Bytes,
 			EntriesIpv4: uint32(x.Entries[vip.IPv4]), EntriesIpv6: uint32(x.Entries[vip.IPv6]),
-			Addresses: texts(x.Addresses()), DrainEnd: endpoint.Timestamp(x.DrainEnd),
+			Addresses: vip.Texts(x.Addresses()), DrainEnd: endpoint.Timestamp(x.DrainEnd),
 		})
 	}
 	// state.VIPs maps each VIP in the kernel to its stream, whatever the file lists.

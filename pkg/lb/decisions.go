@@ -97,13 +97,7 @@ func (d *decisions) apply(delta journal.Delta) *journal.Changes {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	// Add all new VIPs in one batch: each growth of the table sorts it.
-	d.vips.Add(func(yield func(vip.VIP) bool) {
-		for i := range delta.Changed {
-			if !yield(delta.Changed[i].VIP) {
-				return
-			}
-		}
-	})
+	d.vips.Add(vip.Of(delta.Changed, func(r *readiness.VIPReadiness) vip.VIP { return r.VIP }))
 	for i := range delta.Changed {
 		is := &delta.Changed[i]
 		was := d.vips.Next(is.VIP)

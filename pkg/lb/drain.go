@@ -14,6 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // maxDrain bounds a drain by an operator: a longer one is a typing error.
@@ -80,13 +81,10 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 			return nil, err
 		}
 	}
-	done := &lbv1.UndrainTargetsResponse{}
 	if err := p.sources.drains.Undrain(now, drained...); err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
-	for _, id := range drained {
-		done.Undrained = append(done.Undrained, id.String())
-	}
+	done := &lbv1.UndrainTargetsResponse{Undrained: vip.Texts(drained)}
 	// The order of a map is random.
 	slices.Sort(done.Undrained)
 	p.Log.Info("drains by an operator ended", "targets", done.GetUndrained())

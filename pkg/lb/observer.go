@@ -40,8 +40,7 @@ func (o *observer) String() string { return "observer" }
 // Run follows identity, configuration, reports and decisions until ctx ends.
 func (o *observer) Run(ctx context.Context) error {
 	p := o.process
-	refresh := time.NewTimer(tick.Until(time.Now(), time.Second)) // of last checks and ages in the status
-	defer refresh.Stop()
+	refresh := time.After(tick.Until(time.Now(), time.Second)) // of last checks and ages in the status
 	targets := p.index.Watch(nil)
 	defer targets.Close()
 	var state plan.State
@@ -101,8 +100,8 @@ func (o *observer) Run(ctx context.Context) error {
 			dataPlaneReady = nil
 		case <-dataPlaneChanged:
 		case <-p.decisions.queue.Wake():
-		case <-refresh.C:
-			refresh.Reset(tick.Until(time.Now(), time.Second))
+		case <-refresh:
+			refresh = time.After(tick.Until(time.Now(), time.Second))
 		}
 	}
 }

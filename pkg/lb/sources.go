@@ -113,8 +113,7 @@ func alive(views []targetset.View, since time.Time) change.Alive {
 
 // missing notes that the trench file cannot be read. A refused one leaves the older in force.
 func (s *sources) missing(now time.Time, err error) {
-	var refused *trenchfile.Errors
-	if err != nil && !errors.As(err, &refused) {
+	if _, refused := errors.AsType[*trenchfile.Errors](err); err != nil && !refused {
 		s.file.Lose(now, err)
 	}
 }

@@ -10,7 +10,9 @@ import (
 
 	"google.golang.org/grpc"
 	grpcbackoff "google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/backoff"
@@ -112,7 +114,8 @@ func (connection *watchConn) run(ctx context.Context) error {
 		// Read the clock before decoding: the lease counts from the receipt.
 		receivedAt := time.Now()
 		switch {
-		case err != nil && unimplemented(err) && connection.w.opts.Fallback != nil && !isClosed(connection.received):
+		case status.Code(err) == codes.Unimplemented &&
+			connection.w.opts.Fallback != nil && !isClosed(connection.received):
 			return connection.runFallback(ctx, conn, silence, &reports)
 		case err != nil:
 			return err

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 )
@@ -40,9 +38,6 @@ type FallbackState struct {
 }
 
 var errReplaced = errors.New("another process has created the socket")
-
-// unimplemented reports whether an error means that the server does not have the called service.
-func unimplemented(err error) bool { return status.Code(err) == codes.Unimplemented }
 
 // runFallback watches a load balancer without ReadinessService until the stream ends.
 func (connection *watchConn) runFallback(ctx context.Context, conn *grpc.ClientConn, silence *time.Timer,

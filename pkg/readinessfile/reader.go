@@ -145,11 +145,8 @@ func (reader *Reader) Run(ctx context.Context) error {
 
 	_, knownChanged := reader.known.Get()
 	loop := newReadLoop(reader, requests, results)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for {
 		loop.act(time.Now())
-		timer.Reset(time.Until(loop.next()))
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -167,7 +164,7 @@ func (reader *Reader) Run(ctx context.Context) error {
 		case <-knownChanged:
 			loop.known, knownChanged = reader.known.Get()
 			loop.evaluate(time.Now(), false)
-		case <-timer.C:
+		case <-time.After(time.Until(loop.next())):
 		}
 	}
 }

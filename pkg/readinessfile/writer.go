@@ -161,24 +161,12 @@ func (writer *Writer) write(desired map[string]struct{}) error {
 		}
 		writer.clean, writer.touched = true, time.Now()
 	}
-	var obsolete, missing []string
-	for name := range writer.created {
-		if _, keep := desired[name]; !keep {
-			obsolete = append(obsolete, name)
-		}
-	}
-	for name := range desired {
-		if _, exists := writer.created[name]; !exists {
-			missing = append(missing, name)
-		}
-	}
+	obsolete, missing := namesWithout(writer.created, desired), namesWithout(desired, writer.created)
 	// Create no file before all obsolete files are removed. Files of groups sort first: lb-ready-
 	// precedes lb-vip-ready-.
-	slices.Sort(obsolete)
 	if err := writer.remove(obsolete); err != nil {
 		return err
 	}
-	slices.Sort(missing)
 	firstVIP, _ := slices.BinarySearch(missing, vipFilePrefix)
 	var errs []error
 	for _, name := range slices.Concat(missing[firstVIP:], missing[:firstVIP]) {
@@ -288,6 +276,14 @@ func (writer *Writer) record(err error) {
 		writer.log.Info("readiness files written again")
 	}
 	writer.state.Set(result)
+}
+
+// namesWithout returns the sorted names that are not in others.
+func namesWithout(names, others map[string]struct{}) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(names)), func(name string) bool {
+		_, is := others[name]
+		return is
+	})
 }
 
 // createFile creates an empty file, or touches an existing regular file.

@@ -251,8 +251,8 @@ func (group *Group) leave() error {
 	var errs []error
 	for address, member := range group.members {
 		<-member.done
-		var rejected *RejectedError // another caller has taken over the target
-		if member.err != nil && !member.leaving && !errors.As(member.err, &rejected) {
+		_, rejected := errors.AsType[*RejectedError](member.err) // another caller has taken over the target
+		if member.err != nil && !member.leaving && !rejected {
 			errs = append(errs, fmt.Errorf("%s: %w", address, member.err))
 		}
 	}

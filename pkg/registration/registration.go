@@ -125,11 +125,9 @@ func (registration *Registration) Run(ctx context.Context, leave <-chan struct{}
 		reason := registration.reason(err)
 		return registration.end(ctx, fmt.Errorf("the target could not be deregistered, its grace ends it: %s", reason))
 	}
-	removal := time.NewTimer(drainTime + removalMargin)
-	defer removal.Stop()
 	select {
 	case err = <-ended:
-	case <-removal.C:
+	case <-time.After(drainTime + removalMargin):
 		cancel()
 		<-ended
 		err = fmt.Errorf("%s did not report the removal of the target within %v", registration.Conn,
@@ -140,9 +138,8 @@ func (registration *Registration) Run(ctx context.Context, leave <-chan struct{}
 
 // end enters the final phase.
 func (registration *Registration) end(ctx context.Context, err error) error {
-	var rejected *RejectedError
-	switch {
-	case errors.As(err, &rejected) && rejected.Code == codes.Aborted:
+	switch rejected, is := errors.AsType[*RejectedError](err); {
+	case is && rejected.Code == codes.Aborted:
 		registration.enter(Superseded, err)
 	case err != nil, ctx.Err() != nil:
 		registration.enter(Interrupted, err)

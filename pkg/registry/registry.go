@@ -251,20 +251,19 @@ func (registry *Registry) Run(ctx context.Context) error {
 	}()
 	// From here on grace periods expire.
 	close(registry.ready)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	timer := time.After(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-registry.timed:
-		case <-timer.C:
+		case <-timer:
 		}
 		wait := time.Minute
 		if next := registry.expire(time.Now()); !next.IsZero() {
 			wait = max(time.Until(next), expiryRound) // batch expirations that are close together
 		}
-		timer.Reset(wait)
+		timer = time.After(wait)
 	}
 }
 

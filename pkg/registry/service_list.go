@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"slices"
@@ -135,10 +136,7 @@ func (service *Service) List(ctx context.Context, req *targetv1.ListRequest) (re
 			}
 			views = views[start:]
 		}
-		size := int(min(req.GetPageSize(), maxPage))
-		if size == 0 {
-			size = maxPage
-		}
+		size := int(cmp.Or(min(req.GetPageSize(), maxPage), maxPage))
 		resp = &targetv1.ListResponse{}
 		if len(views) > size {
 			views = views[:size]

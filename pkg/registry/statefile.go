@@ -77,10 +77,8 @@ func (file *stateFile) note(err error) {
 // run writes a snapshot for each request and stamps the file periodically. When ctx ends, it
 // writes a pending snapshot or stamps the file once more.
 func (file *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
-	due := time.NewTimer(tick.Until(time.Now(), stampEvery))
-	defer due.Stop()
-	gap := time.NewTimer(0)
-	defer gap.Stop()
+	due := time.After(tick.Until(time.Now(), stampEvery))
+	gap := time.After(0)
 	wanted := file.wanted // nil until the gap after the previous write has passed
 	for {
 		select {
@@ -94,11 +92,11 @@ func (file *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
 			return
 		case <-wanted:
 			wanted = nil
-			gap.Reset(file.write(snapshot()))
-		case <-gap.C:
+			gap = time.After(file.write(snapshot()))
+		case <-gap:
 			wanted = file.wanted
-		case <-due.C:
-			due.Reset(tick.Until(time.Now(), stampEvery))
+		case <-due:
+			due = time.After(tick.Until(time.Now(), stampEvery))
 			file.stamp()
 		}
 	}

@@ -2,13 +2,21 @@ package sidecar
 
 import (
 	"context"
+	"net/netip"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
+	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/replypath"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // admin implements the TargetAdminService.
@@ -34,11 +42,8 @@ func (p *process) status(ctx context.Context) *targetadminv1.Status {
 // Describe returns the kernel state for `target status`.
 func Describe(o Options, state replypath.Status, flows map[string]int) *targetadminv1.Status {
 	s := &targetadminv1.Status{
-		Version: o.Version, Interface: o.Interface, Complete: state.Complete,
+		Version: o.Version, Pool: vip.Texts(o.Pool), Interface: o.Interface, Complete: state.Complete,
 		Since: endpoint.Timestamp(state.Since), Repairs: state.Repairs, Dropped: state.Dropped,
-	}
-	for _, prefix := range o.Pool {
-		s.Pool = append(s.Pool, prefix.String())
 	}
 	for _, problem := range state.Problems {
 		s.Problems = append(s.Problems,
@@ -47,9 +52,7 @@ func Describe(o Options, state replypath.Status, flows map[string]int) *targetad
 	for _, peer := range state.Peers {
 		all := &targetadminv1.Peer{
 			Mac: peer.MAC, Fwmark: peer.FWMark, Seen: peer.Seen, Live: peer.Live, Flows: uint64(flows[peer.MAC]),
-		}
-		for _, a := range peer.Addresses {
-			all.Addresses = append(all.Addresses, a.String())
+			Addresses: vip.Texts(peer.Addresses),
 		}
 		s.Peers = append(s.Peers, all)
 	}
@@ -75,4 +78,30 @@ func metricsOf(state replypath.Status, flows map[string]int) metrics.TargetState
 		}
 	}
 	return m
+}
+
+// addressHealth adds a service for each address to a health server, only in Check: lb calls it to
+// diagnose a failed check through a VIP. An address of the pool is SERVING while the kernel state
+// is complete; an address outside the pool is NOT_FOUND.
+type addressHealth struct {
+	*health.Server
+	process *process
+}
+
+func (h addressHealth) register(r grpc.ServiceRegistrar) { healthv1.RegisterHealthServer(r, h) }
+
+// Check implements healthv1.HealthServer.
+func (h addressHealth) Check(ctx context.Context, r *healthv1.HealthCheckRequest,
+) (*healthv1.HealthCheckResponse, error) {
+	address, err := netip.ParseAddr(r.GetService())
+	switch {
+	case err != nil:
+		return h.Server.Check(ctx, r)
+	case !h.process.inPool(address):
+		return nil, status.Errorf(codes.NotFound, "%s is not in the pool of this target", address)
+	// The state covers the whole pool, so every address in it has the same answer.
+	case h.process.path.Status().Complete:
+		return &healthv1.HealthCheckResponse{Status: healthv1.HealthCheckResponse_SERVING}, nil
+	}
+	return &healthv1.HealthCheckResponse{Status: healthv1.HealthCheckResponse_NOT_SERVING}, nil
 }

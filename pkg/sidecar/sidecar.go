@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -99,13 +100,9 @@ func Cleanup(ctx context.Context) ([]string, error) {
 
 // inPool reports whether VIPs may have the address.
 func (p *process) inPool(a netip.Addr) bool {
-	for _, prefix := range p.Pool {
-		// A dual-stack listener reports IPv4 as a mapped IPv6 address, which no prefix contains.
-		if prefix.Contains(a.Unmap().WithZone("")) {
-			return true
-		}
-	}
-	return false
+	// A dual-stack listener reports IPv4 as a mapped IPv6 address, which no prefix contains.
+	a = a.Unmap().WithZone("")
+	return slices.ContainsFunc(p.Pool, func(prefix netip.Prefix) bool { return prefix.Contains(a) })
 }
 
 // flows counts the flows of VIPs by the link address of their peer.

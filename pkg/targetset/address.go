@@ -48,11 +48,7 @@ func SameAddresses(a, b []netip.Addr) bool {
 
 // join writes a list for status and errors.
 func join[T fmt.Stringer](list []T) string {
-	var texts []string
-	for _, x := range list {
-		texts = append(texts, x.String())
-	}
-	return strings.Join(texts, ", ")
+	return strings.Join(vip.Texts(list), ", ")
 }
 
 // names matches valid names of streams and targets, as in the trench file.

@@ -1,6 +1,7 @@
 package targetset
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -66,10 +67,7 @@ func (set *Set) Configure(streams []trench.Stream, policy AddressPolicy) {
 	set.policy = policy
 	known := make(map[string]*streamState, len(streams))
 	for _, stream := range streams {
-		state := set.streams[stream.Name]
-		if state == nil {
-			state = &streamState{}
-		}
+		state := cmp.Or(set.streams[stream.Name], &streamState{})
 		delete(set.streams, stream.Name)
 		state.config, known[stream.Name] = stream, state
 		// The policy may have changed, so the offers of all streams are checked again.

@@ -3,6 +3,7 @@ package vip
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -230,12 +231,26 @@ func (set Set) Equal(t Set) bool { return maps.Equal(set, t) }
 
 // Sorted returns the VIPs in the order of [Compare].
 func (set Set) Sorted() []VIP {
-	sorted := make([]VIP, 0, len(set))
-	for vip := range set {
-		sorted = append(sorted, vip)
+	return slices.SortedFunc(maps.Keys(set), Compare)
+}
+
+// Of returns the VIPs of values, such as changes of VIPs.
+func Of[T any](values []T, vip func(*T) VIP) iter.Seq[VIP] {
+	return func(yield func(VIP) bool) {
+		for i := range values {
+			if !yield(vip(&values[i])) {
+				return
+			}
+		}
 	}
-	slices.SortFunc(sorted, Compare)
-	return sorted
+}
+
+// Texts returns values, such as VIPs and their addresses, as text.
+func Texts[T fmt.Stringer](values []T) (texts []string) {
+	for _, value := range values {
+		texts = append(texts, value.String())
+	}
+	return texts
 }
 
 // State is the load balancer's state of a VIP. The zero State is NotReady.

@@ -93,14 +93,8 @@ type Log struct {
 	LogFormat string `help:"json or text." enum:"json,text" default:"json" group:"Logging"`
 }
 
-// Check refuses an unknown level.
-func (f Log) Check(r *Refusals) {
-	_, _, err := logs.New(f.LogFormat, f.LogLevel, io.Discard)
-	r.If(err != nil, "--log-level: %w", err)
-}
-
 // Logger returns a logger that writes to stderr, and its level. With an unknown level, which
-// [Log.Check] refuses, the logger discards everything.
+// [Process.Check] refuses, the logger discards everything.
 func (f Log) Logger(stderr *logs.Writer) (*slog.Logger, *logs.Level) {
 	log, level, err := stderr.Logger(f.LogFormat, f.LogLevel)
 	if err != nil {
@@ -117,8 +111,11 @@ type Process struct {
 
 // Check refuses unusable addresses, ports that another listener uses, and an unknown level.
 func (f *Process) Check(r *Refusals, other Port) {
-	f.Log.Check(r)
-	f.Listeners.Check(r, other)
+	_, _, err := logs.New(f.LogFormat, f.LogLevel, io.Discard)
+	r.If(err != nil, "--log-level: %w", err)
+	r.Socket("--admin-socket", f.AdminSocket)
+	r.If(!f.HealthAddress.IsValid(), "--health-address is empty: probes need a known one, such as 127.0.0.1")
+	r.Ports(Port{"--health-address", f.HealthAddress.Port()}, Port{"--metrics-address", f.MetricsAddress.Port()}, other)
 }
 
 // Settings returns the settings of the process.
@@ -163,16 +160,20 @@ func (a Address) String() string {
 	return a.AddrPort.String()
 }
 
-// Check refuses unusable addresses, and ports that another listener uses.
-func (l *Listeners) Check(r *Refusals, other Port) {
-	r.Socket("--admin-socket", l.AdminSocket)
-	r.If(!l.HealthAddress.IsValid(), "--health-address is empty: probes need a known one, such as 127.0.0.1")
-	r.Ports(Port{"--health-address", l.HealthAddress.Port()}, Port{"--metrics-address", l.MetricsAddress.Port()}, other)
-}
-
 // DrainEnd is the flag of a drain that ends by itself.
 type DrainEnd struct {
 	For *time.Duration `help:"The drain ends by itself after this time; absent: it lasts until it is undrained." placeholder:"DURATION" env:"-"`
+}
+
+// NotNegative returns the value of an optional flag; nil if it is absent.
+func NotNegative(flag string, value *time.Duration) (*durationpb.Duration, error) {
+	switch {
+	case value == nil:
+		return nil, nil
+	case *value < 0:
+		return nil, Usage("%s=%v must not be negative", flag, *value)
+	}
+	return durationpb.New(*value), nil
 }
 
 // EndsAfter returns the time after which the drain ends; nil for never.

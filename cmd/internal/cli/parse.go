@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"reflect"
 	"regexp"
@@ -78,6 +79,15 @@ func mapper[T any](description string, parse func(flag, text string) (T, error))
 			target.Set(reflect.ValueOf(value))
 			return nil
 		}))
+}
+
+// ParsePrefix parses a prefix without host bits.
+func ParsePrefix(text string) (netip.Prefix, error) {
+	prefix, err := netip.ParsePrefix(text)
+	if err == nil && prefix != prefix.Masked() {
+		err = fmt.Errorf("it has host bits set; write %s", prefix.Masked())
+	}
+	return prefix, err
 }
 
 // parse parses a command line. The error contains every invalid value; kong alone stops at the

@@ -5,8 +5,6 @@ import (
 	"net/netip"
 	"time"
 
-	"google.golang.org/protobuf/types/known/durationpb"
-
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -34,14 +32,11 @@ func (f TargetFlags) Request() (*targetv1.RegisterRequest, error) {
 		}
 		t.Addresses = append(t.Addresses, ip.String())
 	}
-	request := &targetv1.RegisterRequest{Stream: f.Stream, Targets: []*targetv1.Target{t}}
-	if f.Grace != nil {
-		if *f.Grace < 0 {
-			return nil, Usage("--grace=%v must not be negative", *f.Grace)
-		}
-		request.Grace = durationpb.New(*f.Grace)
+	grace, err := NotNegative("--grace", f.Grace)
+	if err != nil {
+		return nil, err
 	}
-	return request, nil
+	return &targetv1.RegisterRequest{Stream: f.Stream, Targets: []*targetv1.Target{t}, Grace: grace}, nil
 }
 
 // RunUntilDrained calls run and returns its error. The first stop closes leave, so that run waits

@@ -139,8 +139,7 @@ func (clients *clients) source(key key, trench string) source {
 	switch key.kind {
 	case trenches:
 		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](clients, clients.trenches,
-			v1alpha1.Resource.Resource,
-			key.namespace, named)
+			v1alpha1.Resource.Resource, key.namespace, named)
 	case gateways:
 		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](clients, clients.gateways,
 			meridio2.GatewayResource().Resource, key.namespace, named)
@@ -157,8 +156,7 @@ func (clients *clients) source(key key, trench string) source {
 			metav1.ListOptions{})
 	case endpointSlices:
 		return objectsOf[discoveryv1.EndpointSlice, discoveryv1.EndpointSliceList](clients, clients.discovery,
-			"endpointslices",
-			key.namespace, metav1.ListOptions{LabelSelector: notOfPods})
+			"endpointslices", key.namespace, metav1.ListOptions{LabelSelector: notOfPods})
 	case pods:
 		return objectsOf[corev1.Pod, corev1.PodList](clients, clients.core, "pods", key.namespace,
 			metav1.ListOptions{LabelSelector: v1alpha1.TrenchLabel + "=" + trench})

@@ -8,10 +8,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 )
 
 // Delays between attempts to list and watch. With client-go's defaults, which reach a minute, the
@@ -75,14 +73,7 @@ func (follower *follower) run(ctx context.Context, source source) {
 			return w, err
 		},
 	}
-	silent := klog.Logger{} // updateState logs failures
-	ctx = klog.NewContext(ctx, silent)
-	cache.NewReflectorWithOptions(lister, source.example, follower.store, cache.ReflectorOptions{
-		Name: follower.what, Logger: &silent,
-		Backoff: &wait.Backoff{
-			Duration: minDelay, Cap: maxDelay, Factor: 2, Jitter: 0.2, Steps: 10,
-		},
-	}).RunWithContext(ctx)
+	runReflector(ctx, follower.what, lister, source.example, follower.store)
 }
 
 // failing reports the result of an attempt. It ignores errors after the end of ctx, and an expired

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -97,11 +98,7 @@ func (e *Events) send(ctx context.Context, all []translation.Problem) error {
 		e.Log.Warn("object refused", "kind", p.Object.Kind, "name", p.Object.Name, "reason", p.Reason, "error", p.Message)
 		e.sent[name] = true
 	}
-	for name := range e.sent {
-		if !wanted[name] {
-			delete(e.sent, name)
-		}
-	}
+	maps.DeleteFunc(e.sent, func(name string, _ bool) bool { return !wanted[name] })
 	return failed
 }
 

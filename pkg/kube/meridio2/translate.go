@@ -91,10 +91,8 @@ func (state *translator) translate(routers []*unstructured.Unstructured) error {
 		if !refersTo(object, state.gateway) || object.GetDeletionTimestamp() != nil {
 			continue
 		}
-		verdict := translation.ServiceVerdict{Verdict: translation.Verdict{
-			Object:     reference(object),
-			Generation: object.GetGeneration(),
-		}}
+		verdict := translation.ServiceVerdict{}
+		verdict.Object, verdict.Generation = reference(object), object.GetGeneration()
 		if refused := state.accept(object); refused == nil {
 			verdict.Accepted, verdict.Reason = true, ReasonAccepted
 			verdict.Message = fmt.Sprintf("is gateway %s of interface %s", object.GetName(), state.config.Attractor.Interface)
@@ -142,10 +140,7 @@ func (state *translator) readVIPs() error {
 	slices.SortFunc(vips, vip.Compare)
 	// Several texts of one IPv6 address are one VIP.
 	state.config.Attractor.VIPs = slices.Compact(vips)
-	slices.SortFunc(state.problems, func(address, b translation.Problem) int {
-		return cmp.Compare(address.Message,
-			b.Message)
-	})
+	slices.SortFunc(state.problems, func(a, b translation.Problem) int { return cmp.Compare(a.Message, b.Message) })
 	return nil
 }
 

@@ -10,8 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
+	"github.com/vipgate/vipgate/pkg/kube/cluster"
 	"github.com/vipgate/vipgate/pkg/kube/publication"
 	"github.com/vipgate/vipgate/test/harness"
 )
@@ -19,15 +19,21 @@ import (
 // labelledNodes returns the cache of Nodes with the label.
 func labelledNodes(t *testing.T, names ...string) *nodes {
 	t.Helper()
-	labelled := &nodes{
-		Store: cache.NewStore(cache.MetaNamespaceKeyFunc), changed: make(chan struct{}, 1), listed: true,
-	}
+	labelled := unreadNodes()
+	var list []any
 	for _, name := range names {
 		node := &unstructured.Unstructured{}
 		node.SetName(name)
-		harness.Must(t, labelled.Add(node))
+		list = append(list, node)
 	}
+	harness.Must(t, labelled.Replace(list, "1"))
 	return labelled
+}
+
+// unreadNodes returns a cache of Nodes before the first list.
+func unreadNodes() *nodes {
+	changed := make(chan struct{}, 1)
+	return &nodes{Mirror: cluster.NewMirror(changed), changed: changed}
 }
 
 // trenchOf returns a trench with a pod on each node, NODE: VIPs that the pod advertises.
@@ -81,8 +87,7 @@ func TestDecision(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", name, got, test.want)
 		}
 	}
-	input, unread := trenchOf(t, map[string]string{"a": both}), labelledNodes(t)
-	unread.listed = false
+	input, unread := trenchOf(t, map[string]string{"a": both}), unreadNodes()
 	if got := decide(input, unread, "pod-of-a", true); got != (decision{}) {
 		t.Errorf("before the first list: %+v", got)
 	}

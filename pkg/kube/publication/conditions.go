@@ -44,8 +44,10 @@ func acceptance(kind string, verdict translation.Verdict) metav1.Condition {
 	if verdict.Accepted {
 		condition.Status = metav1.ConditionTrue
 	}
-	if list := warnings(verdict); len(list) > 0 {
-		condition.Message += "; " + listed(lines(verdict, list))
+	warnings := slices.DeleteFunc(slices.Clone(verdict.Problems),
+		func(problem translation.Problem) bool { return !problem.Warning() })
+	if len(warnings) > 0 {
+		condition.Message += "; " + listed(lines(verdict, warnings))
 	}
 	return condition
 }
@@ -100,8 +102,8 @@ func targets(kind string, verdict translation.Verdict, ready metav1.Condition) m
 		condition.Status, condition.Reason, condition.Message = metav1.ConditionUnknown, notAccepted, ready.Message
 	case len(refusals(verdict)) > 0:
 		list := refusals(verdict)
-		condition.Status, condition.Reason, condition.Message = metav1.ConditionFalse, list[0].Reason, listed(lines(verdict,
-			list))
+		condition.Status, condition.Reason = metav1.ConditionFalse, list[0].Reason
+		condition.Message = listed(lines(verdict, list))
 	case ready.Reason == checkFailed:
 		condition.Status, condition.Reason, condition.Message = metav1.ConditionUnknown, checkFailed,
 			"a target fails its checks: see "+ready.Type
@@ -114,14 +116,7 @@ func targets(kind string, verdict translation.Verdict, ready metav1.Condition) m
 // notAccepted is the reason of the remaining conditions of a refused object.
 const notAccepted = "NotAccepted"
 
-func problems(verdict translation.Verdict) string { return listed(lines(verdict, verdict.Problems)) }
-
-// warnings returns the problems of a verdict without effect on traffic; refusals returns the rest.
-func warnings(verdict translation.Verdict) []translation.Problem {
-	return slices.DeleteFunc(slices.Clone(verdict.Problems),
-		func(problem translation.Problem) bool { return !problem.Warning() })
-}
-
+// refusals returns the problems of a verdict with an effect on traffic.
 func refusals(verdict translation.Verdict) []translation.Problem {
 	return slices.DeleteFunc(slices.Clone(verdict.Problems), translation.Problem.Warning)
 }

@@ -99,7 +99,7 @@ func trenchStatus(input Input, t *v1alpha1.Trench, pods reports, published publi
 	accepted := acceptance(v1alpha1.Accepted, verdict)
 	// Problems of an accepted Trench belong to fields that were left out, so that both are shown.
 	if len(verdict.Problems) > 0 {
-		accepted.Message = strings.TrimPrefix(accepted.Message+"; "+problems(verdict), "; ")
+		accepted.Message = strings.TrimPrefix(accepted.Message+"; "+listed(lines(verdict, verdict.Problems)), "; ")
 	}
 	// A Service may have VIPs that no stream of the Trench lists.
 	vips := vip.NewSet(streamVIPs(t.Spec.Streams)...)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -89,10 +90,8 @@ func problemEvents(verdict translation.Verdict, live []metav1.Condition) (events
 	}
 	for _, problem := range verdict.Problems[:min(len(verdict.Problems), maxListed)] {
 		note := describe(verdict, problem)
-		if !slices.ContainsFunc(live, func(condition metav1.Condition) bool {
-			return strings.Contains(condition.Message,
-				note)
-		}) {
+		named := func(condition metav1.Condition) bool { return strings.Contains(condition.Message, note) }
+		if !slices.ContainsFunc(live, named) {
 			// NoPods is not a warning: a Service is often created before its pods.
 			events = append(events, event{problem.Reason != translation.ReasonNoPods, problem.Reason, "Translate", note})
 		}
@@ -186,11 +185,7 @@ func (recorder *recorder) run(ctx context.Context) {
 // in the queue and returns the error.
 func (recorder *recorder) flush(ctx context.Context) error {
 	// Remove expired series, which bounds the map.
-	for key, series := range recorder.sent {
-		if time.Since(series.last) > seriesTime {
-			delete(recorder.sent, key)
-		}
-	}
+	maps.DeleteFunc(recorder.sent, func(_ string, s *series) bool { return time.Since(s.last) > seriesTime })
 	for {
 		record, ok := recorder.first()
 		if !ok {

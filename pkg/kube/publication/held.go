@@ -30,12 +30,6 @@ func heldRemovals(s *frontendv1.Status) string {
 // separator separates held removals from each other, and from the remedy.
 const separator = "; "
 
-// identifier returns the identifier of held removals.
-func identifier(removals string) string {
-	id, _, _ := strings.Cut(removals, ":")
-	return id
-}
-
 // held returns the condition Held of a Trench, or nil if nothing is held and the live object has no
 // such condition.
 func (all reports) held(trench *v1alpha1.Trench) *metav1.Condition {
@@ -49,7 +43,8 @@ func (all reports) held(trench *v1alpha1.Trench) *metav1.Condition {
 	}
 	slices.Sort(removals) // by identifier
 	for _, one := range removals {
-		identifiers = append(identifiers, identifier(one))
+		identifier, _, _ := strings.Cut(one, ":")
+		identifiers = append(identifiers, identifier)
 	}
 	condition := &metav1.Condition{
 		Type: v1alpha1.Held, Status: metav1.ConditionFalse, ObservedGeneration: trench.Generation, Reason: "NothingHeld",

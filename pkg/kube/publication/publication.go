@@ -12,6 +12,7 @@ import (
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/vipgate/vipgate/pkg/kube/cluster"
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
@@ -87,7 +88,8 @@ type Publisher struct {
 	state        *latest.Value[State]
 	watch, write dynamic.Interface
 	input        *latest.Value[Input] // options.Input with the reports
-	reports      *reportCache
+	reports      *cluster.Mirror
+	reported     chan struct{} // has a token after a change of reports
 	leases       coordinationclient.LeasesGetter
 	timing       timing
 	lease        string
@@ -100,12 +102,14 @@ func New(options Options) (*Publisher, error) {
 	watches := rest.CopyConfig(options.Config)
 	// A timeout would also end watches.
 	watches.Timeout = 0
+	reported := make(chan struct{}, 1)
 	publisher := &Publisher{
 		options:  options,
-		frontend: newFrontend(options.AdminSocket, options.Log),
+		frontend: &frontend{options.AdminSocket, probeInterval, options.Log, latest.New(Report{})},
 		state:    latest.New(State{}),
 		input:    latest.New(Input{}),
-		reports:  newReportCache(),
+		reports:  cluster.NewMirror(reported),
+		reported: reported,
 		timing:   defaultTiming(),
 		lease:    LeaseName(options.Trench),
 	}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/vipgate/vipgate/pkg/kube/cluster"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
@@ -191,11 +192,12 @@ func TestLeftStatus(t *testing.T) {
 
 // While the API server is unreachable, its last answer on a source stays in force.
 func TestAttempted(t *testing.T) {
-	f := &follower{changed: make(chan struct{}, 1)}
+	changed := make(chan struct{}, 1)
+	f := &follower{Mirror: cluster.NewMirror(changed), changed: changed}
 	f.attempted(errForbidden)
 	f.attempted(errNetwork)
 	f.attempted(apierrors.NewResourceExpired("old"))
-	if _, err := f.state(); !errors.Is(err, errForbidden) || len(f.changed) != 1 {
+	if _, err := f.state(); !errors.Is(err, errForbidden) || len(changed) != 1 {
 		t.Errorf("%v after an API server that is away", err)
 	}
 	f.attempted(nil)
@@ -229,7 +231,7 @@ func TestClassIsOfTheOldestTrench(t *testing.T) {
 		}, false},
 		"of a common namespace": {[]*unstructured.Unstructured{other("z", "i", time.Hour, "ns-2", "ns")}, true},
 	} {
-		f := &follower{Store: newStore(), changed: make(chan struct{}, 1)}
+		f := &follower{Mirror: cluster.NewMirror(make(chan struct{}, 1))}
 		s := &sources{followers: map[source]*follower{{resource: v1alpha1.Resource, namespace: "ns"}: f}}
 		var p published
 		if !s.held(&p, own, "ingressClass", "i") {

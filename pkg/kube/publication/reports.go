@@ -10,12 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -44,22 +39,11 @@ func (reported Reported) equal(o Reported) bool {
 	return reported.Invalid == o.Invalid && reported.Old == o.Old && reported.Report.equal(o.Report)
 }
 
-// reportCache caches the reports of the trench; changed has a token after a change.
-type reportCache struct {
-	follower
-	changed chan struct{}
-}
-
-func newReportCache() *reportCache {
-	changed := make(chan struct{}, 1)
-	return &reportCache{follower{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), changed: changed}, changed}
-}
-
 // gather adds the reports of the pods to the input and publishes it to the leader, until ctx
 // ends. The renewal of an unchanged report does not change the input.
 func (publisher *Publisher) gather(ctx context.Context) error {
 	publisher.followReports(ctx)
-	defer publisher.reports.end()
+	defer publisher.reports.End()
 	ages := ages{interval: publisher.timing.renewal, seen: map[types.UID]renewal{}}
 	input, changed := publisher.options.Input.Get()
 	for {
@@ -74,40 +58,23 @@ func (publisher *Publisher) gather(ctx context.Context) error {
 			return ctx.Err()
 		case <-changed:
 			input, changed = publisher.options.Input.Get()
-		case <-publisher.reports.changed:
+		case <-publisher.reported:
 		}
 	}
 }
 
 // followReports keeps the reports of the trench current until ctx ends.
 func (publisher *Publisher) followReports(ctx context.Context) {
-	ctx, publisher.reports.stop = context.WithCancel(ctx)
-	client := publisher.watch.Resource(v1alpha1.ReportResource).Namespace(publisher.options.Namespace)
 	var throttle logs.Throttle
-	selected := func(options metav1.ListOptions) metav1.ListOptions {
-		options.LabelSelector = v1alpha1.TrenchPodLabel + "=" + publisher.options.Trench
-		return options
-	}
-	lister := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			list, err := client.List(ctx, selected(options))
-			if err != nil && ctx.Err() == nil {
+	publisher.reports.Start(ctx, v1alpha1.ReportResource.Resource,
+		publisher.watch.Resource(v1alpha1.ReportResource).Namespace(publisher.options.Namespace),
+		metav1.ListOptions{LabelSelector: v1alpha1.TrenchPodLabel + "=" + publisher.options.Trench},
+		func(watches bool, err error) {
+			if !watches && ctx.Err() == nil {
 				throttle.Log(publisher.options.Log.Warn, "", "reports of the trench's pods not listed, retrying",
 					"resource", v1alpha1.ReportResource.Resource, "error", err)
 			}
-			return list, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			return client.Watch(ctx, selected(options))
-		},
-	}
-	silent := klog.Logger{}
-	reflector := cache.NewReflectorWithOptions(lister, &unstructured.Unstructured{}, publisher.reports,
-		cache.ReflectorOptions{
-			Name: v1alpha1.ReportResource.Resource, Logger: &silent,
-			Backoff: &wait.Backoff{Duration: minWatchDelay, Cap: maxWatchDelay, Factor: 2, Jitter: 0.2, Steps: 10},
 		})
-	publisher.reports.ended.Go(func() { reflector.RunWithContext(klog.NewContext(ctx, silent)) })
 }
 
 // readReports returns the reports of pods by UID. It accepts only a report that has the name of

@@ -8,27 +8,17 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
+	"github.com/vipgate/vipgate/pkg/kube/cluster"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/latest"
-)
-
-// Delays between attempts to list and watch.
-const (
-	minWatchDelay = 200 * time.Millisecond
-	maxWatchDelay = 5 * time.Second
 )
 
 // sources follows the objects that spec.publish needs in addition to the objects of the
@@ -50,14 +40,11 @@ type source struct {
 
 // follower caches the objects of one source.
 type follower struct {
-	cache.Store
+	*cluster.Mirror
 	changed chan<- struct{}
-	stop    context.CancelFunc
-	ended   sync.WaitGroup
 
-	mu     sync.Mutex
-	synced bool  // the source was listed at least once
-	err    error // last answer to a list or watch
+	mu  sync.Mutex
+	err error // last answer to a list or watch
 }
 
 // needed returns the sources of a Trench in a stable order.
@@ -92,7 +79,7 @@ func (sources *sources) follow(ctx context.Context, t *v1alpha1.Trench) {
 	}
 	for key, follower := range sources.followers {
 		if !want[key] {
-			follower.end()
+			follower.End()
 			delete(sources.followers, key)
 		}
 	}
@@ -106,7 +93,7 @@ func (sources *sources) follow(ctx context.Context, t *v1alpha1.Trench) {
 // stop ends all followers.
 func (sources *sources) stop() {
 	for _, follower := range sources.followers {
-		follower.end()
+		follower.End()
 	}
 	clear(sources.followers)
 }
@@ -127,45 +114,15 @@ func namespaces(t *v1alpha1.Trench) []string {
 }
 
 func (sources *sources) start(ctx context.Context, key source) *follower {
-	ctx, cancel := context.WithCancel(ctx)
-	f := &follower{Store: newStore(), changed: sources.changed, stop: cancel}
-	client := sources.client.Resource(key.resource).Namespace(key.namespace)
-	only := func(options metav1.ListOptions) metav1.ListOptions {
-		if key.name != "" {
-			options.FieldSelector = "metadata.name=" + key.name
-		}
-		return options
+	f := &follower{Mirror: cluster.NewMirror(sources.changed), changed: sources.changed}
+	var selected metav1.ListOptions
+	if key.name != "" {
+		selected.FieldSelector = "metadata.name=" + key.name
 	}
-	lister := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			list, err := client.List(ctx, only(options))
-			if err != nil {
-				f.attempted(err) // a successful list does not prove that RBAC allows the watch
-				return nil, err
-			}
-			return list, nil
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			w, err := client.Watch(ctx, only(options))
-			f.attempted(err)
-			return w, err
-		},
-	}
-	silent := klog.Logger{} // published logs failures
-	ctx = klog.NewContext(ctx, silent)
-	reflector := cache.NewReflectorWithOptions(lister, &unstructured.Unstructured{}, f, cache.ReflectorOptions{
-		Name: fmt.Sprintf("%s in namespace %s", key.resource.Resource, key.namespace), Logger: &silent,
-		Backoff: &wait.Backoff{Duration: minWatchDelay, Cap: maxWatchDelay, Factor: 2, Jitter: 0.2, Steps: 10},
-	})
-	f.ended.Go(func() { reflector.RunWithContext(ctx) })
+	f.Start(ctx, fmt.Sprintf("%s in namespace %s", key.resource.Resource, key.namespace),
+		sources.client.Resource(key.resource).Namespace(key.namespace), selected,
+		func(_ bool, err error) { f.attempted(err) }) // published logs failures
 	return f
-}
-
-func newStore() cache.Store { return cache.NewStore(cache.MetaNamespaceKeyFunc) }
-
-func (follower *follower) end() {
-	follower.stop()
-	follower.ended.Wait()
 }
 
 // attempted records the result of a list or a watch. It keeps the last answer while the API
@@ -189,7 +146,7 @@ func (follower *follower) attempted(err error) {
 func (follower *follower) state() (synced bool, err error) {
 	follower.mu.Lock()
 	defer follower.mu.Unlock()
-	return follower.synced, follower.err
+	return follower.Synced(), follower.err
 }
 
 // list returns the objects of a source, sorted by name.
@@ -211,29 +168,4 @@ func convert[T any](object *unstructured.Unstructured) (*T, error) {
 	x := new(T)
 	err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, x)
 	return x, err
-}
-
-// The methods of cache.ReflectorStore that modify the store wake the leader.
-
-// Add implements cache.ReflectorStore.
-func (follower *follower) Add(o any) error { return follower.wake(follower.Store.Add(o)) }
-
-// Update implements cache.ReflectorStore.
-func (follower *follower) Update(o any) error { return follower.wake(follower.Store.Update(o)) }
-
-// Delete implements cache.ReflectorStore.
-func (follower *follower) Delete(o any) error { return follower.wake(follower.Store.Delete(o)) }
-
-// Replace implements cache.ReflectorStore.
-func (follower *follower) Replace(o []any, version string) error {
-	err := follower.Store.Replace(o, version)
-	follower.mu.Lock()
-	follower.synced = true
-	follower.mu.Unlock()
-	return follower.wake(err)
-}
-
-func (follower *follower) wake(err error) error {
-	latest.Wake(follower.changed)
-	return err
 }

@@ -64,22 +64,19 @@ func (notifier *Notifier) Run(ctx context.Context) error {
 			retry.Reset()
 			sent, at, due = vips, time.Now(), interval
 		}
-		again := time.NewTimer(max(due, time.Second))
 		select {
 		case <-changed:
-		case <-again.C:
+		case <-time.After(max(due, time.Second)):
 		case <-ctx.Done():
 		}
-		again.Stop()
 	}
 	return ctx.Err()
 }
 
 // notify notifies the frontend once.
 func (notifier *Notifier) notify(ctx context.Context, vips vip.Set) error {
-	elsewhere := &frontendv1.SetAdvertisedElsewhereRequest{ValidFor: durationpb.New(validFor)}
-	for _, v := range vips.Sorted() {
-		elsewhere.Vips = append(elsewhere.Vips, v.String())
+	elsewhere := &frontendv1.SetAdvertisedElsewhereRequest{
+		ValidFor: durationpb.New(validFor), Vips: vip.Texts(vips.Sorted()),
 	}
 	return frontendstatus.Call(ctx, notifier.AdminSocket,
 		func(ctx context.Context, frontend frontendv1.FrontendServiceClient) error {

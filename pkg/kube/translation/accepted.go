@@ -31,7 +31,7 @@ type record struct {
 
 // Record returns the record of an accepted Service as JSON, or "" if it is too large.
 func Record(service *corev1.Service) string {
-	last, _ := recordOf(service)
+	last, _ := recordOf[record](service, v1alpha1.LastAccepted)
 	accepted := record{
 		Generation: last.Generation, Annotations: map[string]string{}, Ports: service.Spec.Ports,
 		Selector:                 service.Spec.Selector,
@@ -52,12 +52,12 @@ func Record(service *corev1.Service) string {
 	return string(text)
 }
 
-// recordOf returns the record of a Service, and reports whether a valid one exists.
-func recordOf(service *corev1.Service) (last record, ok bool) {
-	if message := conditionMessage(service, v1alpha1.LastAccepted); message != "" {
-		ok = json.Unmarshal([]byte(message), &last) == nil
+// recordOf returns the record in a condition of a Service, and reports whether a valid one exists.
+func recordOf[T any](service *corev1.Service, condition string) (record T, ok bool) {
+	if message := conditionMessage(service, condition); message != "" {
+		ok = json.Unmarshal([]byte(message), &record) == nil
 	}
-	return last, ok
+	return record, ok
 }
 
 // candidate is a Service with the stream that is assigned to it.
@@ -80,7 +80,7 @@ func (state *translator) candidates(services []*corev1.Service) []*candidate {
 		next := &candidate{service: service, held: vip.Set{}}
 		all[position] = next
 		// An accepted Service has a record, too: share prefers the last holder of a VIP.
-		if last, ok := recordOf(service); ok {
+		if last, ok := recordOf[record](service, v1alpha1.LastAccepted); ok {
 			next.accepted(last)
 		}
 		if next.stream, next.refused = state.newStream(service); next.refused == nil {
@@ -114,7 +114,7 @@ func (state *translator) fallBack(candidate *candidate) {
 	vips, _ := parseVIPs(&last)
 	// The Trench may have lost VIPs since; without any VIP left, newStream refuses the form, too.
 	vips = slices.DeleteFunc(vips, func(served vip.VIP) bool { return state.lacks(served) != nil })
-	last.Annotations = with(last.Annotations, v1alpha1.VIPsAnnotation, text(vips))
+	last.Annotations = with(last.Annotations, v1alpha1.VIPsAnnotation, strings.Join(vip.Texts(vips), ","))
 	stream, refused := state.newStream(&last)
 	if refused != nil {
 		return
@@ -132,15 +132,6 @@ func with(annotations map[string]string, name, value string) map[string]string {
 		}
 	}
 	return changed
-}
-
-// text formats VIPs as in the annotation.
-func text(vips []vip.VIP) string {
-	texts := make([]string, len(vips))
-	for i, served := range vips {
-		texts[i] = served.String()
-	}
-	return strings.Join(texts, ",")
 }
 
 // share assigns each VIP to one of the Services that claim it: to the Service that held it

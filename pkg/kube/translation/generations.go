@@ -17,7 +17,8 @@ import (
 // the current one, or "" if the Service has no targets. A new trench pod finds the targets of flows
 // by the earlier sets, so they are in a condition of the Service, as the last accepted form is.
 func Generations(service *corev1.Service, names []string, now time.Time) string {
-	generations, known := generationsOf(service)
+	// The sets have no family: their first list has all names.
+	generations, known := recordOf[plan.Generations](service, v1alpha1.Generations)
 	if !known && len(names) == 0 {
 		return ""
 	}
@@ -38,18 +39,9 @@ func Generations(service *corev1.Service, names []string, now time.Time) string 
 	}
 }
 
-// generationsOf returns the recorded sets of targets of a Service, and reports whether it has a
-// valid record. The sets have no family: their first list has all names.
-func generationsOf(service *corev1.Service) (generations plan.Generations, ok bool) {
-	if message := conditionMessage(service, v1alpha1.Generations); message != "" {
-		ok = json.Unmarshal([]byte(message), &generations) == nil
-	}
-	return generations, ok
-}
-
 // addEarlier adds the earlier sets of targets to a stream, without sets of which no target is left.
 func addEarlier(service *corev1.Service, stream *trench.Stream) {
-	generations, _ := generationsOf(service)
+	generations, _ := recordOf[plan.Generations](service, v1alpha1.Generations)
 	for _, generation := range generations.Earlier {
 		names := generation.Targets[0]
 		// Other users may write conditions: an invalid name must not break the trench file.

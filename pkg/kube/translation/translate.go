@@ -94,10 +94,7 @@ func (result *Result) translate(objects Objects, options Options) error {
 // list formats the first VIPs of a list, separated by commas.
 func list(vips []vip.VIP) string {
 	const enough = 10
-	var texts []string
-	for _, served := range vips[:min(len(vips), enough)] {
-		texts = append(texts, served.String())
-	}
+	texts := vip.Texts(vips[:min(len(vips), enough)])
 	if more := len(vips) - enough; more > 0 {
 		texts = append(texts, fmt.Sprintf("%d more", more))
 	}

@@ -4,9 +4,14 @@ import (
 	"context"
 	"hash/fnv"
 	"log/slog"
+	"net/netip"
+	"sync"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/kube/frontendstatus"
@@ -82,14 +87,12 @@ func (taker *Taker) Ask(gateways []trench.Gateway) (granted bool, changed <-chan
 // Run takes turns until ctx ends.
 func (taker *Taker) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		if taker.waiting.Wait(ctx, someWait) == nil {
+		if taker.waiting.Wait(ctx, func(gateways []trench.Gateway) bool { return len(gateways) > 0 }) == nil {
 			taker.turn(ctx)
 		}
 	}
 	return ctx.Err()
 }
-
-func someWait(gateways []trench.Gateway) bool { return len(gateways) > 0 }
 
 func noneWaits(gateways []trench.Gateway) bool { return len(gateways) == 0 }
 
@@ -151,18 +154,14 @@ func (taker *Taker) await(ctx context.Context, lock *lock) bool {
 				"lease", LeaseName(taker.options.Trench))
 			return true
 		}
-		timer := time.NewTimer(alone)
 		select {
 		case <-lock.acquired:
-			timer.Stop()
 			return true
-		case <-timer.C:
+		case <-time.After(alone):
 		case <-changed:
 		case <-ctx.Done():
-			timer.Stop()
 			return false
 		}
-		timer.Stop()
 	}
 }
 
@@ -220,4 +219,111 @@ func (taker *Taker) over(ctx context.Context, status *latest.Value[*frontendv1.S
 			return false
 		}
 	}
+}
+
+// sessions maps a family to the time since which its session is up. Families without a session
+// are missing.
+type sessions map[vip.Family]time.Time
+
+// sessionsOf returns the sessions of families; none if the status is unknown.
+func sessionsOf(status *frontendv1.Status, families map[vip.Family]bool) sessions {
+	all := sessions{}
+	for _, gateway := range status.GetGateways() {
+		address, err := netip.ParseAddr(gateway.GetAddress())
+		// A session that lacks exports does not carry its VIPs yet.
+		if err != nil || !gateway.GetUp() || gateway.GetExported() < gateway.GetExpected() {
+			continue
+		}
+		if family := vip.FamilyOf(address); families[family] {
+			all[family] = gateway.GetSince().AsTime()
+		}
+	}
+	return all
+}
+
+// familiesOf returns the families of gateways.
+func familiesOf(gateways []trench.Gateway) map[vip.Family]bool {
+	families := map[vip.Family]bool{}
+	for _, gateway := range gateways {
+		families[gateway.Family()] = true
+	}
+	return families
+}
+
+// restarted reports whether each session from before the change has been reset and is up again.
+func (before sessions) restarted(now sessions) bool {
+	for family, since := range before {
+		if again, up := now[family]; !up || again.Equal(since) {
+			return false
+		}
+	}
+	return true
+}
+
+// kept reports whether each session from before the change is up and was not reset.
+func (before sessions) kept(now sessions) bool {
+	for family, since := range before {
+		if again, up := now[family]; !up || !again.Equal(since) {
+			return false
+		}
+	}
+	return true
+}
+
+// lock is the Lease of one turn. It records when the API server last answered about it.
+type lock struct {
+	resourcelock.Interface
+	acquired chan struct{} // closed when this process holds the Lease
+	ended    chan struct{} // closed when this process no longer renews the Lease
+
+	mu   sync.Mutex
+	last time.Time
+}
+
+// acquire acquires the Lease and renews it until ctx ends.
+func (taker *Taker) acquire(ctx context.Context) *lock {
+	options := taker.options
+	lock := &lock{
+		Interface: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: options.Namespace, Name: LeaseName(options.Trench)},
+			Client:     options.Leases,
+			LockConfig: resourcelock.ResourceLockConfig{Identity: options.Pod},
+		},
+		acquired: make(chan struct{}), ended: make(chan struct{}), last: time.Now(),
+	}
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: lock, Name: LeaseName(options.Trench), ReleaseOnCancel: true,
+		LeaseDuration: taker.timing.lease, RenewDeadline: taker.timing.renew, RetryPeriod: taker.timing.retry,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(context.Context) { close(lock.acquired) },
+			OnStoppedLeading: func() {},
+		},
+	})
+	if err != nil {
+		panic(err) // the durations are constants
+	}
+	go func() {
+		defer close(lock.ended)
+		elector.Run(ctx)
+	}()
+	return lock
+}
+
+// Get implements resourcelock.Interface.
+func (lock *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := lock.Interface.Get(ctx)
+	// A missing Lease is no answer: a server that refuses to create it would never let the pod have it.
+	if err == nil {
+		lock.mu.Lock()
+		lock.last = time.Now()
+		lock.mu.Unlock()
+	}
+	return record, raw, err
+}
+
+// answered returns the time of the last answer about the Lease.
+func (lock *lock) answered() time.Time {
+	lock.mu.Lock()
+	defer lock.mu.Unlock()
+	return lock.last
 }

@@ -86,15 +86,14 @@ func (c *cache) write(list *nspv1.Attractor) {
 // run writes the newest list until ctx ends, and retries failed writes.
 func (c *cache) run(ctx context.Context) {
 	retry := backoff.Backoff{Min: minCacheBackoff, Max: maxCacheBackoff, Jitter: 0.2}
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	var timer <-chan time.Time // nil without a failure
 	var written *cached
 	failure := ""
 	path, log := c.options.Cache, c.options.Log
 	for {
 		// A list that arrives during the write closes changed, which ends the wait below.
 		wanted, changed := c.wanted.Get()
-		timer.Stop()
+		timer = nil
 		if wanted != written {
 			// The file system may hang; files.Do bounds the wait and has one call at a time.
 			_, err := files.Do(ctx, &c.calls, "cache "+path, func() (struct{}, error) {
@@ -117,14 +116,14 @@ func (c *cache) run(ctx context.Context) {
 						"error", err)
 				}
 				failure = err.Error()
-				timer.Reset(retry.Next())
+				timer = time.After(retry.Next())
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-changed:
-		case <-timer.C:
+		case <-timer:
 		}
 	}
 }

@@ -62,14 +62,6 @@ func (r Refusals) ByKind() map[string]int {
 	return counts
 }
 
-// err returns r as an error, or nil if it is empty.
-func (refusals Refusals) err() error {
-	if len(refusals) == 0 {
-		return nil
-	}
-	return refusals
-}
-
 var plainName = regexp.MustCompile(`^[!-~]{1,100}$`)
 
 // quoteName quotes a name that is not readable in a line of text.
@@ -102,13 +94,17 @@ func (options *Options) pick(attractors []*nspv1.Attractor) *nspv1.Attractor {
 			picked.Gateways = append(picked.Gateways, attractor.GetGateways()...)
 		}
 	}
-	slices.SortStableFunc(picked.Vips, func(attractor, b *nspv1.Vip) int {
-		return cmp.Or(cmp.Compare(attractor.GetName(), b.GetName()), cmp.Compare(attractor.GetAddress(), b.GetAddress()))
-	})
-	slices.SortStableFunc(picked.Gateways, func(attractor, b *nspv1.Gateway) int {
-		return cmp.Or(cmp.Compare(attractor.GetName(), b.GetName()), cmp.Compare(attractor.GetAddress(), b.GetAddress()))
-	})
+	slices.SortStableFunc(picked.Vips, compareObjects[*nspv1.Vip])
+	slices.SortStableFunc(picked.Gateways, compareObjects[*nspv1.Gateway])
 	return picked
+}
+
+// compareObjects compares objects by name and address.
+func compareObjects[T interface {
+	GetName() string
+	GetAddress() string
+}](a, b T) int {
+	return cmp.Or(cmp.Compare(a.GetName(), b.GetName()), cmp.Compare(a.GetAddress(), b.GetAddress()))
 }
 
 // converted is the configuration of an attractor, and the refused objects.
@@ -274,4 +270,14 @@ func secrets(gateways []*nspv1.Gateway, inForce *trench.Config) map[string][]str
 		}
 	}
 	return keys
+}
+
+// bgpAuth returns the Secret and the key of a gateway's password, or nil without a password. As in
+// Meridio, a gateway has no password if bgpAuth has no names, or if its protocol is static.
+func bgpAuth(g *nspv1.Gateway) *nspv1.Gateway_BgpAuth {
+	auth := g.GetBgpAuth()
+	if g.GetProtocol() == trench.Static.String() || auth.GetKeySource() == "" && auth.GetKeyName() == "" {
+		return nil
+	}
+	return auth
 }

@@ -56,9 +56,7 @@ func (r *Registration) Run(ctx context.Context) error {
 	}
 	defer conn.Close()
 	retry := backoff.Backoff{Min: minBackoff, Max: r.options.MaxBackoff, Jitter: 0.2}
-	timer := time.NewTimer(0)
-	timer.Stop()
-	defer timer.Stop()
+	var timer <-chan time.Time // nil without a call that is due later
 	// entry reports whether the NSP may have an entry. Initially it is true: an entry of an earlier
 	// run is removed unless the frontend has connectivity.
 	entry, due, last := true, true, false
@@ -80,15 +78,15 @@ func (r *Registration) Run(ctx context.Context) error {
 			// The NSP stores a new entry as disabled, and the next registration enables it.
 			due = up && err == nil && !stored
 			stored = up && err == nil
-			timer.Stop()
+			timer = nil
 			switch {
 			case due:
 				continue
 			case err != nil:
 				conn.ResetConnectBackoff()
-				timer.Reset(retry.Next())
+				timer = time.After(retry.Next())
 			case up:
-				timer.Reset(r.options.EntryTimeout)
+				timer = time.After(r.options.EntryTimeout)
 			}
 			if err == nil {
 				retry.Reset()
@@ -98,7 +96,7 @@ func (r *Registration) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return r.end(conn, entry)
 		case <-changed:
-		case <-timer.C:
+		case <-timer:
 			due = true
 		}
 	}

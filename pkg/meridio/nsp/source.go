@@ -327,8 +327,9 @@ func (s *Source) take(list *nspv1.Attractor) {
 	if s.options.Keys != nil {
 		s.options.Keys.Want(secrets(gateways, config))
 	}
-	loaded.Err, loaded.Partial = converted.refused.err(), len(converted.refused) > 0
+	loaded.Err, loaded.Partial = nil, len(converted.refused) > 0
 	if loaded.Partial {
+		loaded.Err = converted.refused
 		loaded.Refused++
 	}
 	// An equal configuration must not disturb the sessions, even if other objects are refused.

@@ -73,9 +73,7 @@ func (s *source) watch(ctx context.Context) error {
 	// An API server without initial events sends no event for a missing Secret: see quietTime.
 	var quiet <-chan time.Time
 	if !initialEvents {
-		timer := time.NewTimer(s.quiet)
-		defer timer.Stop()
-		quiet = timer.C
+		quiet = time.After(s.quiet)
 	}
 	for known := false; ; {
 		select {

@@ -158,7 +158,9 @@ func (w *Watcher) follow(
 			delete(watches, name)
 		}
 		if want[name] == nil {
-			w.forget(name)
+			w.mu.Lock()
+			delete(w.states, name)
+			w.mu.Unlock()
 		}
 	}
 	// prune cannot race with a watch: the running watches own only wanted keys.
@@ -218,11 +220,4 @@ func (w *Watcher) succeeded(name, problem string) {
 	} else {
 		w.log.Warn("no password for gateways of the Secret", "secret", name, "reason", problem)
 	}
-}
-
-// forget removes the state of a Secret that is no longer wanted.
-func (w *Watcher) forget(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.states, name)
 }

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -16,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/durable"
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
@@ -156,10 +158,7 @@ func (trial *Trial) refuses(path, digest string) error {
 	if record.Digest != digest || record.Good == digest || record.Cause == "" && record.Starts < maxStarts {
 		return nil
 	}
-	cause := record.Cause
-	if cause == "" {
-		cause = fmt.Sprintf("the process ended %d times without a known cause", record.Starts)
-	}
+	cause := cmp.Or(record.Cause, fmt.Sprintf("the process ended %d times without a known cause", record.Starts))
 	rejected := &Errors{file: path}
 	rejected.add(1, 1, "", fmt.Sprintf("the process failed within %v of accepting the file with SHA-256 %s (%s), and the "+
 		"last good configuration is in force: correct the file, or change a comment in it to try it again",
@@ -247,9 +246,7 @@ func (trial *Trial) Accept(digest [sha256.Size]byte, config *trench.Config, held
 
 // Run makes configurations good with which the process runs well.
 func (trial *Trial) Run(ctx context.Context) error {
-	timer := time.NewTimer(0)
-	timer.Stop()
-	defer timer.Stop()
+	var timer <-chan time.Time // nil until a check is due
 	var since time.Time
 	for {
 		select {
@@ -257,12 +254,12 @@ func (trial *Trial) Run(ctx context.Context) error {
 			return ctx.Err()
 		case <-trial.started:
 			since = time.Now()
-		case <-timer.C:
+		case <-timer:
 			since = trial.check(since)
 		}
 		// Without a candidate the process needs no wakeups.
 		if !since.IsZero() {
-			timer.Reset(tick.Until(time.Now(), time.Second))
+			timer = time.After(tick.Until(time.Now(), time.Second))
 		}
 	}
 }
@@ -356,10 +353,7 @@ func (trial *Trial) write(name string, write func(path string) error) {
 	_, err := files.Do(context.Background(), &trial.calls, path, func() (struct{}, error) {
 		return struct{}{}, errors.Join(os.MkdirAll(trial.dir, 0o700), write(path))
 	})
-	failure := ""
-	if err != nil {
-		failure = err.Error()
-	}
+	failure := logs.Text(err)
 	if failure != "" && failure != trial.failure {
 		trial.log.Warn("failed to keep the last good configuration; a restart accepts every trench file",
 			"error", err)

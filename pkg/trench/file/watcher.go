@@ -153,11 +153,8 @@ func (watcher *Watcher) Run(ctx context.Context) error {
 	watcher.reload(ctx, notifier, true)
 	close(watcher.ready)
 
-	poll := time.NewTimer(tick.Until(time.Now(), watcher.poll))
-	defer poll.Stop()
-	quiet := time.NewTimer(0)
-	quiet.Stop()
-	defer quiet.Stop()
+	poll := time.After(tick.Until(time.Now(), watcher.poll))
+	var quiet <-chan time.Time // nil until the file changes
 	var wait settling
 	confirmed := watcher.takeConfirmation()
 	for {
@@ -182,25 +179,25 @@ func (watcher *Watcher) Run(ctx context.Context) error {
 			}
 			// Events may have been lost, so read the file.
 			watcher.log.Warn("file notifications failed", "error", err)
-		case <-poll.C:
+		case <-poll:
 			now := time.Now()
-			poll.Reset(tick.Until(now, watcher.poll))
+			poll = time.After(tick.Until(now, watcher.poll))
 			watcher.reviewHold()
 			if wait.deadline.IsZero() {
 				// Wait before reading: the poll may fall between two steps of an editor. The wait
 				// ends at an instant at which periodic work wakes the process anyway.
-				quiet.Reset(tick.UntilPart(now, time.Second, 3))
+				quiet = time.After(tick.UntilPart(now, time.Second, 3))
 			}
 			continue
-		case <-quiet.C:
+		case <-quiet:
 			complete := wait.complete()
 			wait = settling{}
 			if again := watcher.reload(ctx, notifier, complete); again > 0 {
-				quiet.Reset(again)
+				quiet = time.After(again)
 			}
 			continue
 		}
-		quiet.Reset(wait.event(time.Now()))
+		quiet = time.After(wait.event(time.Now()))
 	}
 }
 
