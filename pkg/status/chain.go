@@ -252,7 +252,8 @@ func (chain *Chain) gateways(status *frontendv1.Status, report *frontendv1.VipSt
 		}
 		found = true
 		receives := slices.Contains(report.GetGateways(), gateway.GetName())
-		text := gateway.GetName() + " is " + strings.ToLower(upOrDown(gateway.GetUp())) + " since " + ago(gateway.GetSince(), now)
+		text := fmt.Sprintf("%s is %s since %s", gateway.GetName(), strings.ToLower(upOrDown(gateway.GetUp())),
+			ago(gateway.GetSince(), now))
 		next := "`birdc show protocols all " + gateway.GetName() + "`; link, VLAN, AS numbers and password of the gateway"
 		switch {
 		case receives && gateway.GetExport() == "depreferred":

@@ -22,7 +22,8 @@ func chainLB(now time.Time) *lbv1.Status {
 		Vips: []*lbv1.VipStatus{{Vip: chainVIP, Readiness: readyVIP(now)}},
 		Streams: []*lbv1.StreamStatus{{
 			Name: "stream-a", Vips: []string{chainVIP}, MinReady: 1, Targets: []*lbv1.TargetStatus{
-				{Name: "target-1", Address: "172.16.1.1", State: "ready"}, {Name: "target-1", Address: "fd00:16::1", State: "ready"},
+				{Name: "target-1", Address: "172.16.1.1", State: "ready"},
+				{Name: "target-1", Address: "fd00:16::1", State: "ready"},
 			},
 		}},
 		Watchers: []*lbv1.WatcherStatus{{}},
@@ -46,7 +47,8 @@ func chainFrontend(now time.Time) *frontendv1.Status {
 			Freshness: frontendv1.Freshness_FRESHNESS_LIVE, Synced: true, Position: &readinessv1.Position{InstanceId: "A"},
 		},
 		Gateways: []*frontendv1.GatewayStatus{
-			{Name: "gw-1", Address: "10.0.0.1", Up: true, Export: "full"}, {Name: "gw-2", Address: "10.0.0.2", Up: true, Export: "full"},
+			{Name: "gw-1", Address: "10.0.0.1", Up: true, Export: "full"},
+			{Name: "gw-2", Address: "10.0.0.2", Up: true, Export: "full"},
 			{Name: "gw-6", Address: "fd00::1", Up: true},
 		},
 		Vips: []*frontendv1.VipStatus{{
@@ -74,13 +76,21 @@ func TestChainNamesCauses(t *testing.T) {
 		good  bool
 	}{
 		"nothing": {func(*lbv1.Status, *frontendv1.Status) {}, "", true},
-		"no VIP":  {func(lb *lbv1.Status, _ *frontendv1.Status) { lb.Vips = nil }, "trench file of lb  the file in force", false},
+		"no VIP": {func(lb *lbv1.Status, _ *frontendv1.Status) {
+			lb.Vips = nil
+		}, "trench file of lb  the file in force", false},
 		"refused file": {func(lb *lbv1.Status, _ *frontendv1.Status) {
 			lb.Vips, lb.ConfigurationError = nil, "line 7: no such field"
 		}, "next: the file on disk is refused: line 7", false},
-		"no stream":       {func(lb *lbv1.Status, _ *frontendv1.Status) { lb.Streams = nil }, "stream  no stream has the VIP", false},
-		"no target":       {func(lb *lbv1.Status, _ *frontendv1.Status) { lb.Streams[0].Targets = nil }, "0 of 0 ready, needs 1", false},
-		"too few targets": {func(lb *lbv1.Status, _ *frontendv1.Status) { lb.Streams[0].MinReady = 2 }, "1 of 1 ready, needs 2", false},
+		"no stream": {func(lb *lbv1.Status, _ *frontendv1.Status) {
+			lb.Streams = nil
+		}, "stream  no stream has the VIP", false},
+		"no target": {func(lb *lbv1.Status, _ *frontendv1.Status) {
+			lb.Streams[0].Targets = nil
+		}, "0 of 0 ready, needs 1", false},
+		"too few targets": {func(lb *lbv1.Status, _ *frontendv1.Status) {
+			lb.Streams[0].MinReady = 2
+		}, "1 of 1 ready, needs 2", false},
 		"failing target": {func(lb *lbv1.Status, _ *frontendv1.Status) {
 			lb.Streams[0].Targets[0].State, lb.Streams[0].Targets[0].LastError = "not ready", "connection refused"
 		}, "0 of 1 ready, needs 1; target-1 at 172.16.1.1 is not ready: connection refused", false},
@@ -94,9 +104,13 @@ func TestChainNamesCauses(t *testing.T) {
 		"forwarding": {func(lb *lbv1.Status, _ *frontendv1.Status) {
 			lb.DataPlane.Streams[0].ProblemIpv4 = "forwarding is off"
 		}, "data plane of stream-a  forwarding is off", false},
-		"kernel": {func(lb *lbv1.Status, _ *frontendv1.Status) { lb.DataPlane.Error = "no permission" }, "data plane  no permission", false},
+		"kernel": {func(lb *lbv1.Status, _ *frontendv1.Status) {
+			lb.DataPlane.Error = "no permission"
+		}, "data plane  no permission", false},
 		"problem of the VIP": {func(lb *lbv1.Status, _ *frontendv1.Status) {
-			lb.DataPlane.Problems = []*adminv1.Problem{{Object: "table", Detail: "taken", Remedy: "remove it", Vips: []string{chainVIP}}}
+			lb.DataPlane.Problems = []*adminv1.Problem{
+				{Object: "table", Detail: "taken", Remedy: "remove it", Vips: []string{chainVIP}},
+			}
 		}, "data plane  table: taken", false},
 		"problem of another VIP": {func(lb *lbv1.Status, _ *frontendv1.Status) {
 			lb.DataPlane.Problems = []*adminv1.Problem{{Object: "table", Detail: "taken", Vips: []string{"20.0.0.2/32"}}}
@@ -108,8 +122,12 @@ func TestChainNamesCauses(t *testing.T) {
 			lb.Vips[0].Readiness.State = readinessv1.VipState_VIP_STATE_NOT_READY
 			lb.Vips[0].Readiness.Reason = readinessv1.VipReason_VIP_REASON_NOT_CHECKED
 		}, "readiness  not ready since 1m", false},
-		"no watcher":          {func(lb *lbv1.Status, _ *frontendv1.Status) { lb.Watchers = nil }, "readiness socket  no frontend is connected", false},
-		"not at the frontend": {func(_ *lbv1.Status, f *frontendv1.Status) { f.Vips = nil }, "trench file of frontend", false},
+		"no watcher": {func(lb *lbv1.Status, _ *frontendv1.Status) {
+			lb.Watchers = nil
+		}, "readiness socket  no frontend is connected", false},
+		"not at the frontend": {func(_ *lbv1.Status, f *frontendv1.Status) {
+			f.Vips = nil
+		}, "trench file of frontend", false},
 		"lease": {func(_ *lbv1.Status, f *frontendv1.Status) {
 			f.LoadBalancer.Freshness = frontendv1.Freshness_FRESHNESS_LOST
 			withdrawn(f, readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST)
@@ -128,7 +146,9 @@ func TestChainNamesCauses(t *testing.T) {
 			f.Vips[0].Advertisement = readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED
 			f.Vips[0].Reason = readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING
 		}, "gate  de-preferred since", false},
-		"no BIRD": {func(_ *lbv1.Status, f *frontendv1.Status) { f.Bird = &frontendv1.BirdStatus{Error: "exit status 1"} }, "BIRD  does not run", false},
+		"no BIRD": {func(_ *lbv1.Status, f *frontendv1.Status) {
+			f.Bird = &frontendv1.BirdStatus{Error: "exit status 1"}
+		}, "BIRD  does not run", false},
 		"gateways down": {func(_ *lbv1.Status, f *frontendv1.Status) {
 			for _, gateway := range f.Gateways {
 				gateway.Up, gateway.State, gateway.LastError = false, "Active", "Received: Bad peer AS"
@@ -141,7 +161,9 @@ func TestChainNamesCauses(t *testing.T) {
 		"drained gateway": {func(_ *lbv1.Status, f *frontendv1.Status) {
 			f.Gateways[0].Drained, f.Vips[0].Gateways = true, []string{"gw-2"}
 		}, "gw-1 is up since - and does not receive the VIP, drained by an operator", true},
-		"no gateway of the family": {func(_ *lbv1.Status, f *frontendv1.Status) { f.Gateways = f.Gateways[2:] }, "no gateway of the VIP's family", false},
+		"no gateway of the family": {func(_ *lbv1.Status, f *frontendv1.Status) {
+			f.Gateways = f.Gateways[2:]
+		}, "no gateway of the VIP's family", false},
 		"way back": {func(_ *lbv1.Status, f *frontendv1.Status) {
 			f.Conditions[1].Serving, f.Conditions[1].Detail = false, "no gateway sends a route"
 		}, "RouteBack/ipv4  no gateway sends a route", false},

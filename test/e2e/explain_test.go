@@ -54,5 +54,6 @@ func TestExplain(t *testing.T) {
 	want(0, vipA4, "and receives the VIP")
 
 	f.must(f.pod.LB.Kill())
-	want(1, vipA4, "NO lease", "lb was not asked", "`lb explain "+vipA4+"` in its container", "next: does the lb container run")
+	want(1, vipA4, "NO lease", "next: does the lb container run", "lb was not asked",
+		"`lb explain "+vipA4+"` in its container")
 }
