@@ -15,7 +15,7 @@ import (
 type commandLine struct {
 	Run         runCommand         `cmd:"" default:"withargs" help:"Check targets and serve readiness (also without a command)."`
 	Status      statusCommand      `cmd:"" help:"Show VIPs, streams, targets, watchers and what the frontend reports."`
-	Explain     explainCommand     `cmd:"" help:"Show each step from a VIP's targets to its readiness, and what to do about the broken one. Exit status 1 when one is."`
+	Explain     explainCommand     `cmd:"" help:"Show each step from a VIP's targets to its readiness, with the remedy. Exit status 1 if one is broken."`
 	Validate    validateCommand    `cmd:"" help:"Check the trench file and the flags without starting anything."`
 	Events      eventsCommand      `cmd:"" help:"Show the last events: VIPs, and drift and problems of the data plane."`
 	Reconcile   reconcileCommand   `cmd:"" help:"Repair drift of the data plane at once, without back-off, except what is held."`

@@ -20,7 +20,7 @@ import (
 // Commands are the commands that ask or change a running frontend, and remove its traces.
 type Commands struct {
 	Status      statusCommand      `cmd:"" help:"Show every VIP, whether it is advertised, and why not. Exit status 1 when one is not."`
-	Explain     explainCommand     `cmd:"" help:"Show each step of the path of a VIP's traffic, and what to do about the broken one. Exit status 1 when one is."`
+	Explain     explainCommand     `cmd:"" help:"Show each step of a VIP's traffic, with the remedy. Exit status 1 if one is broken."`
 	Events      eventsCommand      `cmd:"" help:"Show the last transitions with their causes."`
 	Drain       drainCommand       `cmd:"" help:"Move traffic away from VIPs or a gateway: de-prefer, then withdraw. It survives restarts."`
 	Undrain     undrainCommand     `cmd:"" help:"End a drain."`
