@@ -201,8 +201,8 @@ var (
 		"Interfaces by whether the fast path is attached; all 0 while it is detached. Absent without a fast path.",
 		"attached")
 	lbDataPlaneMoved = counter("vipgate_lb_dataplane_moved_packets_total",
-		"Packets of flows that began in another pod, since the rules for them were last written: asked (copies of "+
-			"packets of undecided flows), current and earlier (flows decided for the current target of their slot, and for "+
+		"Packets of flows that began in another pod, since the rules for them were last written: asked (copies to "+
+			"another target), current and earlier (flows decided for the current target of their slot, and for "+
 			"another one), denied (by all), full (too many flows are undecided).",
 		"outcome")
 	lbDataPlaneApply = histogram("vipgate_lb_dataplane_apply_seconds",

@@ -254,16 +254,16 @@ func returnRule(family vip.Family, link string, index int) rule {
 		flagsOffset, flagSYN = 13, 0x02 // RFC 9293
 		unknown              = expr.CtStateBitNEW | expr.CtStateBitINVALID
 	)
-	return slices.Concat(onInterface(expr.MetaKeyIIFNAME, link), inPool(family, false), rule{
+	// Most packets are not marked, and end the rule first.
+	return slices.Concat(returning.Has(family, returning.Bits&^returning.Steps, returning.Ask, reg1), rule{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, equal([]byte{unix.IPPROTO_TCP}),
 		load(expr.PayloadBaseTransportHeader, flagsOffset, 1),
 		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 1, Mask: []byte{flagSYN}, Xor: []byte{0}},
 		equal([]byte{0}),
-	}, returning.Has(family, returning.Bits&^returning.Steps, returning.Ask, reg1), rule{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
 		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(unknown), Xor: native(0)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: native(0)},
-	}, markOfSender(), rule{
+	}, onInterface(expr.MetaKeyIIFNAME, link), inPool(family, false), markOfSender(), rule{
 		// The egress chain replaces the placeholder by the address with this mark.
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg2, SourceRegister: true},
 	}, returning.Set(family, returning.Back, returning.Back, reg1), rule{

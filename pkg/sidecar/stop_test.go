@@ -88,7 +88,7 @@ ip route show table all proto 180; ip -6 route show table all proto 180; ip neig
 			installed := func() bool {
 				s := state()
 				return strings.Contains(s, "local 2000::/64") && strings.Contains(s, "local 20.0.0.0/24") &&
-					strings.Count(s, "vipgate-target") == 3 && strings.Count(s, "lookup 7667") == 2
+					strings.Count(s, "vipgate-target") == 5 && strings.Count(s, "lookup 7667") == 2
 			}
 			await.True(t, "installed state", installed)
 			if mode == "stop" {

@@ -25,7 +25,7 @@ func (f *dataPlaneFixture) converged(want string) {
 
 // installed returns the data plane's kernel state, also when its table is missing.
 func (f *dataPlaneFixture) installed() string {
-	if !strings.Contains(f.shell("nft list tables"), "vipgate-lb") {
+	if !strings.Contains(f.shell("nft list tables"), "inet vipgate-lb") {
 		return "no table\n" + f.kernel()
 	}
 	return f.plane()
