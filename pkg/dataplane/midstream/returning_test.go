@@ -9,6 +9,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/returning"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -70,6 +71,10 @@ func TestForgedCodePointsDoNotCirculate(t *testing.T) {
 	}
 	returned := lab.NewCapture(t, x.pod, "int1")
 	wantReset(t, x, returning.Ask<<2)
+	// The capture reads later than the client; the refusal is the last packet of the target.
+	await.True(t, "the target's refusal", func() bool {
+		return returned.Count(func(p lab.Packet) bool { return !p.Outgoing && p.SrcPort == port }) > 0
+	})
 	if count := returned.Count(func(p lab.Packet) bool { return !p.Outgoing && p.DstPort == port }); count != 1 {
 		t.Errorf("the target returned the packet %d times", count)
 	}
