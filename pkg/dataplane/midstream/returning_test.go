@@ -35,7 +35,8 @@ func TestReturnedFlowsKeepTheirTarget(t *testing.T) {
 						}
 					}
 					after := x.counters()
-					if copied := after.Asked > before.Asked; copied != (target > 1) || after.Denied != before.Denied {
+					// A late ACK of an earlier flow is copied, too.
+					if target > 1 && after.Asked < before.Asked+3 || after.Denied != before.Denied {
 						t.Errorf("%+v, before %+v", after, before)
 					}
 					if got, err := ask(x.dial(family)); got != "1" || err != nil {
