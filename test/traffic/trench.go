@@ -19,8 +19,9 @@ const (
 	pods     = 3
 	gateways = 2
 	targets  = 10
-	// waitTimeout bounds every wait. It detects a hang and is far above every expected duration.
-	waitTimeout = 60 * time.Second
+	// waitTimeout bounds the waits of a scenario. It detects a hang and is far above every expected
+	// duration: an application whose flows broke stops after 30 s, and some scenarios stop two.
+	waitTimeout = 2 * time.Minute
 	// pollInterval is the interval at which a condition is checked.
 	pollInterval = 20 * time.Millisecond
 )
