@@ -92,6 +92,16 @@ func TestLastResortForwards(t *testing.T) {
 	// One target after the other: the first one was removed from the table before.
 	f.must(f.Targets[0].Unhealthy())
 	f.waitOutput("1/2", "status")
+	// Its flows break when the kernel has the change, which is later than the status.
+	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
+		if _, err := g.Take(f.ctx); err != nil {
+			return err
+		}
+		if err := g.WaitAnswered(f.ctx, 100); err != nil {
+			return err
+		}
+		return g.Now().Lost()
+	}))
 	_, err = g.Take(f.ctx)
 	f.must(err)
 	f.must(f.Targets[1].Unhealthy())
