@@ -71,10 +71,7 @@ func (chain *Chain) Text() string {
 	var out strings.Builder
 	var rows table
 	for _, step := range chain.Steps {
-		sign := "ok"
-		if !step.Good {
-			sign = "NO"
-		}
+		sign := map[bool]string{true: "ok", false: "NO"}[step.Good]
 		rows.row(sign, cut(step.Name, maxCell), cut(step.Text, maxError))
 		if step.Next != "" {
 			rows.row("", "", "next: "+cut(step.Next, maxError))
@@ -104,7 +101,6 @@ func (chain *Chain) LBSteps(status *lbv1.Status, now time.Time) {
 		chain.add("trench file of lb", false, "the file in force does not have the VIP", next)
 		return
 	}
-	report := status.GetVips()[at].GetReadiness()
 	streams := 0
 	for _, stream := range status.GetStreams() {
 		if slices.Contains(stream.GetVips(), chain.VIP) {
@@ -116,7 +112,7 @@ func (chain *Chain) LBSteps(status *lbv1.Status, now time.Time) {
 		chain.add("stream", false, "no stream has the VIP", "add it to the vips of a stream")
 	}
 	chain.dataPlane(status.GetDataPlane())
-	chain.readiness("readiness", report, now)
+	chain.readiness("readiness", status.GetVips()[at].GetReadiness(), now)
 	if len(status.GetWatchers()) == 0 {
 		chain.add("readiness socket", false, "no frontend is connected",
 			"does the frontend run, and do both containers mount the socket? `frontend status`")
@@ -140,7 +136,7 @@ func (chain *Chain) stream(stream *lbv1.StreamStatus, plane *lbv1.DataPlaneStatu
 			}
 		}
 	}
-	next := "the check's error above; then the application, and `target status` beside it"
+	next := "the error of its check; then the application, and `target status` in its pod"
 	if all == 0 {
 		next = "list targets in the stream, or register them: `target add`, `lb target add`"
 	}
@@ -211,15 +207,19 @@ func (chain *Chain) FrontendSteps(status *frontendv1.Status, now time.Time) {
 	if next := meridioNext[report.GetReason()]; next != "" && besideMeridio(status) {
 		explanation.Next = next
 	}
-	full := report.GetAdvertisement() == readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED
-	chain.explain("gate", full, decision+" since "+ago(report.GetSince(), now), explanation)
+	chain.explain("gate", decision == "advertised", decision+" since "+ago(report.GetSince(), now), explanation)
 	running := status.GetBird().GetPid() != 0 && status.GetBird().GetError() == ""
-	chain.add("BIRD", running, bird(status.GetBird(), now), "the log of BIRD in the frontend's; `frontend status`")
+	chain.add("BIRD", running, bird(status.GetBird(), now), "BIRD's lines in the frontend's log")
 	chain.gateways(status, report, now)
 	family := familyOf(chain.VIP)
+	routes := map[string]string{
+		"SourceRouting/" + family: "rules and routes are in the kernel", "RouteBack/" + family: "a gateway announces a route",
+	}
 	for _, condition := range status.GetConditions() {
-		if name := condition.GetName(); name == "SourceRouting/"+family || name == "RouteBack/"+family {
-			chain.add(name, condition.GetServing(), cmp.Or(condition.GetDetail(), "the kernel routes replies to the gateways"),
+		// Without a gateway RouteBack says nothing.
+		unknown := condition.GetServing() && condition.GetName() == "RouteBack/"+family && len(report.GetGateways()) == 0
+		if text := routes[condition.GetName()]; text != "" && !unknown {
+			chain.add(condition.GetName(), condition.GetServing(), cmp.Or(condition.GetDetail(), text),
 				"`frontend status`: the condition; `ip -br link`, `birdc show route`")
 		}
 	}
@@ -238,8 +238,9 @@ func (chain *Chain) lease(status *frontendv1.Status, report *frontendv1.VipStatu
 	}
 	chain.add("lease", source.GetFreshness() == frontendv1.Freshness_FRESHNESS_LIVE && source.GetSynced(),
 		loadBalancer(status), Explain(lost).Next)
-	if report.GetReadiness() != nil {
-		chain.readiness("readiness at the gate", report.GetReadiness(), now)
+	// Otherwise the load balancer has said it above.
+	if report.GetReadiness() != nil && chain.Unasked != "" {
+		chain.readiness("readiness", report.GetReadiness(), now)
 	}
 }
 
@@ -268,12 +269,10 @@ func (chain *Chain) gateways(status *frontendv1.Status, report *frontendv1.VipSt
 			text += ", drained by an operator" + drainEnd(gateway.GetDrainEnds(), now)
 			next = "`frontend undrain --gateway=" + gateway.GetName() + "`"
 		}
-		details := []string{gateway.GetChange(), gateway.GetWarning(), gateway.GetLastError()}
-		if !gateway.GetUp() {
-			details = append(details, gateway.GetState())
-		}
+		// The state may contain the error.
+		details := []string{gateway.GetChange(), gateway.GetWarning(), gateway.GetState(), gateway.GetLastError()}
 		for _, detail := range details {
-			if detail != "" && !strings.Contains(text, detail) {
+			if detail != "" && !(gateway.GetUp() && detail == gateway.GetState()) && !strings.Contains(text, detail) {
 				text += ", " + detail
 			}
 		}

@@ -162,11 +162,14 @@ func TestChainNamesCauses(t *testing.T) {
 			f.Gateways[0].Drained, f.Vips[0].Gateways = true, []string{"gw-2"}
 		}, "gw-1 is up since - and does not receive the VIP, drained by an operator", true},
 		"no gateway of the family": {func(_ *lbv1.Status, f *frontendv1.Status) {
-			f.Gateways = f.Gateways[2:]
+			f.Gateways, f.Vips[0].Gateways = f.Gateways[2:], nil
 		}, "no gateway of the VIP's family", false},
 		"way back": {func(_ *lbv1.Status, f *frontendv1.Status) {
 			f.Conditions[1].Serving, f.Conditions[1].Detail = false, "no gateway sends a route"
 		}, "RouteBack/ipv4  no gateway sends a route", false},
+		"way back is unknown without a gateway": {func(_ *lbv1.Status, f *frontendv1.Status) {
+			withdrawn(f, readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY)
+		}, "gate  withdrawn", false},
 		"source routing": {func(_ *lbv1.Status, f *frontendv1.Status) {
 			f.Conditions[0].Serving, f.Conditions[0].Detail = false, "operation not permitted"
 		}, "SourceRouting/ipv4  operation not permitted", false},
@@ -178,6 +181,9 @@ func TestChainNamesCauses(t *testing.T) {
 			chain.LBSteps(lb, now)
 			chain.FrontendSteps(f, now)
 			text := chain.Text()
+			if strings.Contains(text, "announces a route") && !strings.Contains(text, "receives the VIP") {
+				t.Errorf("the way back is called good without a gateway:\n%s", text)
+			}
 			if chain.Good() != c.good {
 				t.Errorf("good: %t\n%s", chain.Good(), text)
 			}
