@@ -11,6 +11,7 @@ require (
 	github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus v1.1.1 // the metrics grpc_server_*
 	github.com/mdlayher/netlink v1.7.3-0.20250113171957-fbb4dce95f42 // netlink sockets below google/nftables, and their errors
 	github.com/osrg/gobgp/v4 v4.8.0 // BGP messages of the announcer
+	github.com/pion/sctp v1.12.1 // tests: SCTP without the kernel's
 	github.com/prometheus/client_golang v1.25.0 // metrics and their HTTP handler
 	github.com/prometheus/client_model v0.6.3 // tests: reads metric families
 	github.com/rogpeppe/go-internal v1.16.0 // tests: command lines as txtar scripts
@@ -61,6 +62,9 @@ require (
 	github.com/modern-go/concurrent v0.0.0-20180306012644-bacd9c7ef1dd // indirect
 	github.com/modern-go/reflect2 v1.0.3-0.20250322232337-35a7c28c31ee // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
+	github.com/pion/logging v0.2.4 // indirect
+	github.com/pion/randutil v0.1.0 // indirect
+	github.com/pion/transport/v5 v5.1.4 // indirect
 	github.com/pmezard/go-difflib v1.0.1-0.20181226105442-5d4384ee4fb2 // indirect
 	github.com/prometheus/common v0.72.0 // indirect
 	github.com/prometheus/procfs v0.22.0 // indirect

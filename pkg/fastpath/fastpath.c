@@ -19,6 +19,8 @@
 #define TCP_HEADER_LENGTH 12 // offset of the byte with the data offset
 #define TCP_FLAGS 13
 #define TCP_SYN 0x02
+#define SCTP_CHUNK 12 // offset of the type of the first chunk
+#define SCTP_INIT 1
 
 // Code points of pkg/returning: nftables finds the target of a returned packet.
 #define ASK 0x03
@@ -114,7 +116,7 @@ struct packet {
 	__u32 length;  // in the IP header: the frame may have padding
 	__u32 headers; // length of IP and transport header
 	__u8 protocol;
-	__u8 later; // a TCP segment without SYN
+	__u8 later; // a TCP segment without SYN, or an SCTP packet without INIT
 };
 
 // start returns the initial value of a hash over words registers of nftables.
@@ -171,8 +173,13 @@ static __always_inline int transport(struct __sk_buff *skb, struct packet *packe
 		packet->headers += header[TCP_HEADER_LENGTH] >> 4 << 2;
 		packet->later = !(header[TCP_FLAGS] & TCP_SYN);
 		return 1;
-	case IPPROTO_UDP:
 	case SCTP:
+		if ((void *)(header + 16) > end || packet->headers + 16 > packet->length)
+			return 0;
+		packet->headers += 12;
+		packet->later = header[SCTP_CHUNK] != SCTP_INIT;
+		return 1;
+	case IPPROTO_UDP:
 		packet->headers += 8;
 		return 1;
 	}

@@ -90,12 +90,18 @@ func TestMarkedPackets(t *testing.T) {
 			"later segment":                {unix.IPPROTO_TCP, 0x10, true, true},
 			"first segment":                {unix.IPPROTO_TCP, 0x02, true, false},
 			"no segment":                   {unix.IPPROTO_UDP, 0, true, false},
+			"later packet of SCTP":         {unix.IPPROTO_SCTP, 0, true, true},
+			"INIT of SCTP":                 {unix.IPPROTO_SCTP, 1, true, false},
 			"later segment of other slots": {unix.IPPROTO_TCP, 0x10, false, false},
 		} {
 			content.Streams[0].Asks = func(vip.Family, uint32) bool { return c.asks }
 			f.apply(content)
 			sent := frame(family, c.protocol, func(ip []byte) {
-				ip[len(ip)-32+13] = c.flags
+				if at := len(ip) - 32; c.protocol == unix.IPPROTO_SCTP {
+					ip[at+12] = c.flags // the type of the first chunk
+				} else {
+					ip[at+13] = c.flags
+				}
 				services(ip, 0b101110)
 				ip[1] |= 1 // ECN in IPv4
 				if family == vip.IPv4 {

@@ -247,31 +247,28 @@ func egressRules() []rule {
 	}
 }
 
-// returnRule returns a packet of a TCP flow that connection tracking does not know to the sender's
+// returnRules return a packet of a flow that connection tracking does not know to the sender's
 // link-layer address, if the trench pod asks for it (package returning).
-func returnRule(family vip.Family, link string, index int) rule {
-	const (
-		flagsOffset, flagSYN = 13, 0x02 // RFC 9293
-		unknown              = expr.CtStateBitNEW | expr.CtStateBitINVALID
-	)
-	// Most packets are not marked, and end the rule first.
-	return slices.Concat(returning.Has(family, returning.Bits&^returning.Steps, returning.Ask, reg1), rule{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, equal([]byte{unix.IPPROTO_TCP}),
-		load(expr.PayloadBaseTransportHeader, flagsOffset, 1),
-		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 1, Mask: []byte{flagSYN}, Xor: []byte{0}},
-		equal([]byte{0}),
-		&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
-		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(unknown), Xor: native(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: native(0)},
-	}, onInterface(expr.MetaKeyIIFNAME, link), inPool(family, false), markOfSender(), rule{
-		// The egress chain replaces the placeholder by the address with this mark.
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg2, SourceRegister: true},
-	}, returning.Set(family, returning.Back, returning.Back, reg1), rule{
-		&expr.Immediate{Register: reg1, Data: placeholder(family).AsSlice()},
-		&expr.Immediate{Register: reg2, Data: native(uint32(index))},
-		&expr.Dup{RegAddr: reg1, RegDev: reg2, IsRegDevSet: true},
-		&expr.Verdict{Kind: expr.VerdictDrop},
-	})
+func returnRules(family vip.Family, link string, index int) (rules []rule) {
+	const unknown = expr.CtStateBitNEW | expr.CtStateBitINVALID
+	for _, later := range returning.Later(reg1) {
+		// Most packets are not marked, and end the rule first.
+		rules = append(rules, slices.Concat(returning.Has(family, returning.Bits&^returning.Steps, returning.Ask, reg1),
+			later, rule{
+				&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
+				&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(unknown), Xor: native(0)},
+				&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: native(0)},
+			}, onInterface(expr.MetaKeyIIFNAME, link), inPool(family, false), markOfSender(), rule{
+				// The egress chain replaces the placeholder by the address with this mark.
+				&expr.Meta{Key: expr.MetaKeyMARK, Register: reg2, SourceRegister: true},
+			}, returning.Set(family, returning.Back, returning.Back, reg1), rule{
+				&expr.Immediate{Register: reg1, Data: placeholder(family).AsSlice()},
+				&expr.Immediate{Register: reg2, Data: native(uint32(index))},
+				&expr.Dup{RegAddr: reg1, RegDev: reg2, IsRegDevSet: true},
+				&expr.Verdict{Kind: expr.VerdictDrop},
+			}))
+	}
+	return rules
 }
 
 // silenceRule drops ARP packets whose sender address is in the pool, for IPv4 over Ethernet (RFC
@@ -353,7 +350,7 @@ func (desired desired) tables() []nft.Table {
 		table := nft.Table{Family: tableFamilies[3+family], Name: tableName, Sets: desired.pools(family)}
 		table.Chains = []nft.Chain{
 			chain(table.Family, nft.Chain{Name: "prerouting", Hook: unix.NF_INET_PRE_ROUTING, Priority: mangle + 1},
-				returnRule(family, desired.link, desired.index)),
+				returnRules(family, desired.link, desired.index)...),
 		}
 		tables = append(tables, table)
 	}

@@ -153,7 +153,7 @@ func (streams *Streams) equal(others *Streams) bool {
 
 // sameObjects reports whether two streams differ at most in the elements of maps of slots.
 func (stream *Stream) sameObjects(other *Stream) bool {
-	return stream.Seed == other.Seed && sameMap(stream.FWMarks, other.FWMarks) &&
+	return stream.Seed == other.Seed && stream.SCTP == other.SCTP && sameMap(stream.FWMarks, other.FWMarks) &&
 		sameMap(stream.Everyone, other.Everyone)
 }
 

@@ -132,8 +132,8 @@ func randomStream(random *rand.Rand, family vip.Family, number uint32) Stream {
 	}
 	stream := Stream{
 		Name: fmt.Sprint("stream-", number), Size: 7 + 4*uint32(random.IntN(8)/7), Seed: 1 + uint32(random.IntN(8)/7),
-		FWMarks: map[uint32]plan.LinkAddress{},
-		Asked:   [copies]map[uint32]netip.Addr{{}, {}},
+		SCTP: random.IntN(2) == 0, FWMarks: map[uint32]plan.LinkAddress{},
+		Asked: [copies]map[uint32]netip.Addr{{}, {}},
 	}
 	everyone := map[uint32]netip.Addr{}
 	for target := range uint32(4) {

@@ -41,32 +41,33 @@ func (stream *Stream) asksEveryone() bool { return len(stream.Everyone) > 0 }
 
 // targetSets returns the sets with elements of targets, except linksSet and linkPrefix.
 func (b *builder) targetSets(streams []Stream) []nft.Set {
-	byFWMark := func(name string) nft.Set {
-		return nft.Set{
-			Name: name, Flags: unix.NFT_SET_MAP, KeyType: nft.TypeMark, KeyLen: 4, DataType: nft.TypeVerdict,
-		}
-	}
-	chains, denials, rest := byFWMark(streamsMap), byFWMark(denialsMap), byFWMark(restMap)
 	own := nft.Set{
 		Name: ownSet, KeyType: nft.TypeMark<<nftables.SetConcatTypeBits | nft.TypeEther, KeyLen: 12,
 	}
-	for i := range streams {
-		stream := &streams[i]
+	var everyone []Stream
+	for _, stream := range streams {
 		for link, fwmark := range stream.byLink() {
 			own.Elements = append(own.Elements, nft.Element{Key: pair(fwmark, link)})
 		}
-		for fwmark := range stream.FWMarks {
-			to := func(set *nft.Set, chain string) {
-				set.Elements = append(set.Elements, nft.Element{Key: number(fwmark), Chain: chain})
-			}
-			to(&chains, plan.StreamChain(stream.Name))
-			if stream.asksEveryone() {
-				to(&denials, deniedPrefix+stream.Name)
-				to(&rest, restPrefix+stream.Name)
-			}
+		if stream.asksEveryone() {
+			everyone = append(everyone, stream)
 		}
 	}
-	return []nft.Set{chains, denials, rest, own}
+	return []nft.Set{
+		byFWMark(streamsMap, plan.StreamChain(""), streams), byFWMark(denialsMap, deniedPrefix, everyone),
+		byFWMark(restMap, restPrefix, everyone), own,
+	}
+}
+
+// byFWMark returns the map of the fwmarks of streams to their chains with a prefix.
+func byFWMark(name, prefix string, streams []Stream) nft.Set {
+	set := nft.Set{Name: name, Flags: unix.NFT_SET_MAP, KeyType: nft.TypeMark, KeyLen: 4, DataType: nft.TypeVerdict}
+	for _, stream := range streams {
+		for fwmark := range stream.FWMarks {
+			set.Elements = append(set.Elements, nft.Element{Key: number(fwmark), Chain: prefix + stream.Name})
+		}
+	}
+	return set
 }
 
 // pair returns the key of a fwmark and a link-layer address.

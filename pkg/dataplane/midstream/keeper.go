@@ -263,6 +263,7 @@ func (slots *slots) stream(name string, installed Installed, family vip.Family) 
 	stream := &Stream{
 		Name: name, Size: installed.Stream.Size, Seed: installed.Stream.Seed,
 		FWMarks: map[uint32]plan.LinkAddress{},
+		SCTP:    slices.ContainsFunc(installed.Stream.Match, func(port plan.Port) bool { return port.Protocol == plan.SCTP }),
 	}
 	everyone := map[uint32]netip.Addr{}
 	for _, target := range installed.Targets {

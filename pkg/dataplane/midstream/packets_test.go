@@ -89,7 +89,7 @@ func newFixtureBy(t *testing.T, asking asking, returning bool) *fixture {
 		}
 		all[family] = []Stream{{
 			Name: "web", Size: 2, Seed: 1, FWMarks: map[uint32]plan.LinkAddress{},
-			Asked: asked,
+			Asked: asked, SCTP: true,
 		}}
 	}
 	for i := 1; i <= 3; i++ {
@@ -113,15 +113,13 @@ ip -6 route add default via fd16:%[2]d::2 table %[1]d`, 4999+i, i))
 				stream.Everyone[uint32(4999+i)] = netip.MustParseAddr(address)
 			}
 		}
-		if returning {
-			harness.Must(t, ns.Do(func() error {
-				_, err := replypath.Install(t.Context(), replypath.Options{
-					Interface: "eth0", Log: slog.New(slog.DiscardHandler),
-					Pool: []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")},
-				})
-				return err
-			}))
-		}
+		harness.Must(t, ns.Do(func() error {
+			_, err := replypath.Install(t.Context(), replypath.Options{
+				Interface: "eth0", Log: slog.New(slog.DiscardHandler),
+				Pool: []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")},
+			})
+			return err
+		}))
 		x.targets = append(x.targets, ns)
 		x.serve(ns, i)
 	}

@@ -16,19 +16,25 @@ import (
 )
 
 // Without connection tracking the current target returns a packet of a flow that it does not know
-// (package returning), and each further one until a target has the flow. Nothing is remembered.
+// (package returning), and each further one until a target has the flow. Nothing is remembered. SCTP
+// is always returned: connection tracking has no entry for an association that began elsewhere.
 
 const (
 	nextPrefix = "next/" // the link-layer address of a target to the address of the next one
 	lastSet    = "last"  // fwmarks with the link-layer address of the target that is asked last
+	sctpMap    = "sctp"  // fwmarks to chains with sctpPrefix
+	sctpPrefix = "sctp/"
 )
 
 // returningHook adds the base chain. The table of package fwstate has set the packet mark to the
 // current target.
 func (b *builder) returningHook() {
-	b.hook(askChain, int32(*nftables.ChainPriorityMangle)+1,
-		b.rule(comment+"by the current target", tcpFlags(tcpSYN, expr.CmpOpEq, 0), b.packetFWMark(0),
+	var rules []nft.Rule
+	for _, later := range returning.Later(register(0)) {
+		rules = append(rules, b.rule(comment+"by the current target", later, b.packetFWMark(0),
 			[]expr.Any{lookupVerdict(0, streamsMap)}))
+	}
+	b.hook(askChain, int32(*nftables.ChainPriorityMangle)+1, rules...)
 }
 
 // returningRules returns the rules of a stream's chain.
@@ -104,19 +110,34 @@ func (b *builder) ring(stream Stream) (next nft.Set, last []nft.Element) {
 
 // returningSets returns the sets with elements of targets, except linksSet.
 func (b *builder) returningSets(streams []Stream) []nft.Set {
-	sets := b.targetSets(streams)[:1]
+	sets := append(b.targetSets(streams)[:1], b.ringSets(streams)...)
+	for _, stream := range streams {
+		for order := range copies {
+			if !stream.asksEveryone() {
+				sets = append(sets, b.askedSet(order, stream))
+			}
+		}
+	}
+	return sets
+}
+
+// ringSets returns the sets of streams of which all targets are asked.
+func (b *builder) ringSets(streams []Stream) []nft.Set {
 	last := nft.Set{
 		Name: lastSet, KeyType: nft.TypeMark<<nftables.SetConcatTypeBits | nft.TypeEther, KeyLen: 12,
 	}
+	var sets []nft.Set
 	for _, stream := range streams {
 		if stream.asksEveryone() {
 			next, elements := b.ring(stream)
 			sets, last.Elements = append(sets, next), append(last.Elements, elements...)
-			continue
-		}
-		for order := range copies {
-			sets = append(sets, b.askedSet(order, stream))
 		}
 	}
 	return append(sets, last)
+}
+
+// sctpSets returns the sets of streams with SCTP besides those of TCP.
+func (b *builder) sctpSets(streams []Stream) []nft.Set {
+	streams = slices.DeleteFunc(slices.Clone(streams), func(stream Stream) bool { return !stream.SCTP })
+	return append(b.ringSets(streams), byFWMark(sctpMap, sctpPrefix, streams))
 }

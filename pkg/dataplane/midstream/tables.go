@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/nft"
+	"github.com/vipgate/vipgate/pkg/returning"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -28,6 +29,8 @@ type Stream struct {
 	// Everyone holds the addresses of all targets, by fwmark, if the earlier targets are unknown and
 	// all are asked: at most [MaxEveryone]. Asked is empty.
 	Everyone map[uint32]netip.Addr
+	// SCTP: the stream forwards SCTP, so that targets return its packets in every mode.
+	SCTP bool
 }
 
 // copies is the maximum number of earlier targets that are asked about a packet.
@@ -144,6 +147,9 @@ func (b *builder) streamObjects(streams, others []Stream) nft.Table {
 			continue
 		}
 		table.Sets = append(table.Sets, linkSet(stream))
+		if stream.SCTP {
+			table.Chains = append(table.Chains, nft.Chain{Name: sctpPrefix + stream.Name, Rules: b.returningRules(stream)})
+		}
 		if stream.asksEveryone() {
 			chain.Rules = b.everyoneRules(stream)
 			table.Chains = append(append(table.Chains, chain), b.peerChains(stream)...)
@@ -158,7 +164,7 @@ func (b *builder) streamObjects(streams, others []Stream) nft.Table {
 	if b.returning {
 		table.Sets = append(table.Sets, b.returningSets(streams)...)
 	} else {
-		table.Sets = append(table.Sets, b.targetSets(streams)...)
+		table.Sets = append(append(table.Sets, b.targetSets(streams)...), b.sctpSets(streams)...)
 	}
 	return table
 }
@@ -299,6 +305,8 @@ func (b *builder) commonChains() {
 		// another pod: a refusal of a copy would reach its client there.
 		b.rule(comment+"ends of unknown flows", state(expr.CtStateBitINVALID), noSYN,
 			tcpFlags(tcpFIN|tcpRST, expr.CmpOpNeq, 0), verdict(expr.VerdictGoto, unknownChain)),
+		b.rule(comment+"later packets of SCTP", returning.LaterSCTP(register(0)), b.packetFWMark(0),
+			[]expr.Any{lookupVerdict(0, sctpMap)}),
 	)
 	b.chain(nft.Chain{Name: undecidedChain},
 		b.rule(comment+"packets of targets", tcpFlags(tcpRST, expr.CmpOpEq, 0), link(0), in(0, linksSet),
