@@ -2,9 +2,7 @@ package frontend
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -59,24 +57,34 @@ func (p *process) lbStatus(now time.Time) *frontendv1.LoadBalancerStatus {
 	return s
 }
 
-// The values of the API have the names of the gate's.
-var (
-	freshnesses    = protosOf[frontendv1.Freshness](gate.Live, "FRESHNESS_", frontendv1.Freshness_value)
-	advertisements = protosOf[readinessv1.Advertisement](gate.Announced, "ADVERTISEMENT_",
-		readinessv1.Advertisement_value)
-	reasons = protosOf[readinessv1.AdvertisementReason](gate.Ready, "ADVERTISEMENT_REASON_",
-		readinessv1.AdvertisementReason_value)
-)
+var freshnesses = [...]frontendv1.Freshness{
+	gate.Lost:  frontendv1.Freshness_FRESHNESS_LOST,
+	gate.Stale: frontendv1.Freshness_FRESHNESS_STALE,
+	gate.Live:  frontendv1.Freshness_FRESHNESS_LIVE,
+}
 
-// protosOf returns the value of an API's enum for each value of the gate up to last.
-func protosOf[P ~int32, G interface {
-	~uint8
-	fmt.Stringer
-}](last G, prefix string, values map[string]int32) (all []P) {
-	for g := range last + 1 {
-		all = append(all, P(values[prefix+strings.ToUpper(g.String())]))
-	}
-	return all
+var advertisements = [...]readinessv1.Advertisement{
+	gate.Withdrawn:   readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
+	gate.Depreferred: readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED,
+	gate.Announced:   readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
+}
+
+var reasons = [...]readinessv1.AdvertisementReason{
+	gate.NotConfigured:   readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED,
+	gate.LBNeverSeen:     readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NEVER_SEEN,
+	gate.LBNotReady:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY,
+	gate.NoSourceRouting: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_SOURCE_ROUTING,
+	gate.NoGateway:       readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY,
+	gate.NotAccepted:     readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_ACCEPTED,
+	gate.LBLost:          readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST,
+	gate.Stopping:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_STOPPING,
+	gate.Drained:         readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED,
+	gate.LBDraining:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING,
+	gate.LBStale:         readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_STALE,
+	gate.LastResort:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LAST_RESORT,
+	gate.Flapping:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_FLAPPING,
+	gate.NotExported:     readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED,
+	gate.Ready:           readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
 }
 
 func freshnessProto(f gate.Freshness) frontendv1.Freshness { return freshnesses[f] }
