@@ -48,8 +48,8 @@ func GeneratedSection(t *testing.T, file, name, content string) {
 }
 
 // Flags compares the section NAME of a document with the reference of a command line, as [Section]
-// does: tables of the flags of the first command, a list of all commands, and a table of the other
-// flags. Flags that the document explains above the section are only named.
+// does: tables of the flags of the first command, and a list of all commands. Flags that the document
+// explains above the section are only named.
 func Flags(file, name string, k *kong.Kong, update bool) error {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -62,20 +62,13 @@ func Flags(file, name string, k *kong.Kong, update bool) error {
 // flagReference returns the reference of a command line for a document with this text above it.
 func flagReference(above string, k *kong.Kong) string {
 	commands := k.Model.Leaves(true)
-	var shared, others []string
+	var shared []string
 	var own []*kong.Flag
-	for i, c := range commands {
-		for _, f := range c.Flags {
-			switch explained := strings.Contains(above, row(f)); {
-			case explained && i == 0:
-				shared = append(shared, "`--"+f.Name+"`")
-			case explained:
-			case i == 0:
-				own = append(own, f)
-			default:
-				others = append(others, "| `"+c.FullPath()+" "+row(f))
-			}
-			above += row(f)
+	for _, f := range commands[0].Flags {
+		if strings.Contains(above, row(f)) {
+			shared = append(shared, "`--"+f.Name+"`")
+		} else {
+			own = append(own, f)
 		}
 	}
 	var b strings.Builder
@@ -83,12 +76,9 @@ func flagReference(above string, k *kong.Kong) string {
 	if len(shared) > 0 {
 		b.WriteString("\n" + wrap("As above: "+strings.Join(shared, ", ")+".") + "\n")
 	}
-	b.WriteString("\n**Commands**\n\n")
+	b.WriteString("\n**Commands**, whose flags `--help` lists\n\n")
 	for _, c := range commands {
 		b.WriteString(strings.ReplaceAll(wrap("- `"+usage(c)+"`: "+c.Help), "\n", "\n  ") + "\n")
-	}
-	if len(others) > 0 {
-		b.WriteString("\n" + head + strings.Join(others, ""))
 	}
 	return b.String()
 }
@@ -152,8 +142,8 @@ func tables(flags []*kong.Flag) string {
 	return b.String()
 }
 
-// row returns the row of a flag without its beginning, which may name a command. A variable is
-// named only if its name does not follow from the name of the flag.
+// row returns the row of a flag without its beginning. A variable is named only if its name does not
+// follow from the name of the flag.
 func row(f *kong.Flag) string {
 	name := "--" + f.Name
 	switch {
