@@ -16,7 +16,7 @@ type Defaults struct {
 	HoldTime              time.Duration
 }
 
-// DefaultDefaults returns Meridio's numbers (docs/architecture.md#names-and-numbers-of-meridio).
+// DefaultDefaults returns Meridio's numbers (docs/meridio.md#what-stays).
 func DefaultDefaults() Defaults {
 	return Defaults{"ext-vlan", 8103, 4248829953, 10179, 10179, 3 * time.Second}
 }
