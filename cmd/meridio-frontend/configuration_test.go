@@ -20,12 +20,12 @@ func TestConfigurationDocument(t *testing.T) {
 func meridioTable(t *testing.T) string {
 	notes := map[[2]string]string{
 		{"0.0.0.0:3", "0.0.0.0:TRACE"}: "a port, at every address",
-		{"3", "TRACE"}:                 "the same values",
+		{"3", "TRACE"}:                 "",
 		{"3s", "TRACE"}:                "whole seconds, or a duration with its unit",
 		{"info", "debug"}:              "in upper or lower case; `TRACE` is `debug`, and an unknown level is `info`",
 	}
 	var b strings.Builder
-	b.WriteString("| Meridio's variable | vipgate's | Values |\n|---|---|---|\n")
+	b.WriteString("| Meridio's variable | vipgate's | Values, if they differ |\n|---|---|---|\n")
 	for _, a := range aliases {
 		sample := [2]string{"3", "TRACE"}
 		if a.Convert != nil {

@@ -142,8 +142,8 @@ func tables(flags []*kong.Flag) string {
 	return b.String()
 }
 
-// row returns the row of a flag without its beginning. A variable is named only if its name does not
-// follow from the name of the flag.
+// row returns the row of a flag without its beginning. A variable is named only if its name does
+// not follow from the name of the flag.
 func row(f *kong.Flag) string {
 	name := "--" + f.Name
 	switch {
