@@ -137,6 +137,11 @@ release: check-go ## Build binaries, images, SBOM and notes into bin/release/ fo
 	@$(TOOLS)/release --version=$(VERSION) --base=$(BIN)/release-base --out=$(BIN)/release
 	@cd $(BIN)/release && sha256sum --check --quiet SHA256SUMS && ls -l
 
+.PHONY: site
+site: ## Build the documentation site into bin/site/, a folder for each version
+	@test/setup/packages.sh mkdocs-material
+	@tools/site/build.sh $(BIN)/site $$(git -c safe.directory='$(CURDIR)' tag --list 'v*' --sort=-version:refname)
+
 .PHONY: tools
 tools: $(TOOLS)/.built $(TOOLS)/buf $(TOOLS)/golangci-lint ## Build the pinned tools
 
