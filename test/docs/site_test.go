@@ -2,6 +2,7 @@ package docs
 
 import (
 	"encoding/json"
+	"errors"
 	"net/url"
 	"os"
 	"os/exec"
@@ -40,12 +41,14 @@ func TestSite(t *testing.T) {
 		if want := len(documents(t)) - githubOnly; version == "main" && len(pages) != want {
 			t.Errorf("%d pages for %d documents", len(pages), want)
 		}
-		for page, text := range pages {
-			if loaded := loadedPattern.FindString(text); loaded != "" {
-				t.Errorf("%s loads a file from another server: %s", page, loaded)
+		for file, p := range pages {
+			if loaded := loadedPattern.FindString(p.text); loaded != "" {
+				t.Errorf("%s loads a file from another server: %s", file, loaded)
 			}
-			for _, m := range attributePattern.FindAllStringSubmatch(text, -1) {
-				checkLink(t, pages, page, m[1])
+			for _, m := range attributePattern.FindAllStringSubmatch(p.text, -1) {
+				if err := checkLink(pages, file, m[1]); err != nil {
+					t.Errorf("%s: link to %s: %v", file, m[1], err)
+				}
 			}
 		}
 		index, err := os.ReadFile(filepath.Join(site, version, "search/search_index.json"))
@@ -66,48 +69,48 @@ func TestSite(t *testing.T) {
 // githubOnly is the number of documents that only GitHub shows: templates of issues and changes.
 const githubOnly = 3
 
-// readPages returns the text of each page by its file.
-func readPages(t *testing.T, site string) map[string]string {
+// page is a page of the site.
+type page struct {
+	text string
+	ids  map[string]bool
+}
+
+// readPages returns each page by its file.
+func readPages(t *testing.T, site string) map[string]page {
 	t.Helper()
-	pages := map[string]string{}
+	pages := map[string]page{}
 	harness.Must(t, filepath.WalkDir(site, func(path string, _ os.DirEntry, err error) error {
 		if err != nil || filepath.Base(path) != "index.html" {
 			return err
 		}
 		text, err := os.ReadFile(path)
-		pages[path] = string(text)
+		ids := map[string]bool{}
+		for _, m := range idPattern.FindAllSubmatch(text, -1) {
+			ids[string(m[1])] = true
+		}
+		pages[path] = page{string(text), ids}
 		return err
 	}))
 	return pages
 }
 
-// checkLink reports a relative link without a file, or without a heading of its fragment.
-func checkLink(t *testing.T, pages map[string]string, page, link string) {
-	t.Helper()
+// checkLink returns what is wrong with a relative link: no file, or no heading of its fragment.
+func checkLink(pages map[string]page, file, link string) error {
 	u, err := url.Parse(link)
-	if err != nil {
-		t.Errorf("%s: link to %s: %v", page, link, err)
-	}
 	if err != nil || u.Host != "" || u.Scheme != "" {
-		return
+		return err
 	}
-	target := page
+	target := file
 	if u.Path != "" {
-		target = filepath.Join(filepath.Dir(page), u.Path)
-		if info, err := os.Stat(target); err != nil {
-			t.Errorf("%s: link to %s: %v", page, link, err)
-			return
-		} else if info.IsDir() {
-			target = filepath.Join(target, "index.html")
-		}
+		target = filepath.Join(filepath.Dir(file), u.Path)
 	}
-	if u.Fragment == "" {
-		return
+	if info, err := os.Stat(target); err != nil {
+		return err
+	} else if info.IsDir() {
+		target = filepath.Join(target, "index.html")
 	}
-	for _, id := range idPattern.FindAllStringSubmatch(pages[target], -1) {
-		if id[1] == u.Fragment {
-			return
-		}
+	if u.Fragment != "" && !pages[target].ids[u.Fragment] {
+		return errors.New("no such heading")
 	}
-	t.Errorf("%s: link to %s: no such heading", page, link)
+	return nil
 }

@@ -7,7 +7,7 @@ out=$(realpath -m "$1")
 shift
 cd "$(dirname "$0")/../.."
 # A dead link fails the build.
-build() { VERSION=$2 mkdocs --quiet build --strict --config-file="$1/tools/site/mkdocs.yml" --site-dir="$out/$2"; }
+build() { VERSION=$2 mkdocs build --strict --config-file="$1/tools/site/mkdocs.yml" --site-dir="$out/$2"; }
 entry() { printf '{"version": "%s", "title": "%s", "aliases": []}' "$1" "$1"; }
 
 rm -rf "$out"

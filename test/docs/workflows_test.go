@@ -1,0 +1,50 @@
+package docs
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/vipgate/vipgate/test/harness"
+)
+
+var pinnedPattern = regexp.MustCompile(`^\S+@[0-9a-f]{40}$`)
+
+// TestWorkflows checks what CONTRIBUTING.md promises: a tag of an action can be moved, a commit
+// cannot, and a job that needs to write asks for that itself.
+func TestWorkflows(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(root, ".github/workflows/*.yml"))
+	harness.Must(t, err)
+	if len(files) == 0 {
+		t.Fatal("no workflow found")
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		harness.Must(t, err)
+		var workflow struct {
+			Permissions map[string]string
+			Jobs        map[string]struct {
+				Steps []struct{ Uses string }
+			}
+		}
+		harness.Must(t, yaml.Unmarshal(text, &workflow))
+		if len(workflow.Permissions) == 0 {
+			t.Errorf("%s does not limit the permissions of its token", file)
+		}
+		for scope, access := range workflow.Permissions {
+			if access != "read" {
+				t.Errorf("%s: the token may %s %s in every job", file, access, scope)
+			}
+		}
+		for name, job := range workflow.Jobs {
+			for _, step := range job.Steps {
+				if step.Uses != "" && !pinnedPattern.MatchString(step.Uses) {
+					t.Errorf("%s: job %s: %s is not pinned by its commit", file, name, step.Uses)
+				}
+			}
+		}
+	}
+}
