@@ -3,6 +3,7 @@
 import os
 import posixpath
 import re
+import warnings
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -11,6 +12,8 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
 SOURCES = "https://github.com/vipgate/vipgate/tree/" + os.environ.get("VERSION", "main") + "/"
 RECORDS = "docs/adr/"
 LINK = re.compile(r"\]\(([^()\s#:]+)(#[^()\s]*)?\)")
+
+warnings.simplefilter("ignore", DeprecationWarning)  # of Jinja's source
 
 
 def on_config(config):
@@ -38,7 +41,8 @@ def on_files(files, config):
             paths += [os.path.relpath(os.path.join(folder, n), ROOT) for n in names]
     static = [File("wide.css", os.path.dirname(__file__), config["site_dir"], False)]
     theme = [f for f in files if not f.abs_src_path.startswith(ROOT + "/docs/")]
-    return Files(static + theme + [File(p, ROOT, config["site_dir"], config["use_directory_urls"]) for p in sorted(paths)])
+    site, as_folders = config["site_dir"], config["use_directory_urls"]
+    return Files(static + theme + [File(p, ROOT, site, as_folders) for p in sorted(paths)])
 
 
 def on_nav(nav, config, files):
