@@ -16,8 +16,8 @@ import (
 )
 
 // Without connection tracking the current target returns a packet of a flow that it does not know
-// (package returning), and each further one until a target has the flow. Nothing is remembered. SCTP
-// is always returned: connection tracking has no entry for an association that began elsewhere.
+// (package returning), and each further one until a target has the flow. Nothing is remembered.
+// SCTP is always returned: connection tracking has no entry for an association that began elsewhere.
 
 const (
 	nextPrefix = "next/" // the link-layer address of a target to the address of the next one
