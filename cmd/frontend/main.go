@@ -11,9 +11,10 @@ import (
 )
 
 type commandLine struct {
-	Run      runCommand      `cmd:"" default:"withargs" help:"Run BIRD and advertise VIPs (also without a command)."`
-	Validate validateCommand `cmd:"" help:"Check the trench file and the flags without starting anything."`
-	Render   renderCommand   `cmd:"" help:"Print BIRD's configuration, without secrets."`
+	Run           runCommand           `cmd:"" default:"withargs" help:"Run BIRD and advertise VIPs (also without a command)."`
+	Validate      validateCommand      `cmd:"" help:"Check the trench file and the flags without starting anything."`
+	Render        renderCommand        `cmd:"" help:"Print BIRD's configuration, without secrets."`
+	GatewayConfig gatewayConfigCommand `cmd:"" name:"gateway-config" help:"Print the router's side of gateways, without secrets."`
 	frontendcmd.Commands
 
 	cli.Globals

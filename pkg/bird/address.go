@@ -38,6 +38,16 @@ func interfaceAddresses(name string) ([]rtnetlink.Address, error) {
 	return slices.DeleteFunc(list, func(a rtnetlink.Address) bool { return a.Link != links[i].Index }), nil
 }
 
+// LocalAddress returns the local address of a session with a gateway on an interface.
+func LocalAddress(device string, gateway netip.Addr) (netip.Addr, error) {
+	addresses, err := interfaceAddresses(device)
+	local, problem := selectLocal(gateway, netip.Addr{}, addresses)
+	if err == nil && problem != "" {
+		err = fmt.Errorf("interface %s: %s", device, problem)
+	}
+	return local, err
+}
+
 // lastChoice reports whether an address is deprecated, temporary or secondary.
 func lastChoice(a rtnetlink.Address) bool {
 	return a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_SECONDARY) != 0

@@ -162,7 +162,7 @@ func TestDivertedAnswersWithdraw(t *testing.T) {
 func (f *fixture) gatewayDefaults(command string) {
 	f.t.Helper()
 	birdc := filepath.Join(filepath.Dir(lab.BIRD()), "birdc")
-	for _, protocol := range []string{"default4", "default6"} {
+	for _, protocol := range []string{"routes4", "routes6"} {
 		if out, err := exec.CommandContext(f.t.Context(), birdc, "-s", f.gateway.Socket(), command,
 			protocol).CombinedOutput(); err != nil {
 			f.t.Fatalf("%s %s: %v\n%s", command, protocol, err, out)

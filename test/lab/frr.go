@@ -177,27 +177,31 @@ func (g *FRR) runDaemon(name string, args []string) error {
 	return err
 }
 
+// bgpdOptions finds the options of bgpd in the comments of frr.conf.
+var bgpdOptions = regexp.MustCompile(`(?m)^! bgpd_options="(.*)"$`)
+
 // configure writes FRR's files and returns the arguments for bgpd.
 func (g *FRR) configure() ([]string, error) {
-	data := rendered{g.GatewayConfig, filepath.Join(g.dir, "bgpd.log")}
-	err := errors.Join(
-		writeRendered(filepath.Join(g.dir, "frr.conf"), "frr.conf.tmpl", data),
-		writeRendered(filepath.Join(g.dir, "daemons"), "frr.daemons.tmpl", data),
-		os.WriteFile(filepath.Join(g.dir, "vtysh.conf"), nil, 0o600),
-	)
+	text, err := g.text("frr")
 	if err != nil {
 		return nil, err
 	}
-	daemons, err := os.ReadFile(filepath.Join(g.dir, "daemons"))
-	if err != nil {
-		return nil, err
+	if len(g.GatewayConfig.Routes) > 0 {
+		text = strings.Replace(text, "\n bgp log-neighbor-changes\n",
+			"\n bgp log-neighbor-changes\n no bgp network import-check\n", 1)
 	}
-	_, options, _ := strings.Cut(string(daemons), `bgpd_options="`)
-	options, _, found := strings.Cut(options, `"`)
-	if !found {
-		return nil, errors.New("the file daemons has no bgpd_options")
+	options := bgpdOptions.FindStringSubmatch(text)
+	if options == nil {
+		return nil, errors.New("frr.conf names no bgpd_options")
 	}
-	return strings.Fields(options), nil
+	text = "log timestamp precision 6\ndebug bgp updates in\n" + text
+	return strings.Fields(options[1]), g.write(text)
+}
+
+// write writes frr.conf.
+func (g *FRR) write(text string) error {
+	return errors.Join(os.WriteFile(filepath.Join(g.dir, "frr.conf"), []byte(text), 0o600),
+		os.WriteFile(filepath.Join(g.dir, "vtysh.conf"), nil, 0o600))
 }
 
 // vtysh runs FRR's shell, which shares no code with the tests.

@@ -67,7 +67,8 @@ func TestFRRLoadsConfiguration(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l, err := New(QuickDAD)
 			harness.Must(t, err)
-			c := documented("frr")
+			c := GatewayA()
+			c.BFD = true
 			change(&c)
 			_, err = l.StartRouter(KindFRR, l.Gateway, c)
 			harness.Check(t, errors.Join(err, l.Close()))

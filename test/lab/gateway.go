@@ -23,10 +23,9 @@ type GatewayConfig struct {
 	Peers    []netip.Addr
 	// Ranges are subnets of peers whose addresses are not known in advance, one for each local
 	// address; Peers then only gives the family of each.
-	Ranges    []netip.Prefix
-	Interface string
-	BFD       bool
-	Password  string
+	Ranges   []netip.Prefix
+	BFD      bool
+	Password string
 	// Passive is true when the gateway waits for the peer to connect.
 	Passive bool
 	// HoldSeconds is the offered hold time; 3 when 0, no hold time when negative.
@@ -37,6 +36,8 @@ type GatewayConfig struct {
 	Routes []netip.Prefix
 	// VIPs are the VIPs to which a static gateway has routes.
 	VIPs []netip.Prefix
+	// Text, if set, is the daemon's whole configuration.
+	Text string
 }
 
 // Gateway is a BIRD that plays the external router.
@@ -64,13 +65,29 @@ func (g *Gateway) Start() error {
 		return nil
 	}
 	conf := filepath.Join(g.dir, "bird.conf")
-	err := writeRendered(conf, "bird.conf.tmpl", rendered{g.GatewayConfig, g.tracePath()})
+	text, err := g.text("bird")
+	if err == nil {
+		err = os.WriteFile(conf, []byte(g.traced(text)), 0o600)
+	}
 	if err != nil {
 		return fmt.Errorf("gateway %s: %w", g.Name, err)
 	}
 	g.Process, err = StartProcess(g.NS, g.dir, "bird", BIRD(), "-f", "-c", conf, "-s", g.socket)
 	return err
 }
+
+// traced adds the log of received updates to BIRD's configuration.
+func (g *Gateway) traced(text string) string {
+	return fmt.Sprintf("timeformat log iso long us;\nlog %q { info, trace };\n", g.tracePath()) + strings.NewReplacer(
+		"\tgraceful restart off;\n", "\tgraceful restart off;\n\tdebug { states, routes };\n",
+		"import all;", "import filter {"+heard+"};",
+		"import where net ~ VIPS4;", "import filter { if net !~ VIPS4 then reject;"+heard+"};",
+		"import where net ~ VIPS6;", "import filter { if net !~ VIPS6 then reject;"+heard+"};",
+	).Replace(text)
+}
+
+// heard logs a received route.
+const heard = ` print "heard ", net, " ", bgp_path, " ", bgp_community, " ", proto; accept; `
 
 // Socket returns the control socket of the gateway's BIRD.
 func (g *Gateway) Socket() string { return g.socket }

@@ -73,11 +73,10 @@ func (g *GoBGP) Start() error {
 
 func (g *GoBGP) start() error {
 	conf := filepath.Join(g.dir, "gobgpd.toml")
-	data := rendered{g.GatewayConfig, g.tracePath()}
-	if err := writeRendered(conf, "gobgpd.toml.tmpl", data); err != nil {
-		return err
+	text, err := g.text("gobgp")
+	if err == nil {
+		err = os.WriteFile(conf, []byte(text), 0o600)
 	}
-	routes, err := render("gobgp.routes.tmpl", data)
 	if err != nil {
 		return err
 	}
@@ -93,12 +92,17 @@ func (g *GoBGP) start() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
-	for line := range strings.Lines(routes) {
+	for line := range strings.Lines(text) {
+		// The routes are in comments.
+		line, isRoute := strings.CutPrefix(line, "# gobgp ")
+		if !isRoute {
+			continue
+		}
 		err := Eventually(ctx, 20*time.Millisecond, func() error {
 			if !running(g.Process) {
 				return fmt.Errorf("gobgpd ended: %s", g.Process.Tail(5))
 			}
-			_, err := g.Command(ctx, strings.Fields(line)[1:]...)
+			_, err := g.Command(ctx, strings.Fields(line)...)
 			return err
 		})
 		if err != nil {

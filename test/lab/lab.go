@@ -163,7 +163,7 @@ func GatewayA() GatewayConfig {
 	return GatewayConfig{
 		Name: "gateway-a", RouterID: GatewayA4, LocalAS: GatewayAS, RemoteAS: PodAS, Port: BGPPort,
 		Local: []netip.Addr{GatewayA4, GatewayA6}, Peers: []netip.Addr{PodExternal4, PodExternal6},
-		Interface: "trench0", Default: true,
+		Default: true,
 	}
 }
 

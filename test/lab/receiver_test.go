@@ -33,7 +33,7 @@ func startReceived(t *testing.T, routes ...string) (context.Context, *Lab, *Rece
 	t.Cleanup(func() { harness.Must(t, r.Close()) })
 	c := GatewayConfig{
 		Name: "peer", RouterID: PodExternal4, LocalAS: PodAS, RemoteAS: GatewayAS, Port: BGPPort,
-		Local: []netip.Addr{PodExternal4, PodExternal6}, Peers: []netip.Addr{GatewayA4, GatewayA6}, Interface: External,
+		Local: []netip.Addr{PodExternal4, PodExternal6}, Peers: []netip.Addr{GatewayA4, GatewayA6},
 	}
 	for _, p := range routes {
 		c.Routes = append(c.Routes, netip.MustParsePrefix(p))
@@ -89,7 +89,7 @@ func TestReceiverUpdatesFromBIRD(t *testing.T) {
 	}
 
 	mark, before := r.Mark(), time.Now()
-	if _, err := control.Command("disable static1"); err != nil {
+	if _, err := control.Command("disable routes4"); err != nil {
 		t.Fatal(err)
 	}
 	received, err := r.WaitFor(ctx, mark, func(h PrefixUpdate) bool { return h.Prefix == four })
@@ -105,7 +105,7 @@ func TestReceiverUpdatesFromBIRD(t *testing.T) {
 	if mark := r.Mark(); mark != 3 || len(r.Since(0)) != 0 {
 		t.Errorf("after forgetting the mark is %d with %d receipts", mark, len(r.Since(0)))
 	}
-	if _, err := control.Command("enable static1"); err != nil {
+	if _, err := control.Command("enable routes4"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.WaitFor(ctx, 0, func(h PrefixUpdate) bool { return h.Prefix == four && !h.Withdrawn }); err != nil {

@@ -41,7 +41,7 @@ func TestRouteWatcher(t *testing.T) {
 	peer, err := StartGateway(l.Pod, l.Dir, GatewayConfig{
 		Name: "peer", RouterID: PodExternal4, LocalAS: PodAS, RemoteAS: GatewayAS, Port: BGPPort,
 		Local: []netip.Addr{PodExternal4, PodExternal6}, Peers: []netip.Addr{GatewayA4, GatewayA6},
-		Interface: External, Default: true,
+		Default: true,
 	})
 	harness.Must(t, err)
 	t.Cleanup(func() { harness.Must(t, peer.Process.Kill()) })

@@ -1,15 +1,17 @@
 package lab
 
 import (
+	"cmp"
 	"context"
-	"embed"
 	"fmt"
 	"net/netip"
 	"os"
+	"regexp"
 	"slices"
-	"strings"
-	"text/template"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/gatewayconfig"
+	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 // Router is a gateway of any kind: a routing daemon that plays the external
@@ -93,114 +95,52 @@ func (l *Lab) StartRouter(kind Kind, ns *NetNS, c GatewayConfig) (Router, error)
 	}
 }
 
-//go:embed gateways/*.tmpl
-var gatewayFiles embed.FS
-
-// rendered is the data of the templates.
-type rendered struct {
-	GatewayConfig
-	Trace string // the file to log received updates to; nothing is logged when ""
-}
-
-// render fills a template of the folder gateways.
-func render(name string, data rendered) (string, error) {
-	t, err := template.ParseFS(gatewayFiles, "gateways/"+name)
-	if err != nil {
-		return "", err
+// router returns the configuration as the product renders it.
+func (c GatewayConfig) router() gatewayconfig.Router {
+	router := gatewayconfig.Router{Name: c.Name, ID: c.RouterID, Routes: c.Routes, VIPs: c.VIPs}
+	if c.Default {
+		router.Routes = append(gatewayconfig.DefaultRoutes(), c.Routes...)
 	}
-	var text strings.Builder
-	if err := t.Execute(&text, data); err != nil {
-		return "", err
-	}
-	return text.String(), nil
-}
-
-// writeRendered renders a template into a file that only its owner can read.
-func writeRendered(path, name string, data rendered) error {
-	text, err := render(name, data)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, []byte(text), 0o600)
-}
-
-// Hold returns the offered hold time in seconds.
-func (c GatewayConfig) Hold() int {
-	switch {
-	case c.HoldSeconds < 0:
-		return 0
-	case c.HoldSeconds == 0:
-		return 3
-	}
-	return c.HoldSeconds
-}
-
-// Keepalive returns a third of the hold time (RFC 4271, section 10), in seconds.
-func (c GatewayConfig) Keepalive() int { return c.Hold() / 3 }
-
-// Listen are the local addresses, each once.
-func (c GatewayConfig) Listen() []netip.Addr {
-	var listen []netip.Addr
-	for _, a := range c.Local {
-		if !slices.Contains(listen, a) {
-			listen = append(listen, a)
+	hold := time.Duration(max(0, cmp.Or(c.HoldSeconds, 3))) * time.Second
+	for i, local := range c.Local {
+		session := gatewayconfig.Session{
+			Gateway: trench.Gateway{
+				Name: c.Name, Address: local, LocalASN: int64(c.RemoteAS), RemoteASN: int64(c.LocalAS), LocalPort: int(c.Port),
+				RemotePort: int(c.Port), HoldTime: hold,
+			},
+			Pods: netip.PrefixFrom(c.Peers[i], c.Peers[i].BitLen()), Password: c.Password,
 		}
+		if len(c.Ranges) > 0 {
+			session.Pods = c.Ranges[i]
+		}
+		if c.BFD {
+			session.BFD = &trench.BFD{MinTx: 100 * time.Millisecond, MinRx: 100 * time.Millisecond, Multiplier: 3}
+		}
+		if len(c.VIPs) > 0 {
+			session.Protocol = trench.Static
+		}
+		router.Sessions = append(router.Sessions, session)
 	}
-	return listen
+	return router
 }
 
-// Neighbors returns the neighbor names of FRR and GoBGP: the addresses of the peers, or the peer
-// group of each range.
-func (c GatewayConfig) Neighbors() []string {
-	var names []string
-	for _, p := range c.Peers {
-		switch {
-		case len(c.Ranges) == 0:
-			names = append(names, p.String())
-		case p.Is4():
-			names = append(names, "pods4")
-		default:
-			names = append(names, "pods6")
-		}
-	}
-	return names
+// insertions are the lines that a kind of gateway needs to wait for connections.
+var insertions = map[string]struct{ after, text string }{
+	"bird":  {`(?m)^\tstrict bind;$`, "$0\n\tpassive;"},
+	"frr":   {`(?m)^ neighbor (\S+) timers connect 2$`, "$0\n neighbor $1 passive"},
+	"gobgp": {`(?m)^    local-address = .*$`, "$0\n    passive-mode = true"},
 }
 
-// Section returns the section of GoBGP's file that describes a peer.
-func (c GatewayConfig) Section() string {
-	if len(c.Ranges) > 0 {
-		return "peer-groups"
+// text returns the configuration of a kind of gateway, or the text that a test sets.
+func (c GatewayConfig) text(kind string) (string, error) {
+	if c.Text != "" {
+		return c.Text, nil
 	}
-	return "neighbors"
-}
-
-// Family is the configuration of a gateway for one address family.
-type Family struct {
-	Name   string // ipv4 or ipv6
-	Peers  []string
-	Routes []netip.Prefix
-}
-
-// Families returns the address families of the sessions.
-func (c GatewayConfig) Families() []Family {
-	var families []Family
-	for _, name := range []string{"ipv4", "ipv6"} {
-		f := Family{Name: name}
-		for i, p := range c.Peers {
-			if p.Is4() == (name == "ipv4") {
-				f.Peers = append(f.Peers, c.Neighbors()[i])
-			}
-		}
-		for _, r := range c.Routes {
-			if r.Addr().Is4() == (name == "ipv4") {
-				f.Routes = append(f.Routes, r)
-			}
-		}
-		if len(f.Peers) > 0 {
-			families = append(families, f)
-		}
+	text, err := c.router().Text(kind)
+	if insertion := insertions[kind]; c.Passive {
+		text = regexp.MustCompile(insertion.after).ReplaceAllString(text, insertion.text)
 	}
-	return families
+	return text, err
 }
 
 // wantRoutes waits until exactly these prefixes are among a gateway's routes.

@@ -3,11 +3,11 @@ package lab
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -24,40 +24,12 @@ type StaticGateway interface {
 	BFDUps(ctx context.Context) (int, error)
 }
 
-// StaticFamily is the configuration of a static gateway for one address family.
-type StaticFamily struct {
-	Number int // 4 or 6
-	VIPs   []netip.Prefix
-	Pods   []netip.Addr
-}
-
-// StaticFamilies returns the address families of the static routes.
-func (c GatewayConfig) StaticFamilies() []StaticFamily {
-	var families []StaticFamily
-	for _, number := range []int{4, 6} {
-		f := StaticFamily{Number: number}
-		for _, v := range c.VIPs {
-			if v.Addr().Is4() == (number == 4) {
-				f.VIPs = append(f.VIPs, v)
-			}
-		}
-		for _, p := range c.Peers {
-			if p.Is4() == (number == 4) {
-				f.Pods = append(f.Pods, p)
-			}
-		}
-		if len(f.VIPs) > 0 && len(f.Pods) > 0 {
-			families = append(families, f)
-		}
-	}
-	return families
-}
-
 // StartStatic starts a static gateway of a kind, BIRD or FRR, in a namespace; Close ends it.
 // With BIRD the kernel of the namespace follows the BFD sessions. FRR before 8.5 does not
 // monitor static routes: only its BFD sessions behave as a gateway's.
 func (l *Lab) StartStatic(kind Kind, ns *NetNS, c GatewayConfig) (StaticGateway, error) {
 	dir := filepath.Join(l.Dir, c.Name)
+	c.BFD = true
 	switch kind {
 	case KindBIRD:
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -71,7 +43,6 @@ func (l *Lab) StartStatic(kind Kind, ns *NetNS, c GatewayConfig) (StaticGateway,
 		if err := os.Chmod(l.Dir, 0o711); err != nil { // FRR's daemons run as a separate user
 			return nil, fmt.Errorf("gateway %s: %w", c.Name, err)
 		}
-		c.BFD = true
 		g := &staticFRR{FRR{GatewayConfig: c, NS: ns, dir: dir, daemons: map[string]*Process{}}}
 		err := g.makeFolder()
 		if err == nil {
@@ -100,10 +71,14 @@ func (g *staticBIRD) Start() error {
 		return nil
 	}
 	conf := filepath.Join(g.dir, "bird.conf")
-	if err := writeRendered(conf, "bird-static.conf.tmpl", rendered{g.GatewayConfig, "stderr"}); err != nil {
+	text, err := g.text("bird")
+	if err == nil {
+		text = strings.Replace(text, "protocol bfd {", "protocol bfd { debug { events };", 1)
+		err = os.WriteFile(conf, []byte(text), 0o600)
+	}
+	if err != nil {
 		return fmt.Errorf("gateway %s: %w", g.Name, err)
 	}
-	var err error
 	g.Process, err = StartProcess(g.NS, g.dir, "bird", BIRD(), "-f", "-c", conf, "-s", g.socket)
 	return err
 }
@@ -137,10 +112,12 @@ type staticFRR struct{ FRR }
 
 // Start starts zebra and bfdd, and gives bfdd the configuration.
 func (g *staticFRR) Start() error {
-	if err := errors.Join(
-		writeRendered(filepath.Join(g.dir, "frr.conf"), "frr-static.conf.tmpl", rendered{GatewayConfig: g.GatewayConfig}),
-		os.WriteFile(filepath.Join(g.dir, "vtysh.conf"), nil, 0o600),
-	); err != nil {
+	text, err := g.text("frr")
+	if err == nil {
+		// FRR before 8.5 has no static routes that follow BFD.
+		err = g.write(regexp.MustCompile(`(?m)^(ip|ipv6) route .*\n`).ReplaceAllString(text, ""))
+	}
+	if err != nil {
 		return fmt.Errorf("gateway %s: %w", g.Name, err)
 	}
 	for _, name := range []string{"zebra", "bfdd"} {

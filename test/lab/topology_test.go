@@ -382,7 +382,7 @@ func (p *plainTopology) announce(pod int) *Gateway {
 	c := GatewayConfig{
 		Name: fmt.Sprintf("peer-%d",
 			pod), RouterID: PodExternal(pod)[0], LocalAS: PodAS, RemoteAS: GatewayAS, Port: BGPPort,
-		Local: PodExternal(pod), Peers: []netip.Addr{GatewayA4, GatewayA6}, Interface: External,
+		Local: PodExternal(pod), Peers: []netip.Addr{GatewayA4, GatewayA6},
 	}
 	for _, vip := range p.VIPs {
 		c.Routes = append(c.Routes, netip.PrefixFrom(vip, vip.BitLen()))

@@ -1,0 +1,252 @@
+package gatewayconfig
+
+import (
+	"embed"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"text/template"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Kinds lists the kinds of routers.
+func Kinds() []string { return []string{"frr", "bird", "gobgp", "junos"} }
+
+// Router is a router that has one or more gateways of a trench.
+type Router struct {
+	Name     string // the host name
+	ID       netip.Addr
+	Sessions []Session
+	// Routes are the prefixes that the router sends to the pods.
+	Routes []netip.Prefix
+	// VIPs are the only prefixes that the router accepts; every prefix if empty.
+	VIPs []netip.Prefix
+}
+
+// Session is the session of a gateway with a pod, or with each pod of a subnet. In the gateway,
+// "local" is the pod's side.
+type Session struct {
+	trench.Gateway
+	Pods     netip.Prefix
+	Password string // empty without TCP-MD5
+	Index    int    // in Router.Sessions, set by Text
+}
+
+// DefaultRoutes returns the default routes of both families.
+func DefaultRoutes() []netip.Prefix {
+	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+}
+
+// placeholder takes the place of a password.
+const placeholder = "SECRET"
+
+// Of returns the router that has these gateways, which pods at some addresses or subnets call.
+func Of(config *trench.Config, gateways []trench.Gateway, pods []netip.Prefix) (Router, error) {
+	router := Router{Name: gateways[0].Name, ID: netip.AddrFrom4([4]byte{192, 0, 2, 1}), Routes: DefaultRoutes()}
+	for _, gateway := range slices.Backward(gateways) {
+		if gateway.Address.Is4() {
+			router.ID = gateway.Address
+		}
+	}
+	for _, v := range config.Attractor.VIPs {
+		router.VIPs = append(router.VIPs, v.Prefix())
+	}
+	for _, gateway := range gateways {
+		count := len(router.Sessions)
+		for _, prefix := range pods {
+			if vip.FamilyOf(prefix.Addr()) != gateway.Family() {
+				continue
+			}
+			session := Session{Gateway: gateway, Pods: prefix}
+			if gateway.PasswordFile != "" {
+				session.Password = placeholder
+			}
+			router.Sessions = append(router.Sessions, session)
+		}
+		if len(router.Sessions) == count {
+			return Router{}, fmt.Errorf("gateway %s: no %s address of a pod; name the pods' addresses or their subnet",
+				gateway.Name, gateway.Family())
+		}
+	}
+	return router, nil
+}
+
+//go:embed *.tmpl
+var files embed.FS
+
+var templates = template.Must(template.New("").Funcs(template.FuncMap{
+	"seconds": func(d time.Duration) int { return int(d / time.Second) },
+	"ms":      func(d time.Duration) int { return max(1, int(d/time.Millisecond)) },
+	// A keepalive interval is a third of the hold time (RFC 4271 section 10).
+	"keepalive": func(d time.Duration) int { return int(d/time.Second) / 3 },
+	"add":       func(a, b int) int { return a + b },
+}).ParseFS(files, "*.tmpl"))
+
+// Text returns the configuration for a kind of router.
+func (router Router) Text(kind string) (string, error) {
+	if !slices.Contains(Kinds(), kind) {
+		return "", fmt.Errorf("unknown kind of router %q; use one of %s", kind, strings.Join(Kinds(), ", "))
+	}
+	router.Sessions = slices.Clone(router.Sessions)
+	var first *Session // over BGP
+	for i := range router.Sessions {
+		session := &router.Sessions[i]
+		session.Index = i
+		if kind == "gobgp" && session.Static() {
+			return "", fmt.Errorf("gateway %s is static, and gobgpd has no BFD; use another router", session.Name)
+		}
+		if session.Static() && session.IsSubnet() {
+			return "", fmt.Errorf("gateway %s is static: a route has the address of a pod as its next hop; name the "+
+				"pods' addresses instead of %s", session.Name, session.Pods)
+		}
+		if kind == "gobgp" && session.IsSubnet() && session.Password != "" {
+			return "", fmt.Errorf("gateway %s has a password, with which gobgpd accepts no session from a subnet; name "+
+				"the pods' addresses instead of %s", session.Name, session.Pods)
+		}
+		if session.Static() {
+			continue
+		}
+		if first == nil {
+			first = session
+		}
+		// FRR and GoBGP have one number for all sessions.
+		if session.RemoteASN != first.RemoteASN || session.RemotePort != first.RemotePort {
+			return "", fmt.Errorf("gateways %s and %s differ in remoteASN or remotePort, so they are not one router; "+
+				"name them in separate commands", first.Name, session.Name)
+		}
+	}
+	var text strings.Builder
+	if err := templates.ExecuteTemplate(&text, kind+".tmpl", router); err != nil {
+		return "", fmt.Errorf("failed to render the configuration of %s: %w", kind, err)
+	}
+	return text.String(), nil
+}
+
+// Static reports whether the gateway has static routes instead of a BGP session.
+func (session Session) Static() bool { return session.Protocol == trench.Static }
+
+// IsSubnet reports whether the pods' addresses are unknown.
+func (session Session) IsSubnet() bool { return !session.Pods.IsSingleIP() }
+
+// Pod is the address of the pod.
+func (session Session) Pod() netip.Addr { return session.Pods.Addr() }
+
+// Group is the name of the session in the router's configuration.
+func (session Session) Group() string { return fmt.Sprintf("trench%d", session.Index) }
+
+// Peer is the name of FRR's neighbor: the pod's address, or a peer group.
+func (session Session) Peer() string {
+	if session.IsSubnet() {
+		return session.Group()
+	}
+	return session.Pod().String()
+}
+
+// Section is the section of GoBGP's file that describes the pods.
+func (session Session) Section() string {
+	if session.IsSubnet() {
+		return "peer-groups"
+	}
+	return "neighbors"
+}
+
+// Number is 4 or 6.
+func (session Session) Number() int { return number(session.Address) }
+
+func number(address netip.Addr) int {
+	if address.Is4() {
+		return 4
+	}
+	return 6
+}
+
+// BGP lists the sessions over BGP.
+func (router Router) BGP() []Session {
+	return slices.DeleteFunc(slices.Clone(router.Sessions), Session.Static)
+}
+
+// Gateways lists the first session of each gateway.
+func (router Router) Gateways() []Session {
+	return slices.CompactFunc(slices.Clone(router.Sessions), func(a, b Session) bool { return a.Name == b.Name })
+}
+
+// Guarded lists the first session of each gateway with BFD.
+func (router Router) Guarded() []Session {
+	return slices.DeleteFunc(router.Gateways(), func(session Session) bool { return session.BFD == nil })
+}
+
+// Names lists the names of the gateways.
+func (router Router) Names() string {
+	var names []string
+	for _, session := range router.Gateways() {
+		names = append(names, session.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// StaticBFD is the BFD of static gateways, which have the same; nil without one.
+func (router Router) StaticBFD() *trench.BFD {
+	for _, session := range router.Guarded() {
+		if session.Static() {
+			return session.BFD
+		}
+	}
+	return nil
+}
+
+// Listen lists the router's addresses of BGP sessions, each once.
+func (router Router) Listen() []netip.Addr {
+	var list []netip.Addr
+	for _, session := range router.BGP() {
+		if !slices.Contains(list, session.Address) {
+			list = append(list, session.Address)
+		}
+	}
+	return list
+}
+
+// Family is the part of a router for one address family.
+type Family struct {
+	Number      int // 4 or 6
+	BGP, Static []Session
+	Routes      []netip.Prefix // of Router
+	VIPs        []netip.Prefix // of Router
+	// Limit is the number of routes above which the router ends a session; 0 for none.
+	Limit int
+}
+
+// minLimit leaves room for VIPs that are new in the trench file.
+const minLimit = 100
+
+// Families lists the address families that have sessions.
+func (router Router) Families() []Family {
+	var families []Family
+	for _, n := range []int{4, 6} {
+		is := func(prefix netip.Prefix) bool { return number(prefix.Addr()) == n }
+		isNot := func(prefix netip.Prefix) bool { return !is(prefix) }
+		family := Family{
+			Number: n, Routes: slices.DeleteFunc(slices.Clone(router.Routes), isNot),
+			VIPs: slices.DeleteFunc(slices.Clone(router.VIPs), isNot),
+		}
+		if len(router.VIPs) > 0 {
+			family.Limit = max(minLimit, 2*len(family.VIPs))
+		}
+		for _, session := range router.Sessions {
+			switch {
+			case !is(session.Pods):
+			case session.Static():
+				family.Static = append(family.Static, session)
+			default:
+				family.BGP = append(family.BGP, session)
+			}
+		}
+		if len(family.BGP)+len(family.Static) > 0 {
+			families = append(families, family)
+		}
+	}
+	return families
+}
