@@ -29,13 +29,18 @@ func (e sessionError) replaces(old sessionError) bool {
 	return e.text != "" && (!e.socket || old.socket || old.text == "" || e.at.Sub(old.at) >= errorPriority)
 }
 
-// Prefixes and text of BIRD's errors in `show protocols`. BIRD's log omits "BGP " from the first.
+// Prefixes of BIRD's errors in `show protocols`; the first two are NOTIFICATIONs. BIRD's log omits
+// "BGP " from the first.
 const (
 	sentError     = "BGP Error: "
 	receivedError = "Received: "
 	socketError   = "Socket: "
-	badPeerAS     = "Bad peer AS"
 )
+
+// isNotification reports whether an error is a NOTIFICATION.
+func isNotification(text string) bool {
+	return strings.HasPrefix(text, sentError) || strings.HasPrefix(text, receivedError)
+}
 
 // sessionErrors holds the last error of each session under its current configuration. The zero
 // value is ready to use.
@@ -49,6 +54,8 @@ type sessionErrors struct {
 type sessionRecord struct {
 	session Session
 	last    sessionError
+	// notification is the last NOTIFICATION since the session was up; it outlives later errors.
+	notification sessionError
 	// polled and up are the error and the state at the last poll: BIRD may show an error longer than
 	// the session that it belongs to.
 	polled string
@@ -68,19 +75,17 @@ func (errs *sessionErrors) logged(event stateEvent, at time.Time) {
 	text := event.Text
 	if strings.HasPrefix("BGP "+text, sentError) {
 		text = "BGP " + text
-	} else if !strings.HasPrefix(text, receivedError) {
-		return
 	}
 	errs.mu.Lock()
 	defer errs.mu.Unlock()
-	if record := errs.sessions[name]; record != nil {
-		record.last = sessionError{text: text, at: at}
+	if record := errs.sessions[name]; record != nil && isNotification(text) {
+		record.fail(sessionError{text: text, at: at})
 	}
 }
 
-// describe sets LastError of each BGP gateway that is down. At the call LastError is the error
-// that BIRD shows. sessions lists the sessions of the configuration that BIRD loaded: a session
-// whose configuration has changed since the last poll has no earlier error.
+// describe sets LastError and Notification of each BGP gateway that is down. At the call LastError
+// is the error that BIRD shows. sessions lists the sessions of the configuration that BIRD loaded: a
+// session whose configuration has changed since the last poll has no earlier error.
 func (errs *sessionErrors) describe(
 	at time.Time, gateways []GatewayState, protocols map[string]protocolState, sessions []Session,
 ) {
@@ -106,7 +111,7 @@ func (errs *sessionErrors) describe(
 		if gateway.Up {
 			// BIRD shows the last error also while the session is up.
 			if record.last.at.Before(gateway.Since) {
-				record.last = sessionError{}
+				record.last, record.notification = sessionError{}, sessionError{}
 			}
 			record.polled, record.up, record.started = gateway.LastError, true, true
 			continue
@@ -121,6 +126,15 @@ func (errs *sessionErrors) describe(
 			record.last = sessionError{text: "TCP-MD5: " + problem, at: at}
 		}
 		gateway.LastError, gateway.LastErrorAt = record.session.explain(record.last.text), record.last.at
+		gateway.Notification = record.session.explain(record.notification.text)
+		gateway.NotificationAt = record.notification.at
+	}
+}
+
+// fail records an error.
+func (r *sessionRecord) fail(e sessionError) {
+	if r.last = e; isNotification(e.text) {
+		r.notification = e
 	}
 }
 
@@ -131,7 +145,7 @@ func (r *sessionRecord) observe(at time.Time, text string) {
 	is := sessionError{text: text, at: at, socket: strings.HasPrefix(text, socketError)}
 	// An error from the log stays: it has details that `show protocols` omits.
 	if changed && !strings.HasPrefix(r.last.text, text) && is.replaces(r.last) {
-		r.last = is
+		r.fail(is)
 	}
 }
 
@@ -142,15 +156,22 @@ func (session Session) equal(other Session) bool {
 	return session == other && (a == nil) == (b == nil) && (a == nil || *a == *b)
 }
 
-// explain adds the related configuration field to an error.
+// explain adds the remedy to an error.
 func (session Session) explain(text string) string {
-	if !strings.Contains(text, badPeerAS) {
-		return text
+	is := func(error string) bool { return isNotification(text) && strings.Contains(text, ": "+error) }
+	switch {
+	case is("Bad peer AS") && strings.HasPrefix(text, sentError):
+		text += fmt.Sprintf("; the gateway has another AS number than remoteASN %d", session.RemoteASN)
+	case is("Bad peer AS"):
+		text += fmt.Sprintf("; the gateway expects another AS number than localASN %d", session.LocalASN)
+	case is("Unacceptable hold time"):
+		text += fmt.Sprintf("; set the hold time of the gateway to %v, at least 3s", session.HoldTime)
+	case is("Required capability missing"):
+		text += fmt.Sprintf("; activate %s unicast for this session at the gateway", session.Family())
+	case is("Maximum number of prefixes reached"):
+		text += "; raise the prefix limit of the gateway above the number of VIPs, and clear the session there"
 	}
-	if strings.HasPrefix(text, sentError) {
-		return fmt.Sprintf("%s; the gateway has another AS number than remoteASN %d", text, session.RemoteASN)
-	}
-	return fmt.Sprintf("%s; the gateway expects another AS number than localASN %d", text, session.LocalASN)
+	return text
 }
 
 // The kernel's counters of TCP segments that it dropped for their signature (TCP-MD5, RFC 2385),

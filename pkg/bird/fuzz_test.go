@@ -261,7 +261,8 @@ func rendered(list []protocolState) Reply {
 			r = append(r, replyLine{1006, "    Last error:       " + p.LastError})
 		}
 		if p.HasHoldTimer {
-			r = append(r, replyLine{1006, fmt.Sprintf("    Hold timer:       %.9f/3", p.HoldTimer.Seconds())})
+			r = append(r, replyLine{1006, fmt.Sprintf("    Hold timer:       %.9f/%d", p.HoldTimer.Seconds(),
+				p.HoldTime/time.Second)})
 		}
 		if p.ImportLimit > 0 || p.LimitHit {
 			limit := fmt.Sprintf("    Import limit:   %d", p.ImportLimit)

@@ -26,6 +26,7 @@ type protocolState struct {
 	// HoldTimer is the remaining hold time; valid only with HasHoldTimer.
 	HoldTimer    time.Duration
 	HasHoldTimer bool
+	HoldTime     time.Duration // the lower offer of both sides; 0 if unknown
 }
 
 // Up reports whether the BGP session is established.
@@ -99,9 +100,11 @@ func protocolDetail(p *protocolState, words []string) {
 		p.LastError = value
 	case "Hold timer":
 		// "2.181/3"; a hold time has 16 bits (RFC 4271 section 4.2).
-		left, _, _ := strings.Cut(value, "/")
+		left, negotiated, _ := strings.Cut(value, "/")
 		if s, err := strconv.ParseFloat(left, 64); err == nil && s >= 0 && s <= math.MaxUint16 {
 			p.HoldTimer, p.HasHoldTimer = time.Duration(s*float64(time.Second)), true
+			n, _ := strconv.ParseUint(negotiated, 10, 16) // 0 if invalid
+			p.HoldTime = time.Duration(n) * time.Second
 		}
 	case "Import limit":
 		// "1000", and " [HIT]" after it

@@ -37,11 +37,11 @@ func TestProtocolsOfBIRD2012(t *testing.T) {
 		{Name: "NBR-BFD", Proto: "BFD", State: "up"},
 		{
 			Name: "NBR-a4", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
-			Imported: 1, HoldTimer: 2531 * time.Millisecond, HasHoldTimer: true,
+			Imported: 1, HoldTimer: 2531 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
 		},
 		{
 			Name: "NBR-a6", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
-			Imported: 1, HoldTimer: 1606 * time.Millisecond, HasHoldTimer: true,
+			Imported: 1, HoldTimer: 1606 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
 		},
 		{Name: "NBR-off.subnet", Proto: "BGP", State: "start", Info: "Idle", BGPState: "Idle"},
 		{
@@ -84,7 +84,7 @@ func TestProtocolsInOtherForms(t *testing.T) {
 				"0000 \n",
 			want: []protocolState{{
 				Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established", Imported: 3, Exported: 7,
-				HoldTimer: 2181 * time.Millisecond, HasHoldTimer: true,
+				HoldTimer: 2181 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
 			}},
 		},
 		"two channels are added up": {

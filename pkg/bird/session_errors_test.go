@@ -131,6 +131,27 @@ func TestLastErrorOfSession(t *testing.T) {
 		f.poll(refused)
 		f.want("a", refused, 0)
 	})
+	t.Run("a NOTIFICATION outlives errors of the connection", func(t *testing.T) {
+		f := newSessionsFixture(t, "")
+		f.poll("Received: Maximum number of prefixes reached")
+		at := f.now
+		for range 2 * int(errorPriority/second) {
+			f.poll("")
+		}
+		f.poll(refused)
+		f.want("a", refused, 0)
+		const want = "Received: Maximum number of prefixes reached; raise the prefix limit of the gateway above the " +
+			"number of VIPs, and clear the session there"
+		if g := f.states["a"]; g.Notification != want || !g.NotificationAt.Equal(at) {
+			t.Errorf("NOTIFICATION %q of %v, want %q of %v", g.Notification, g.NotificationAt, want, at)
+		}
+		f.poll(up)
+		f.poll(up)
+		f.poll("")
+		if g := f.states["a"]; g.Notification != "" {
+			t.Errorf("NOTIFICATION %q from before the session", g.Notification)
+		}
+	})
 	t.Run("errors of one kind", func(t *testing.T) {
 		f := newSessionsFixture(t, "")
 		for _, text := range []string{refused, reset, hold, "Received: Cease", "BGP Error: Bad message length"} {

@@ -79,11 +79,13 @@ type GatewayState struct {
 	Change   turns.Change
 	// LastError is the reason why the session was lost or does not come up under the current
 	// configuration. The next attempt does not clear it.
-	LastError   string
-	LastErrorAt time.Time // when it was observed last; zero while the session is up
-	BFD         string    // the BFD session's state, empty without one
-	Problem     string    // why BIRD has no session with the gateway
-	Warning     string    // a limitation of this gateway
+	LastError      string
+	LastErrorAt    time.Time // when it was observed last; zero while the session is up
+	Notification   string    // the last NOTIFICATION with its remedy; empty while the session is up
+	NotificationAt time.Time // when it was observed
+	BFD            string    // the BFD session's state, empty without one
+	Problem        string    // why BIRD has no session with the gateway
+	Warning        string    // a limitation of this gateway
 	// ImportsBlocked reports whether BIRD ignores routes of the gateway beyond the import limit.
 	ImportsBlocked bool
 	// NoDelay reports whether the session's TCP connection has TCP_NODELAY.
@@ -214,6 +216,10 @@ func (resolution resolution) states(
 		default:
 			g.Up, g.State, g.LastError = protocol.Up(), cmp.Or(protocol.BGPState, protocol.State), protocol.LastError
 			g.Usable, g.Imported, g.Exported = g.Up, protocol.Imported, protocol.Exported
+			if g.Up && protocol.HoldTime > 0 && protocol.HoldTime < gateway.HoldTime {
+				g.Warning = fmt.Sprintf("the hold time is %v, which the gateway offers, instead of %v; set %[2]v at the gateway, "+
+					"or holdTime: %[1]v", protocol.HoldTime, gateway.HoldTime)
+			}
 		}
 		if vrrp, ok := protocols[vrrpName(gateway.Family())]; ok {
 			g.Imported = vrrp.Imported // VRRP routes replace the gateways' routes

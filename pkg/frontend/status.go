@@ -108,6 +108,7 @@ func (p *process) birdStatus(s *frontendv1.Status, b bird.State, now time.Time) 
 			Bfd: g.BFD, Since: endpoint.Timestamp(g.Since), Protocol: g.Protocol.String(), Held: g.Held,
 			Usable: g.Usable && b.Alive, Export: g.Export.String(), Change: changeText(g.Change, now),
 			Warning: g.Warning, NoDelay: g.NoDelay, NoDelayProblem: g.NoDelayProblem,
+			LastNotification: g.Notification, LastNotificationAt: endpoint.Timestamp(g.NotificationAt),
 		}
 		if !st.Up { // BIRD keeps the error of the previous session
 			st.LastError, st.LastErrorAt = g.LastError, endpoint.Timestamp(g.LastErrorAt)

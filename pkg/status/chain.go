@@ -269,12 +269,15 @@ func (chain *Chain) gateways(status *frontendv1.Status, report *frontendv1.VipSt
 			text += ", drained by an operator" + drainEnd(gateway.GetDrainEnds(), now)
 			next = "`frontend undrain --gateway=" + gateway.GetName() + "`"
 		}
-		// The state may contain the error.
-		details := []string{gateway.GetChange(), gateway.GetWarning(), gateway.GetState(), gateway.GetLastError()}
-		for _, detail := range details {
-			if detail != "" && !(gateway.GetUp() && detail == gateway.GetState()) && !strings.Contains(text, detail) {
-				text += ", " + detail
+		problems, compare := sessionProblems(status, gateway, now)
+		state := strings.TrimSuffix(gateway.GetState(), " ("+gateway.GetLastError()+")")
+		for _, detail := range append([]string{gateway.GetChange(), state}, problems...) {
+			if detail != "" && !(gateway.GetUp() && detail == gateway.GetState()) {
+				text += ", " + strings.TrimPrefix(detail, "down: ")
 			}
+		}
+		if compare != "" && !gateway.GetDrained() {
+			next = compare + "; " + next
 		}
 		chain.add(gatewayStep, receives, text, next)
 	}

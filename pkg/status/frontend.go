@@ -67,7 +67,7 @@ func Frontend(status *frontendv1.Status, now time.Time) (text string, complete b
 		}
 	}
 	// Gateways explain VIPs that are not advertised, so their problems come first.
-	writeGateways(&out, status)
+	writeGateways(&out, status, now)
 	// The exit status of `frontend status` depends on this.
 	complete = count == len(status.GetVips())
 	fmt.Fprintf(&out, "\n%d of %s advertised\n", count, plural(len(status.GetVips()), "VIP"))
@@ -160,7 +160,7 @@ func bird(process *frontendv1.BirdStatus, now time.Time) string {
 
 // writeGateways appends the problems of gateways, and the static gateways that send traffic of
 // VIPs that are not announced.
-func writeGateways(out *strings.Builder, status *frontendv1.Status) {
+func writeGateways(out *strings.Builder, status *frontendv1.Status, now time.Time) {
 	sent := map[string][]string{} // VIPs, by gateway
 	for _, vip := range status.GetVips() {
 		for _, g := range vip.GetStaticGateways() {
@@ -168,12 +168,16 @@ func writeGateways(out *strings.Builder, status *frontendv1.Status) {
 		}
 	}
 	for _, gateway := range status.GetGateways() {
-		if gateway.GetWarning() != "" {
-			kind := "gateway"
-			if gateway.GetProtocol() == "static" {
-				kind = "static gateway"
-			}
-			fmt.Fprintf(out, "%s %s: %s\n", kind, cut(gateway.GetName(), maxCell), cut(gateway.GetWarning(), maxLine))
+		kind := "gateway"
+		if gateway.GetProtocol() == "static" {
+			kind = "static gateway"
+		}
+		problems, next := sessionProblems(status, gateway, now)
+		for _, problem := range problems {
+			fmt.Fprintf(out, "%s %s: %s\n", kind, cut(gateway.GetName(), maxCell), cut(problem, maxError))
+		}
+		if next != "" {
+			fmt.Fprintf(out, "  next: %s\n", cut(next, maxLine))
 		}
 		if vips := sent[gateway.GetName()]; len(vips) > 0 {
 			fmt.Fprintf(out, "static gateway %s sends traffic of VIPs that are not announced: %s\n",
@@ -196,13 +200,8 @@ func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 		if gateway.GetDrained() {
 			state += ", drained by an operator" + drainEnd(gateway.GetDrainEnds(), now)
 		}
-		// The state of a session that is down may already contain the error.
-		if gateway.GetLastError() != "" && !strings.Contains(state, gateway.GetLastError()) {
-			state += ", last error: " + gateway.GetLastError()
-		}
-		if gateway.GetLastErrorAt() != nil {
-			state += ", " + ago(gateway.GetLastErrorAt(), now) + " ago"
-		}
+		// The error is above the table.
+		state = strings.TrimSuffix(state, " ("+gateway.GetLastError()+")")
 		// The socket option exists only while the session has a socket.
 		if gateway.GetUp() && gateway.GetNoDelayProblem() != "" {
 			state += ", without TCP_NODELAY: " + gateway.GetNoDelayProblem()

@@ -124,7 +124,8 @@ func badFrontend() *frontendv1.Status {
 	s.Gateways[0].NoDelay, s.Gateways[0].NoDelayProblem = false, "pidfd_getfd: operation not permitted"
 	s.Gateways[1] = &frontendv1.GatewayStatus{
 		Name: "gateway-a-2", Address: "fd00:100::150", State: "Active", Since: before(50 * time.Second),
-		LastError: "Received: Hold timer expired", Bfd: "Down",
+		LastError: "Socket: Connection refused", LastErrorAt: before(2 * time.Second), Bfd: "Down",
+		LastNotification: "Received: Hold timer expired", LastNotificationAt: before(50 * time.Second),
 	}
 	s.Gateways = append(s.Gateways, &frontendv1.GatewayStatus{
 		Name: "gateway-a-3", Address: "fe80::3",
@@ -544,10 +545,10 @@ func TestErrorOfGateway(t *testing.T) {
 	at := timestamppb.New(now.Add(-12 * time.Second))
 	for _, g := range []*frontendv1.GatewayStatus{
 		{Name: "a", State: "Active (Received: Cease)", LastError: "Received: Cease", LastErrorAt: at},
-		{Name: "a", State: "unknown", LastError: "Received: Cease", LastErrorAt: at},
+		{Name: "a", State: "unknown", LastError: "Received: Cease", LastErrorAt: at, LastNotification: "Received: Cease"},
 	} {
 		out, _ := Frontend(&frontendv1.Status{Gateways: []*frontendv1.GatewayStatus{g}}, now)
-		if strings.Count(out, "Received: Cease") != 1 || !strings.Contains(out, ", 12s ago") {
+		if strings.Count(out, "NOTIFICATION received: Cease") != 1 || !strings.Contains(out, ", 12s ago") {
 			t.Errorf("state in\n%s", out)
 		}
 	}

@@ -832,9 +832,14 @@ type GatewayStatus struct {
 	// True while an operator drains the gateway.
 	Drained bool `protobuf:"varint,19,opt,name=drained,proto3" json:"drained,omitempty"`
 	// The time at which that drain ends by itself; absent for never.
-	DrainEnds     *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=drain_ends,json=drainEnds,proto3" json:"drain_ends,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	DrainEnds *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=drain_ends,json=drainEnds,proto3" json:"drain_ends,omitempty"`
+	// The last NOTIFICATION with its remedy, as "BGP Error: …" if BIRD sent it, or "Received: …". Later
+	// errors of the connection do not replace it; empty while the session is up.
+	LastNotification string `protobuf:"bytes,22,opt,name=last_notification,json=lastNotification,proto3" json:"last_notification,omitempty"`
+	// The wall-clock time of the last NOTIFICATION.
+	LastNotificationAt *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=last_notification_at,json=lastNotificationAt,proto3" json:"last_notification_at,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *GatewayStatus) Reset() {
@@ -1010,6 +1015,20 @@ func (x *GatewayStatus) GetDrained() bool {
 func (x *GatewayStatus) GetDrainEnds() *timestamppb.Timestamp {
 	if x != nil {
 		return x.DrainEnds
+	}
+	return nil
+}
+
+func (x *GatewayStatus) GetLastNotification() string {
+	if x != nil {
+		return x.LastNotification
+	}
+	return ""
+}
+
+func (x *GatewayStatus) GetLastNotificationAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastNotificationAt
 	}
 	return nil
 }
@@ -1266,7 +1285,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
 	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\x12\x18\n" +
-	"\aservice\x18\b \x01(\tR\aservice\"\x86\x05\n" +
+	"\aservice\x18\b \x01(\tR\aservice\"\x81\x06\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -1291,7 +1310,9 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x06export\x18\x12 \x01(\tR\x06export\x12\x18\n" +
 	"\adrained\x18\x13 \x01(\bR\adrained\x129\n" +
 	"\n" +
-	"drain_ends\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\tdrainEnds\"\x9c\x01\n" +
+	"drain_ends\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\tdrainEnds\x12+\n" +
+	"\x11last_notification\x18\x16 \x01(\tR\x10lastNotification\x12L\n" +
+	"\x14last_notification_at\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\x12lastNotificationAt\"\x9c\x01\n" +
 	"\n" +
 	"BirdStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
@@ -1376,29 +1397,30 @@ var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
 	14, // 12: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
 	14, // 13: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
 	14, // 14: vipgate.frontend.v1.GatewayStatus.drain_ends:type_name -> google.protobuf.Timestamp
-	14, // 15: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	17, // 16: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	18, // 17: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	14, // 18: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	19, // 19: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	14, // 20: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
-	20, // 21: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	21, // 22: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
-	3,  // 23: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	7,  // 24: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	4,  // 25: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
-	1,  // 26: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:input_type -> vipgate.frontend.v1.SetAdvertisedElsewhereRequest
-	8,  // 27: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
-	8,  // 28: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
-	6,  // 29: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
-	6,  // 30: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
-	5,  // 31: vipgate.frontend.v1.FrontendService.ApplyNow:output_type -> vipgate.frontend.v1.ApplyNowResponse
-	2,  // 32: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:output_type -> vipgate.frontend.v1.SetAdvertisedElsewhereResponse
-	27, // [27:33] is the sub-list for method output_type
-	21, // [21:27] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	14, // 15: vipgate.frontend.v1.GatewayStatus.last_notification_at:type_name -> google.protobuf.Timestamp
+	14, // 16: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	17, // 17: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	18, // 18: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	14, // 19: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	19, // 20: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	14, // 21: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	20, // 22: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	21, // 23: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	3,  // 24: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
+	7,  // 25: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	4,  // 26: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
+	1,  // 27: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:input_type -> vipgate.frontend.v1.SetAdvertisedElsewhereRequest
+	8,  // 28: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
+	8,  // 29: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
+	6,  // 30: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
+	6,  // 31: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
+	5,  // 32: vipgate.frontend.v1.FrontendService.ApplyNow:output_type -> vipgate.frontend.v1.ApplyNowResponse
+	2,  // 33: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:output_type -> vipgate.frontend.v1.SetAdvertisedElsewhereResponse
+	28, // [28:34] is the sub-list for method output_type
+	22, // [22:28] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_frontend_v1_frontend_proto_init() }
