@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
+	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/trench/file"
@@ -20,6 +21,7 @@ type ConfigurationService struct {
 	// Confirm puts held removals in force, if the identifier is theirs or "".
 	Confirm func(identifier string) (trench.Held, error)
 	Log     *slog.Logger
+	Audit   Audit
 }
 
 // GetConfiguration implements the ConfigurationService.
@@ -34,12 +36,16 @@ func (service ConfigurationService) GetConfiguration(context.Context, *adminv1.G
 }
 
 // ConfirmRemovals implements the ConfigurationService.
-func (service ConfigurationService) ConfirmRemovals(_ context.Context, request *adminv1.ConfirmRemovalsRequest,
+func (service ConfigurationService) ConfirmRemovals(ctx context.Context, request *adminv1.ConfirmRemovalsRequest,
 ) (*adminv1.ConfirmRemovalsResponse, error) {
 	held, err := service.Confirm(request.GetId())
 	if err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
-	service.Log.Warn("held removals confirmed by an operator", "id", held.ID, "removals", held.String())
+	caller := identity.Caller(ctx)
+	service.Log.Warn("held removals confirmed by an operator", "id", held.ID, "removals", held.String(), "by", caller)
+	service.Audit.record(&adminv1.Event{
+		Object: "held removals", To: "confirmed", Detail: held.ID + ": " + held.String(), By: caller,
+	})
 	return &adminv1.ConfirmRemovalsResponse{Id: held.ID, Removals: held.String()}, nil
 }

@@ -72,7 +72,7 @@ func NewAdmin(ctx context.Context, path string, log *slog.Logger, calls Calls, w
 	split := newSplitter(listener, log)
 	// The splitter has authenticated the peer.
 	e := newEndpoint("admin socket", []net.Listener{share{split, split.grpc}}, calls, register,
-		grpc.Creds(insecure.NewCredentials()))
+		grpc.Creds(socketCredentials{insecure.NewCredentials()}))
 	e.pprof, e.http = split, newPprofServer(log)
 	reflection.Register(e.server)
 	e.cleanup, err = admin.Register(e.server)
@@ -249,16 +249,30 @@ type LogService struct {
 	adminv1.UnimplementedLogServiceServer
 	Level *logs.Level
 	Log   *slog.Logger
+	Audit Audit
+}
+
+// Audit records the orders of callers as events; nil records none. It must not block.
+type Audit func(...*adminv1.Event)
+
+func (audit Audit) record(event *adminv1.Event) {
+	if audit != nil {
+		audit(event)
+	}
 }
 
 // SetLogLevel implements the LogService.
-func (l LogService) SetLogLevel(_ context.Context, request *adminv1.SetLogLevelRequest) (*adminv1.SetLogLevelResponse,
+func (l LogService) SetLogLevel(ctx context.Context, request *adminv1.SetLogLevelRequest) (*adminv1.SetLogLevelResponse,
 	error,
 ) {
 	previous := l.Level.String()
 	if err := l.Level.Set(request.GetLevel()); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	l.Log.Info("log level changed", "from", previous, "to", request.GetLevel())
+	caller := identity.Caller(ctx)
+	l.Log.Info("log level changed", "from", previous, "to", request.GetLevel(), "by", caller)
+	if level := l.Level.String(); level != previous {
+		l.Audit.record(&adminv1.Event{Object: "log level", From: previous, To: level, By: caller})
+	}
 	return &adminv1.SetLogLevelResponse{Previous: previous}, nil
 }

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"google.golang.org/grpc/credentials"
+
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/identity"
 )
@@ -122,6 +124,25 @@ type peekedConn struct {
 }
 
 func (c *peekedConn) Read(p []byte) (int, error) { return c.r.Read(p) }
+
+// socketCredentials identifies the user of a client of the admin socket.
+type socketCredentials struct {
+	credentials.TransportCredentials
+}
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (c socketCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := c.TransportCredentials.ServerHandshake(raw)
+	peeked, ok := raw.(*peekedConn)
+	if err != nil || !ok {
+		return conn, info, err
+	}
+	user, err := identity.PeerProcess(peeked.Conn)
+	if err != nil {
+		return nil, nil, err
+	}
+	return conn, identity.SocketInfo{AuthInfo: info, UID: user.Uid}, nil
+}
 
 func newPprofServer(log *slog.Logger) *http.Server {
 	mux := http.NewServeMux()

@@ -11,10 +11,12 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/frontend/orders"
+	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/turns"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -192,9 +194,11 @@ func (a *admin) change(ctx context.Context, what string, objects []orders.Object
 	for _, name := range d.GetGateways() {
 		until(ordered[orders.Object{Gateway: name}].End)
 	}
-	p.Log.Info("operator changed drains", "drained", len(d.GetDrained()), "gateways", d.GetGateways())
+	caller := identity.Caller(ctx)
+	p.Log.Info("operator changed drains", "drained", len(d.GetDrained()), "gateways", d.GetGateways(), "by", caller)
 	// The event keeps the operator's names; the log line has only their number.
-	p.observer.note("an operator " + what + " " + cmp.Or(strings.Join(vip.Texts(objects), ", "), orders.Object{}.String()))
+	names := cmp.Or(strings.Join(vip.Texts(objects), ", "), orders.Object{}.String())
+	p.observer.journal.Add(&adminv1.Event{Detail: "an operator " + what + " " + names, By: caller})
 	return d, nil
 }
 
@@ -212,8 +216,11 @@ func (a *admin) ApplyNow(ctx context.Context, _ *frontendv1.ApplyNowRequest) (*f
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	response.Vips = vip.Texts(<-left)
+	caller := identity.Caller(ctx)
 	a.process.Log.Info("operator applied the configuration now", "vips", len(response.GetVips()),
-		"gateways", response.GetGateways())
-	a.process.observer.note("an operator applied the configuration without drains and turns")
+		"gateways", response.GetGateways(), "by", caller)
+	a.process.observer.journal.Add(&adminv1.Event{
+		Detail: "an operator applied the configuration without drains and turns", By: caller,
+	})
 	return response, nil
 }

@@ -265,10 +265,10 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 			frontendv1.RegisterFrontendServiceServer(r, newAdmin(p))
 			adminv1.RegisterEventServiceServer(r, p.observer.journal)
 			adminv1.RegisterConfigurationServiceServer(r, endpoint.ConfigurationService{
-				InForce: p.Source.Value(), Confirm: p.Source.Confirm, Log: p.Log,
+				InForce: p.Source.Value(), Confirm: p.Source.Confirm, Log: p.Log, Audit: p.observer.journal.Add,
 			})
 		},
-		MetricsRefused: p.isExternal, Signals: p.Signals,
+		MetricsRefused: p.isExternal, Signals: p.Signals, Audit: p.observer.journal.Add,
 	})
 	if err != nil {
 		return err

@@ -99,6 +99,26 @@ func PeerID(ctx context.Context) (spiffeid.ID, bool) {
 	return info.ID, ok
 }
 
+// SocketInfo identifies the user of the process that connected to a unix socket without TLS.
+type SocketInfo struct {
+	credentials.AuthInfo
+	UID uint32
+}
+
+// Caller names the caller of a call for logs and events: its SPIFFE ID, or the user of the process
+// at the unix socket; "unknown" without credentials of this package.
+func Caller(ctx context.Context) string {
+	if id, ok := PeerID(ctx); ok {
+		return id.String()
+	}
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(SocketInfo); ok {
+			return fmt.Sprintf("uid %d", info.UID)
+		}
+	}
+	return "unknown"
+}
+
 // ConnectionEnd returns when a connection is closed: the earlier NotAfter of the two leaf
 // certificates.
 func ConnectionEnd(info credentials.AuthInfo) (time.Time, bool) {

@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/peer"
 
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/test/harness"
@@ -612,5 +613,19 @@ func TestClientHandshakeTimeout(t *testing.T) {
 				t.Error("the connection stayed open")
 			}
 		})
+	}
+}
+
+func TestCaller(t *testing.T) {
+	id := spiffeid.RequireFromString("spiffe://example.org/operator")
+	for want, info := range map[string]credentials.AuthInfo{
+		"spiffe://example.org/operator": identity.AuthInfo{ID: id},
+		"uid 1000":                      identity.SocketInfo{UID: 1000},
+		"unknown":                       nil,
+	} {
+		ctx := peer.NewContext(t.Context(), &peer.Peer{AuthInfo: info})
+		if got := identity.Caller(ctx); got != want {
+			t.Errorf("the caller with %T is %q, want %q", info, got, want)
+		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/endpoint"
+	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -35,7 +36,7 @@ const (
 // Reconcile implements the LBService.
 func (a *admin) Reconcile(ctx context.Context, _ *lbv1.ReconcileRequest) (*lbv1.Repairs, error) {
 	r := &lbv1.Repairs{}
-	return r, a.withPlane(ctx, "", func(ctx context.Context, p *dataplane.Plane) error {
+	return r, a.withPlane(ctx, "reconcile", "", func(ctx context.Context, p *dataplane.Plane) error {
 		drift, err := p.Reconcile(ctx)
 		r.Repaired = driftProto(drift)
 		return err
@@ -50,7 +51,7 @@ func (a *admin) Hold(ctx context.Context, request *lbv1.HoldRequest) (*lbv1.Hold
 		return nil, status.Errorf(codes.InvalidArgument, "the duration %v is not positive", d)
 	}
 	r := &lbv1.HoldResponse{}
-	return r, a.withPlane(ctx, request.GetStream(), func(ctx context.Context, p *dataplane.Plane) error {
+	return r, a.withPlane(ctx, "hold", request.GetStream(), func(ctx context.Context, p *dataplane.Plane) error {
 		until, err := p.Hold(ctx, request.GetStream(), d)
 		r.Until = endpoint.Timestamp(until)
 		return err
@@ -60,20 +61,22 @@ func (a *admin) Hold(ctx context.Context, request *lbv1.HoldRequest) (*lbv1.Hold
 // Resume implements the LBService.
 func (a *admin) Resume(ctx context.Context, request *lbv1.ResumeRequest) (*lbv1.Repairs, error) {
 	r := &lbv1.Repairs{}
-	return r, a.withPlane(ctx, "", func(ctx context.Context, p *dataplane.Plane) error {
+	return r, a.withPlane(ctx, "resume", request.GetStream(), func(ctx context.Context, p *dataplane.Plane) error {
 		drift, err := p.Resume(ctx, request.GetStream())
 		r.Repaired = driftProto(drift)
 		return err
 	})
 }
 
-// withPlane calls do if the data plane and the stream exist; "" is all streams.
-func (a *admin) withPlane(ctx context.Context, stream string, do func(context.Context, *dataplane.Plane) error) error {
+// withPlane passes an order for a stream to the data plane and records it; "" is all streams.
+func (a *admin) withPlane(ctx context.Context, order, stream string, do func(context.Context, *dataplane.Plane) error,
+) error {
 	if a.process.plane == nil {
 		return status.Error(codes.FailedPrecondition, "there is no data plane: this lb runs with --dataplane=none")
 	}
-	// A hold of a mistyped stream would succeed and protect nothing.
-	if stream != "" {
+	// A hold of a mistyped stream would succeed and protect nothing. A held stream may have left the
+	// trench file.
+	if order == "hold" && stream != "" {
 		if _, known := a.process.stream(stream); !known {
 			return status.Errorf(codes.NotFound, "the trench file has no stream %s", stream)
 		}
@@ -84,6 +87,11 @@ func (a *admin) withPlane(ctx context.Context, stream string, do func(context.Co
 		// Not Unavailable: clients report that code as a process that does not answer.
 		return status.Error(codes.FailedPrecondition, err.Error())
 	}
+	caller := identity.Caller(ctx)
+	a.process.Log.Info("operator changed the data plane", "order", order, "stream", stream, "by", caller)
+	a.process.decisions.journal.Add(&adminv1.Event{
+		Object: "data plane", To: order, Stream: stream, Detail: "ordered by an operator", By: caller,
+	})
 	return nil
 }
 

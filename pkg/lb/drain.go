@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -10,8 +11,10 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/drains"
+	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -21,7 +24,7 @@ import (
 const maxDrain = 24 * time.Hour
 
 // DrainTargets implements the LBService.
-func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*lbv1.DrainTargetsResponse, error) {
+func (a *admin) DrainTargets(ctx context.Context, r *lbv1.DrainTargetsRequest) (*lbv1.DrainTargetsResponse, error) {
 	p := a.process
 	ids, err := p.targetsNamed(r.GetStream(), r.GetNames())
 	if err != nil {
@@ -56,12 +59,14 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	p.Log.Info("targets drained by an operator", "targets", done.GetDrained(), "until", done.GetUntil().AsTime(),
-		"ends_after", lasts)
+		"ends_after", lasts, "by", identity.Caller(ctx))
+	p.ordered(ctx, "drained", ids)
 	return done, nil
 }
 
 // UndrainTargets implements the LBService.
-func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest) (*lbv1.UndrainTargetsResponse, error) {
+func (a *admin) UndrainTargets(ctx context.Context, r *lbv1.UndrainTargetsRequest,
+) (*lbv1.UndrainTargetsResponse, error) {
 	p, names := a.process, r.GetNames()
 	if len(names) == 0 {
 		return nil, errNoTarget
@@ -87,8 +92,21 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 	done := &lbv1.UndrainTargetsResponse{Undrained: vip.Texts(drained)}
 	// The order of a map is random.
 	slices.Sort(done.Undrained)
-	p.Log.Info("drains by an operator ended", "targets", done.GetUndrained())
+	p.Log.Info("drains by an operator ended", "targets", done.GetUndrained(), "by", identity.Caller(ctx))
+	slices.SortFunc(drained, func(a, b targetset.ID) int { return cmp.Compare(a.String(), b.String()) })
+	p.ordered(ctx, "undrained", drained)
 	return done, nil
+}
+
+// ordered adds an event for each target that a caller drained or undrained.
+func (p *process) ordered(ctx context.Context, what string, targets []targetset.ID) {
+	var all []*adminv1.Event
+	for _, id := range targets {
+		all = append(all, &adminv1.Event{
+			Object: "target", To: what, Stream: id.Stream, Target: id.Name, Detail: "by an operator", By: identity.Caller(ctx),
+		})
+	}
+	p.decisions.journal.Add(summed(all)...)
 }
 
 var errNoTarget = status.Error(codes.InvalidArgument, "no target is named")

@@ -265,11 +265,11 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 			return err
 		}
 	}
-	err := p.shell.Listen(ctx, shell.Services{Admin: func(r grpc.ServiceRegistrar) {
+	err := p.shell.Listen(ctx, shell.Services{Audit: p.decisions.journal.Add, Admin: func(r grpc.ServiceRegistrar) {
 		lbv1.RegisterLBServiceServer(r, newAdmin(p))
 		adminv1.RegisterEventServiceServer(r, p.decisions.journal)
 		adminv1.RegisterConfigurationServiceServer(r, endpoint.ConfigurationService{
-			InForce: p.config.Value(), Confirm: p.config.Confirm, Log: p.Log,
+			InForce: p.config.Value(), Confirm: p.config.Confirm, Log: p.Log, Audit: p.decisions.journal.Add,
 		})
 		// Only the same user and root can use the admin socket, so its callers act as the operator.
 		targetv1.RegisterTargetServiceServer(r, p.targetService(true))

@@ -71,6 +71,8 @@ type Services struct {
 	// HealthRefused and MetricsRefused report whether connections to a local address are closed; nil
 	// for none.
 	HealthRefused, MetricsRefused func(local netip.Addr) bool
+	// Audit records changes of the log level, unless nil.
+	Audit endpoint.Audit
 	// Signals handles the signals of the log level, unless nil.
 	Signals *logs.Signals
 }
@@ -80,7 +82,9 @@ func (p *Process) Listen(ctx context.Context, services Services) error {
 	err := p.Serve(endpoint.NewAdmin(ctx, p.settings.AdminSocket, p.settings.Log, p.metrics,
 		p.Health.Reporter(AdminSocket), func(registrar grpc.ServiceRegistrar) {
 			services.Admin(registrar)
-			adminv1.RegisterLogServiceServer(registrar, endpoint.LogService{Level: p.settings.Level, Log: p.settings.Log})
+			adminv1.RegisterLogServiceServer(registrar, endpoint.LogService{
+				Level: p.settings.Level, Log: p.settings.Log, Audit: services.Audit,
+			})
 			p.Health.Register(registrar)
 		}))
 	if err != nil {

@@ -29,11 +29,19 @@ func FrontendEventLog() *EventLog {
 				when(event.GetTime()), event.GetSequence(), event.GetObject(), stateWord(event.GetFrom()),
 				strings.ReplaceAll(stateWord(event.GetTo()), "down", "DOWN"), explainWord("ADVERTISEMENT_REASON_",
 					event.GetReason()),
-				position(event.GetPosition()), event.GetDetail(),
+				position(event.GetPosition()), withCaller(event, event.GetDetail()),
 			}
 		},
 		width: []int{len(eventTime), 6, 16, len("de-preferred"), len("de-preferred"), 24},
 	}
+}
+
+// withCaller adds the caller of an order to the detail of its event.
+func withCaller(event *adminv1.Event, detail string) string {
+	if event.GetBy() == "" {
+		return detail
+	}
+	return strings.TrimSpace(detail + " (" + event.GetBy() + ")")
 }
 
 // stateWord returns the text of an advertisement or of a session's state.
@@ -51,7 +59,7 @@ func LBEventLog() *EventLog {
 			}
 			return []any{
 				when(event.GetTime()), event.GetSequence(), event.GetObject(), event.GetTo(), event.GetStream(),
-				event.GetTarget(), detail,
+				event.GetTarget(), withCaller(event, detail),
 			}
 		},
 		width: []int{len(eventTime), 6, 16, 8, 10, 10},

@@ -811,7 +811,10 @@ type Event struct {
 	// The first of these VIPs, in ascending order.
 	FirstVips []string `protobuf:"bytes,12,rep,name=first_vips,json=firstVips,proto3" json:"first_vips,omitempty"`
 	// Their transitions, most VIPs first.
-	Transitions   []*VipTransitions `protobuf:"bytes,13,rep,name=transitions,proto3" json:"transitions,omitempty"`
+	Transitions []*VipTransitions `protobuf:"bytes,13,rep,name=transitions,proto3" json:"transitions,omitempty"`
+	// The caller whose order this is: its SPIFFE ID over mutual TLS, otherwise the user of the process
+	// at the socket, such as "uid 0". Empty for other events.
+	By            string `protobuf:"bytes,14,opt,name=by,proto3" json:"by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -935,6 +938,13 @@ func (x *Event) GetTransitions() []*VipTransitions {
 		return x.Transitions
 	}
 	return nil
+}
+
+func (x *Event) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
 }
 
 // VipTransitions counts the VIPs with the same transition in one decision.
@@ -1076,7 +1086,7 @@ const file_vipgate_admin_v1_admin_proto_rawDesc = "" +
 	"instanceId\x12/\n" +
 	"\x06events\x18\x02 \x03(\v2\x17.vipgate.admin.v1.EventR\x06events\x12\x12\n" +
 	"\x04lost\x18\x03 \x01(\x04R\x04lost\x12\x13\n" +
-	"\x05up_to\x18\x04 \x01(\x04R\x04upTo\"\xab\x03\n" +
+	"\x05up_to\x18\x04 \x01(\x04R\x04upTo\"\xbb\x03\n" +
 	"\x05Event\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x16\n" +
@@ -1092,7 +1102,8 @@ const file_vipgate_admin_v1_admin_proto_rawDesc = "" +
 	"\tvip_count\x18\v \x01(\rR\bvipCount\x12\x1d\n" +
 	"\n" +
 	"first_vips\x18\f \x03(\tR\tfirstVips\x12B\n" +
-	"\vtransitions\x18\r \x03(\v2 .vipgate.admin.v1.VipTransitionsR\vtransitions\"\x92\x01\n" +
+	"\vtransitions\x18\r \x03(\v2 .vipgate.admin.v1.VipTransitionsR\vtransitions\x12\x0e\n" +
+	"\x02by\x18\x0e \x01(\tR\x02by\"\x92\x01\n" +
 	"\x0eVipTransitions\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x16\n" +
 	"\x06family\x18\x02 \x01(\tR\x06family\x12\x12\n" +
