@@ -115,14 +115,45 @@ var (
 	matcherPattern  = regexp.MustCompile(`([a-z_]+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"`)
 )
 
+// runbook is the address of the first aid.
+const runbook = "https://github.com/vipgate/vipgate/blob/main/docs/operations.md#"
+
+var templatePattern = regexp.MustCompile(`\{\{ \$labels\.([a-z]+) \}\}`)
+
+// wantCommand fails unless the description of an alert has a command, and the programs accept each.
+func wantCommand(t *testing.T, alert, description string) {
+	t.Helper()
+	values := map[string]string{"vip": "20.0.0.1", "container": "frontend"}
+	commands := 0
+	for _, text := range code(templatePattern.ReplaceAllStringFunc(description, func(template string) string {
+		name := templatePattern.FindStringSubmatch(template)[1]
+		if value, is := values[name]; is {
+			return value
+		}
+		return name
+	})) {
+		if strings.HasPrefix(text, "kubectl ") {
+			commands++
+		}
+		for _, args := range calls(text) {
+			if _, err := help(t.Context(), args); err != nil {
+				t.Errorf("%s: %s: %v", alert, text, err)
+			}
+		}
+	}
+	if commands == 0 {
+		t.Errorf("%s: no command to type in %q", alert, description)
+	}
+}
+
 // TestAlertQueries checks metrics, labels and values; promtool tests the results of the queries.
 func TestAlertQueries(t *testing.T) {
 	var rules struct {
 		Spec struct {
 			Groups []struct {
 				Rules []struct {
-					Alert, Expr, For string
-					Labels           map[string]string
+					Alert, Expr, For    string
+					Labels, Annotations map[string]string
 				}
 			}
 		}
@@ -136,9 +167,10 @@ func TestAlertQueries(t *testing.T) {
 	values := map[string]map[string]bool{
 		"service": set(slices.Concat(documentedServices(t, frontendServices), documentedServices(t, lbServices),
 			documentedServices(t, kubeServices))...),
-		"to":     set(gate.Withdrawn.String(), gate.Depreferred.String(), gate.Announced.String()),
-		"reason": {},
-		"state":  {},
+		"program": set("frontend"),
+		"to":      set(gate.Withdrawn.String(), gate.Depreferred.String(), gate.Announced.String()),
+		"reason":  {},
+		"state":   {},
 
 		"grpc_service": set(readinessv1.ReadinessService_ServiceDesc.ServiceName),
 		"grpc_code":    set(codes.PermissionDenied.String()),
@@ -149,8 +181,13 @@ func TestAlertQueries(t *testing.T) {
 	for s := healthcheck.Starting; s <= healthcheck.Drained; s++ {
 		values["state"][strings.ReplaceAll(s.String(), " ", "_")] = true
 	}
-	exists := known()
+	exists, headings := known(), operations(t).anchors()
 	for _, r := range rules.Spec.Groups[0].Rules {
+		anchor, is := strings.CutPrefix(r.Annotations["runbook_url"], runbook)
+		if !is || !headings[anchor] {
+			t.Errorf("%s: no heading of the first aid is at %q", r.Alert, r.Annotations["runbook_url"])
+		}
+		wantCommand(t, r.Alert, r.Annotations["description"])
 		ofProject := metricPattern.MatchString(r.Expr) || strings.HasPrefix(r.Expr, "up{")
 		if r.Alert == "" || r.Labels["severity"] == "" || !ofProject {
 			t.Errorf("rule %+v is not complete", r)

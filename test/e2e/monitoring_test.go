@@ -1,14 +1,17 @@
 package e2e
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"go.yaml.in/yaml/v4"
 
@@ -28,34 +31,94 @@ func needPrometheus(t *testing.T) {
 	}
 }
 
-// writeRules writes the alerts of the PrometheusRule as a rule file of Prometheus.
-func writeRules(t *testing.T, file string) {
-	t.Helper()
-	var rule struct {
-		Spec map[string]any
-	}
-	data, err := os.ReadFile(monitoring + "prometheusrule.yaml")
-	harness.Must(t, err)
-	harness.Must(t, yaml.Load(data, &rule))
-	if data, err = yaml.Dump(rule.Spec); err != nil {
-		t.Fatal(err)
-	}
-	harness.Must(t, os.WriteFile(file, data, 0o600))
+// rules is the content of the PrometheusRule.
+type rules struct {
+	Groups []struct {
+		Name  string `yaml:"name"`
+		Rules []rule `yaml:"rules"`
+	} `yaml:"groups"`
 }
 
+type rule struct {
+	Alert       string            `yaml:"alert"`
+	Expr        string            `yaml:"expr"`
+	For         string            `yaml:"for,omitempty"`
+	Labels      map[string]string `yaml:"labels"`
+	Annotations map[string]string `yaml:"annotations"`
+}
+
+// writeRules writes the alerts of the PrometheusRule, which edit changes, as a rule file of
+// Prometheus.
+func writeRules(t *testing.T, file string, edit func(*rule)) []rule {
+	t.Helper()
+	var object struct{ Spec rules }
+	data, err := os.ReadFile(monitoring + "prometheusrule.yaml")
+	harness.Must(t, err)
+	harness.Must(t, yaml.Load(data, &object))
+	list := object.Spec.Groups[0].Rules
+	for i := range list {
+		edit(&list[i])
+	}
+	data, err = yaml.Dump(object.Spec)
+	harness.Must(t, err)
+	harness.Must(t, os.WriteFile(file, data, 0o600))
+	return list
+}
+
+// labelPattern matches a label in the template of an annotation.
+var labelPattern = regexp.MustCompile(`\$labels\.([a-z_]+)`)
+
+// Each alert fires in a case of promtool and is silent in another. The cases compare the summary
+// only: descriptions contain no value besides labels, which the alert must have. test/docs checks
+// their commands.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
 	needPrometheus(t)
 	dir := t.TempDir()
-	writeRules(t, filepath.Join(dir, "rules.yaml"))
-	tests, err := os.ReadFile("testdata/alerts.yaml")
+	descriptions := map[string]string{}
+	list := writeRules(t, filepath.Join(dir, "rules.yaml"), func(r *rule) {
+		descriptions[r.Alert] = r.Annotations["description"]
+		r.Annotations = map[string]string{"summary": r.Annotations["summary"]}
+	})
+	text, err := os.ReadFile("testdata/alerts.yaml")
 	harness.Must(t, err)
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "alerts.yaml"), tests, 0o600))
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "alerts.yaml"), text, 0o600))
 	for _, args := range [][]string{{"check", "rules", "--lint-fatal", "rules.yaml"}, {"test", "rules", "alerts.yaml"}} {
 		cmd := exec.CommandContext(t.Context(), "promtool", args...)
 		cmd.Dir = dir
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+	var cases struct {
+		Tests []struct {
+			AlertRuleTest []struct {
+				Alertname string `yaml:"alertname"`
+				ExpAlerts []struct {
+					ExpLabels map[string]string `yaml:"exp_labels"`
+				} `yaml:"exp_alerts"`
+			} `yaml:"alert_rule_test"`
+		} `yaml:"tests"`
+	}
+	harness.Must(t, yaml.Load(text, &cases))
+	fires, silent := map[string]map[string]string{}, map[string]bool{}
+	for _, group := range cases.Tests {
+		for _, c := range group.AlertRuleTest {
+			if len(c.ExpAlerts) == 0 {
+				silent[c.Alertname] = true
+			} else {
+				fires[c.Alertname] = c.ExpAlerts[0].ExpLabels
+			}
+		}
+	}
+	for _, r := range list {
+		if fires[r.Alert] == nil || !silent[r.Alert] {
+			t.Errorf("%s fires in a test: %t, and is silent in one: %t", r.Alert, fires[r.Alert] != nil, silent[r.Alert])
+		}
+		for _, label := range labelPattern.FindAllStringSubmatch(descriptions[r.Alert], -1) {
+			if _, has := fires[r.Alert][label[1]]; !has {
+				t.Errorf("%s has no label %s, which its description names", r.Alert, label[1])
+			}
 		}
 	}
 }
@@ -68,8 +131,8 @@ func dashboardQueries(t *testing.T) map[string][]string {
 			List []struct{ Name, Expr string }
 		}
 		Panels []struct {
-			Type, Title string
-			Targets     []struct{ Expr string }
+			Type, Title, Description string
+			Targets                  []struct{ Expr string }
 		}
 	}
 	data, err := os.ReadFile(monitoring + "dashboard.json")
@@ -78,6 +141,9 @@ func dashboardQueries(t *testing.T) map[string][]string {
 	queries := map[string][]string{}
 	variables := strings.NewReplacer("$namespace", "trench-a", "$pod", ".*", "$__rate_interval", "1m")
 	for _, p := range dashboard.Panels {
+		if p.Type != "row" && p.Description == "" {
+			t.Errorf("panel %s has no description", p.Title)
+		}
 		for _, target := range p.Targets {
 			queries[p.Title] = append(queries[p.Title], variables.Replace(target.Expr))
 		}
@@ -121,18 +187,12 @@ func TestDashboardQueries(t *testing.T) {
 	f.startStaleKube()
 
 	dir := t.TempDir()
-	writeRules(t, filepath.Join(dir, "rules.yaml"))
+	writeRules(t, filepath.Join(dir, "rules.yaml"), func(*rule) {})
 	config := filepath.Join(dir, "prometheus.yaml")
 	f.must(os.WriteFile(config, []byte(prometheusConfig("rules.yaml", map[string]string{
 		"lb": lab.LBMetrics, "frontend": lab.FrontendMetrics, "kube": kubeMetrics,
 	})), 0o600))
-	const listen = "127.0.0.1:9090"
-	_, err := f.Start(f.Pod, "prometheus", "prometheus", "--config.file="+config, "--storage.tsdb.path="+dir+"/data",
-		"--web.listen-address="+listen, "--log.level=error")
-	f.must(err)
-	query := func(expression string) (string, error) {
-		return f.Pod.Run(t.Context(), "promtool", "query", "instant", "http://"+listen, expression)
-	}
+	query := f.startPrometheus(dir, config)
 	f.waitFor(func() error {
 		out, err := query(`sum(up) == 3 and sum(changes(process_cpu_seconds_total[1m])) >= 0`)
 		if err == nil && strings.TrimSpace(out) == "" {
@@ -160,6 +220,116 @@ func TestDashboardQueries(t *testing.T) {
 	out, err := query(`ALERTS{alertstate="firing"} or vipgate_kube_stale_seconds > 0`)
 	if err != nil || strings.Contains(out, "firing") || !strings.Contains(out, "vipgate_kube_stale_seconds") {
 		t.Errorf("alerts: %v\n%s", err, out)
+	}
+}
+
+// startPrometheus starts Prometheus in the pod, and returns a function that evaluates expressions.
+func (f *fixture) startPrometheus(dir, config string) func(expression string) (string, error) {
+	f.t.Helper()
+	const listen = "127.0.0.1:9090"
+	_, err := f.Start(f.Pod, "prometheus", "prometheus", "--config.file="+config, "--storage.tsdb.path="+dir+"/data",
+		"--web.listen-address="+listen, "--log.level=error")
+	f.must(err)
+	return func(expression string) (string, error) {
+		return f.Pod.Run(f.t.Context(), "promtool", "query", "instant", "http://"+listen, expression)
+	}
+}
+
+// A router without power is one notification: the alerts of a real pod, evaluated by Prometheus
+// without their delays, reach an Alertmanager with the shipped inhibition rules.
+func TestDeadGatewayIsOnePage(t *testing.T) {
+	t.Parallel()
+	needPrometheus(t)
+	if _, err := exec.LookPath("prometheus-alertmanager"); err != nil {
+		lab.Skip(t, "prometheus-alertmanager (Debian: apt-get install prometheus-alertmanager)")
+	}
+	f := newServing(t, 2)
+	dir := t.TempDir()
+	delays := map[string]time.Duration{}
+	writeRules(t, filepath.Join(dir, "rules.yaml"), func(r *rule) {
+		delay, err := time.ParseDuration(cmp.Or(r.For, "0s"))
+		harness.Must(t, err)
+		delays[r.Alert], r.For = delay, ""
+	})
+	inhibitions, err := os.ReadFile(monitoring + "alertmanager.yaml")
+	harness.Must(t, err)
+	wantOrder(t, inhibitions, delays)
+	const alertmanager = "127.0.0.1:9093"
+	config := filepath.Join(dir, "prometheus.yaml")
+	f.must(os.WriteFile(config, []byte(prometheusConfig("rules.yaml", map[string]string{
+		"lb": lab.LBMetrics, "frontend": lab.FrontendMetrics,
+	})+"alerting: {alertmanagers: [{static_configs: [{targets: ['"+alertmanager+"']}]}]}\n"), 0o600))
+	inhibit := filepath.Join(dir, "alertmanager.yaml")
+	f.must(os.WriteFile(inhibit, inhibitions, 0o600))
+	_, err = f.Start(f.Pod, "alertmanager", "prometheus-alertmanager", "--config.file="+inhibit,
+		"--storage.path="+dir+"/alertmanager", "--web.listen-address="+alertmanager, "--cluster.listen-address=",
+		"--log.level=error")
+	f.must(err)
+	f.waitFor(func() error {
+		conn, err := f.dialPod(t.Context(), "tcp", alertmanager)
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
+	query := f.startPrometheus(dir, config)
+	f.must(f.gateway.Process.Kill())
+	f.waitFor(func() error {
+		out, err := query(`count by (alertname) (ALERTS{alertstate="firing"})`)
+		for _, name := range []string{
+			"NoGateway", "VIPDown", "VIPNotAnnounced", "NoEgress", "GatewayDown",
+		} {
+			if err == nil && !strings.Contains(out, "Vipgate"+name+`"`) {
+				err = fmt.Errorf("%s does not fire: %s", name, out)
+			}
+		}
+		return err
+	})
+	f.waitFor(func() error {
+		var groups []struct {
+			Labels map[string]string
+			Alerts []struct{ Labels map[string]string }
+		}
+		page := f.get(alertmanager, "/api/v2/alerts/groups?inhibited=false&silenced=false")
+		if err := json.Unmarshal([]byte(page), &groups); err != nil {
+			return err
+		}
+		if len(groups) != 1 || groups[0].Labels["alertname"] != "VipgateNoGateway" || len(groups[0].Alerts) != 2 {
+			return fmt.Errorf("want one notification about both families: %s", page)
+		}
+		return nil
+	})
+	all := f.get(alertmanager, "/api/v2/alerts?inhibited=true")
+	if got := strings.Count(all, `"state":"suppressed"`); got < 10 {
+		t.Errorf("%d alerts are inhibited: %s", got, all)
+	}
+}
+
+// wantOrder fails if the source of an inhibition fires later than one of its targets: the target
+// would be a notification of its own.
+func wantOrder(t *testing.T, text []byte, delays map[string]time.Duration) {
+	t.Helper()
+	var config struct {
+		InhibitRules []struct {
+			SourceMatchers []string `yaml:"source_matchers"`
+			TargetMatchers []string `yaml:"target_matchers"`
+		} `yaml:"inhibit_rules"`
+	}
+	harness.Must(t, yaml.Load(text, &config))
+	alerts := regexp.MustCompile(`Vipgate\w+`)
+	for _, inhibition := range config.InhibitRules {
+		source := alerts.FindString(inhibition.SourceMatchers[0])
+		for _, target := range alerts.FindAllString(inhibition.TargetMatchers[0], -1) {
+			first, known := delays[source]
+			second, exists := delays[target]
+			if !known || !exists || first > second {
+				t.Errorf("%s fires after %v (%t) and inhibits %s, which fires after %v (%t)", source, first, known, target,
+					second, exists)
+			}
+		}
+	}
+	if len(config.InhibitRules) < 5 {
+		t.Errorf("only %d inhibitions", len(config.InhibitRules))
 	}
 }
 
