@@ -12,6 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/process"
+	"github.com/vipgate/vipgate/pkg/tracing"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/trench/change"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
@@ -42,8 +43,13 @@ type renderCommand struct {
 
 func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	settings := c.Settings(stderr)
+	tracer, err := tracing.New("frontend", settings.Version, settings.Log)
+	if err != nil {
+		return cli.Usage("%w", err)
+	}
+	settings.Tracer = tracer
 	settings.Trial = trenchfile.OpenTrial(c.BirdDir, settings.Log)
-	err := c.run(ctx, settings)
+	err = c.run(ctx, settings)
 	settings.Trial.End()
 	return err
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/process"
+	"github.com/vipgate/vipgate/pkg/tracing"
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
@@ -54,8 +55,13 @@ type validateCommand struct {
 
 func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	settings := c.Settings(stderr)
+	tracer, err := tracing.New("lb", settings.Version, settings.Log)
+	if err != nil {
+		return cli.Usage("%w", err)
+	}
+	settings.Tracer = tracer
 	settings.Trial = trenchfile.OpenTrial(c.StateDir, settings.Log)
-	err := c.run(ctx, settings)
+	err = c.run(ctx, settings)
 	settings.Trial.End()
 	return err
 }

@@ -40,6 +40,7 @@ type controller struct {
 	commands     chan command
 	ready        chan struct{} // closed once Run works
 	pulse        task.Pulse
+	tracer       *tracer // nil: no decision has a trace
 
 	mu       sync.Mutex  // guards the gate and the rest
 	running  bool        // Run works
@@ -205,6 +206,9 @@ func (c *controller) evaluate(now, cause time.Time, update *readiness.Update) {
 	if position := c.position(); position != c.applied {
 		c.applied = position
 		c.observer.positionApplied(position)
+	}
+	if c.tracer != nil && len(changes) > 0 {
+		c.tracer.decided(now, cause, c.position(), c.revision, changes, update)
 	}
 	c.observer.freshness(c.gate.Freshness(now))
 	// A stale timer only costs an evaluation, so it is not stopped.

@@ -217,6 +217,9 @@ func newProcess(o Options) (*process, error) {
 		requireRoute: o.RequireRoute, attractor: p.attractor,
 		commands: make(chan command), ready: make(chan struct{}),
 	}
+	if o.Tracer != nil {
+		p.controller.tracer = &tracer{o.Tracer, p.instance, p.announcer.State(), p.reporter.confirm}
+	}
 	return p, nil
 }
 

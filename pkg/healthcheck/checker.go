@@ -413,7 +413,7 @@ func (checker *Checker) apply(probe probe, outcome outcome, now time.Time) (befo
 		checker.expect(entry)
 	default:
 		entry.count(outcome.verdict == succeeded)
-		entry.LastCheck, entry.alive, entry.overdue = now, now, false
+		entry.LastCheck, entry.Took, entry.alive, entry.overdue = now, now.Sub(probe.began), now, false
 		checker.expect(entry)
 		if entry.State != Starting {
 			checker.judge(entry)

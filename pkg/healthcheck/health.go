@@ -45,6 +45,8 @@ type Health struct {
 	Since time.Time
 	// LastCheck is when the last check with a verdict ended; zero before the first.
 	LastCheck time.Time
+	// Took is the duration of that check.
+	Took time.Duration
 	// LastError is the reason why the last check failed, or could not run; "" when it succeeded.
 	LastError string
 	// Deferred reports whether a target without a verdict waits for the source address of its checks.

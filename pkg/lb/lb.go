@@ -230,6 +230,9 @@ func newProcess(o Options) (*process, error) {
 			DataPlane: o.DataPlane != nil, WithdrawTime: o.DrainTime + stopMargin,
 		}),
 	}
+	if o.Tracer != nil {
+		p.loop.trace = p.trace
+	}
 	p.metrics.Targets(p.targetMetrics)
 	if o.DataPlane == nil {
 		return p, nil

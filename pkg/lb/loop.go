@@ -50,6 +50,7 @@ type loop struct {
 	lease   time.Duration
 	log     *slog.Logger
 	observe func(readiness.Decision, uint64) // takes each decision and its revision; must not block
+	trace   func(decision)                   // takes each committed decision; nil: none; must not block
 	files   *readinessfile.Writer            // nil: none are written
 	away    *latest.Value[bool]              // true once the load balancer stops
 	// configured, if not nil, is called once, after the first configuration was evaluated. It must
@@ -190,6 +191,9 @@ type decision struct {
 	committed bool // to the table, as revision; otherwise nothing changed
 	revision  uint64
 	first     bool // readiness is synced with it
+	// The following are for a trace.
+	verdicts []healthcheck.Health
+	done     time.Time // of the commit
 }
 
 // evaluate derives one decision from all inputs, and reports whether it committed anything.
@@ -229,9 +233,13 @@ func (l *loop) decide(in input) decision {
 		// A kernel that cannot be read must not delay the first synced decision.
 		l.compared = l.compared || in.kernel.Err != nil
 	}
-	d := decision{Result: l.evaluator.Evaluate(now, l.checker.Evaluate(now)), at: now}
+	evaluation := l.checker.Evaluate(now)
+	d := decision{Result: l.evaluator.Evaluate(now, evaluation), at: now, verdicts: evaluation.Changed}
 	l.next = d.Next
 	l.commit(&d)
+	if l.trace != nil && d.committed {
+		d.done = time.Now()
+	}
 	return d
 }
 
@@ -277,6 +285,9 @@ func (l *loop) publish(in input, d decision) {
 	}
 	if d.committed {
 		l.observe(d.Decision, d.revision)
+		if l.trace != nil {
+			l.trace(d)
+		}
 	}
 }
 

@@ -53,6 +53,7 @@ func fullFrontend() *Frontend {
 	f.Identity("spiffe://td/frontend", time.Unix(2_000_000_000, 0))
 	f.Health("Readiness", true)
 	f.LostLines(func() uint64 { return 3 })
+	f.LostTraces(func() uint64 { return 0 })
 	f.Serves(served)
 	f.VIPs(func() []VIP {
 		return []VIP{

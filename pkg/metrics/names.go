@@ -62,6 +62,9 @@ var (
 		"1 while the health service of that name is SERVING; vip/<prefix> has metrics of its own.", "service")
 	logLinesLost = counter("vipgate_log_lines_lost_total",
 		"Lines of the log that were dropped since the start, as stderr did not accept them in time.")
+	tracesLost = counter("vipgate_traces_lost_total",
+		"Decisions since the start whose trace is not complete: the queue was full, or the endpoint did not take it. "+
+			"Absent without traces.")
 	callsStarted = counter("grpc_server_started_total",
 		"Calls begun, on all gRPC servers of the process.", "grpc_type", "grpc_service", "grpc_method")
 	CallsHandled = counter("grpc_server_handled_total",

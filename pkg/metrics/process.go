@@ -140,6 +140,11 @@ func (metrics *process) Health(service string, serving bool) {
 	metrics.serving.WithLabelValues(service).Set(boolValue(serving))
 }
 
+// LostTraces sets the function that returns the number of decisions whose trace is not complete.
+func (metrics *process) LostTraces(lost func() uint64) {
+	metrics.registry.MustRegister(scrape(func(send send) { send(tracesLost, float64(lost())) }))
+}
+
 // LostLines sets the function that returns the number of lost log lines.
 func (metrics *process) LostLines(lost func() uint64) {
 	metrics.registry.MustRegister(scrape(func(send send) { send(logLinesLost, float64(lost())) }))

@@ -14,6 +14,7 @@ import (
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/task"
@@ -36,6 +37,8 @@ type Settings struct {
 	Trial *file.Trial
 	// LostLines returns the number of log lines lost since the start.
 	LostLines func() uint64
+	// Tracer exports the traces of decisions; nil if there are none.
+	Tracer journal.Tracer
 }
 
 // Metrics are the metrics of a program.
@@ -43,6 +46,7 @@ type Metrics interface {
 	endpoint.Calls
 	Health(service string, serving bool)
 	LostLines(lost func() uint64)
+	LostTraces(lost func() uint64)
 	Registry() *prometheus.Registry
 }
 
@@ -59,7 +63,12 @@ type Process struct {
 // New returns a process without listeners and tasks.
 func New(settings Settings, metrics Metrics) *Process {
 	metrics.LostLines(settings.LostLines)
-	return &Process{Health: health.New(settings.Log, metrics.Health), settings: settings, metrics: metrics}
+	p := &Process{Health: health.New(settings.Log, metrics.Health), settings: settings, metrics: metrics}
+	if settings.Tracer != nil {
+		metrics.LostTraces(settings.Tracer.Lost)
+		p.tasks = append(p.tasks, settings.Tracer)
+	}
+	return p
 }
 
 // Services are the services of the listeners.

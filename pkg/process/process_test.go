@@ -22,13 +22,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// journal records the order of events.
-type journal struct {
+// sequence records the order of events.
+type sequence struct {
 	mu     sync.Mutex
 	events []string
 }
 
-func (j *journal) add(event string) {
+func (j *sequence) add(event string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.events = append(j.events, event)
@@ -37,7 +37,7 @@ func (j *journal) add(event string) {
 // recorded is a task that records its end. With an error it fails immediately.
 type recorded struct {
 	name    string
-	journal *journal
+	journal *sequence
 	err     error
 }
 
@@ -81,7 +81,7 @@ func TestStagesEndInOrder(t *testing.T) {
 			p, socket := newProcess(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			j, stop := &journal{}, make(chan struct{}, 1)
+			j, stop := &sequence{}, make(chan struct{}, 1)
 			c.end(stop, cancel)
 			err := p.Run(ctx, stop, Plan{
 				Stages: [][]task.Task{{recorded{"first", j, nil}}, {recorded{"second", j, c.err}}},
