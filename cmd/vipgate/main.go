@@ -22,6 +22,7 @@ type commandLine struct {
 	Events  eventsCommand      `cmd:"" help:"Show the last events of all pods, ordered by time."`
 	Drain   drainCommand       `cmd:"" help:"Drain all VIPs of a pod, or a VIP in all pods. It survives restarts of containers."`
 	Undrain undrainCommand     `cmd:"" help:"End the drains of a pod, or of a VIP in all pods."`
+	Sysdump sysdumpCommand     `cmd:"" help:"Collect states, events, configuration, kernel state, logs and manifests, without secrets."`
 	Version cli.VersionCommand `cmd:"" help:"Print the version."`
 
 	cli.Globals
