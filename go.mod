@@ -27,6 +27,7 @@ require (
 	k8s.io/api v0.37.2 // kube and vipgate only: types of Services, Pods, Events
 	k8s.io/apimachinery v0.37.2 // kube and vipgate only
 	k8s.io/client-go v0.37.2 // kube: reflectors, leader election, work queue; vipgate: kubeconfigs, exec
+	k8s.io/cri-streaming v0.37.2 // tests: exec as a kubelet serves it
 	k8s.io/klog/v2 v2.140.0 // kube and vipgate: the log of client-go
 	pgregory.net/rapid v1.3.0 // tests: models with random sequences
 )

@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os/signal"
-	"syscall"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/pods"
@@ -34,7 +32,7 @@ func (c *eventsCommand) Run(ctx context.Context, out *cli.Output) error {
 		}
 		return exit(!printer.notes)
 	}
-	ctx, cancel := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	ctx, cancel := cli.Interruptible(ctx)
 	defer cancel()
 	return pods.Follow(ctx, source, printer.print)
 }

@@ -141,8 +141,9 @@ func notRunning(pod corev1.Pod, name string) string {
 // Run runs a command in a container by exec. Proxies that refuse WebSockets get SPDY.
 func (c *Cluster) Run(ctx context.Context, pod, program string, command []string, stdout io.Writer) error {
 	url := c.core.RESTClient().Post().Resource("pods").Namespace(c.Namespace).Name(pod).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Container: program, Command: command, Stdout: true, Stderr: true},
-			scheme.ParameterCodec).URL()
+		VersionedParams(&corev1.PodExecOptions{
+			Container: program, Command: command, Stdin: true, Stdout: true, Stderr: true,
+		}, scheme.ParameterCodec).URL()
 	spdy, err := remotecommand.NewSPDYExecutor(c.config, http.MethodPost, url)
 	if err != nil {
 		return fmt.Errorf("failed to prepare exec: %w", err)
@@ -157,8 +158,12 @@ func (c *Cluster) Run(ctx context.Context, pod, program string, command []string
 	if err != nil {
 		return fmt.Errorf("failed to prepare exec: %w", err)
 	}
+	// A command that follows ends at the end of its input, which is the end of the connection:
+	// nothing else ends it in the container.
+	input, end := io.Pipe()
+	defer end.Close()
 	var stderr bytes.Buffer
-	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: stdout, Stderr: &stderr})
+	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: input, Stdout: stdout, Stderr: &stderr})
 	var exit utilexec.CodeExitError
 	if errors.As(err, &exit) {
 		return &ExitError{Status: exit.Code, Stderr: stderr.String()}
