@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
-	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/pods"
 )
@@ -20,13 +19,12 @@ import (
 const changeTimeout = 15 * time.Second
 
 type drainCommand struct {
-	sourceFlags
 	Object string `arg:"" name:"pod|vip" help:"Name of a pod, or a VIP such as 20.0.0.1."`
 	Force  bool   `help:"Drain also the last advertiser of a VIP." env:"-"`
 }
 
-func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
-	source, err := c.source()
+func (c *drainCommand) Run(ctx context.Context, out *cli.Output, line *commandLine) error {
+	source, err := line.source()
 	if err != nil {
 		return err
 	}
@@ -34,55 +32,49 @@ func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
 	if err != nil {
 		return err
 	}
-	command := []string{"frontend", "drain"}
-	vip, err := cli.ParseVIP(c.Object)
-	if err == nil {
-		// The frontends know the other pods by reports that are some seconds old, and would drain one
-		// after another: the last advertiser, too.
-		if err := refuse(all, vip); err != nil && !c.Force {
-			return err
-		}
-		command = append(command, vip, "--force")
+	drained, command := all, []string{"frontend", "drain"}
+	vip, notVIP := cli.ParseVIP(c.Object)
+	if notVIP == nil {
+		command = append(command, vip)
 	} else {
-		if all, err = named(all, c.Object); err != nil {
+		if drained, err = named(all, c.Object); err != nil {
 			return err
 		}
 		command = append(command, "--all")
-		if c.Force {
-			command = append(command, "--force")
-		}
 	}
-	return change(ctx, out, source, all, command)
+	if last := lastAdvertised(all, drained, vip); len(last) > 0 && !c.Force {
+		return fmt.Errorf("not drained, because no other pod announces %s; --force drains anyway", strings.Join(last, ", "))
+	}
+	// The frontends know the other pods by reports that are some seconds old, and not that all of
+	// them are drained.
+	if c.Force {
+		command = append(command, "--force")
+	}
+	return change(ctx, out, source, drained, command)
 }
 
-// refuse returns an error if a drain of a VIP in all pods leaves it without an advertiser.
-func refuse(all []pods.Pod, vip string) error {
-	var advertisers []string
-	configured := false
+// lastAdvertised returns the VIPs that drained pods advertise, and no other pod announces. It
+// considers one VIP, or all if vip is empty.
+func lastAdvertised(all, drained []pods.Pod, vip string) (last []string) {
+	elsewhere := map[string]bool{}
 	for _, pod := range all {
-		if pod.Frontend == nil {
-			return fmt.Errorf("not drained, because pod %s may advertise %s: %s; --force drains it in the others", pod.Name, vip,
-				strings.Join(pod.Problems, "; "))
-		}
-		at := slices.IndexFunc(pod.Frontend.GetVips(), func(v *frontendv1.VipStatus) bool { return v.GetVip() == vip })
-		if at < 0 {
-			continue
-		}
-		configured = true
-		switch pod.Frontend.GetVips()[at].GetAdvertisement() {
-		case readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED, readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED:
-			advertisers = append(advertisers, pod.Name)
-		case readinessv1.Advertisement_ADVERTISEMENT_UNSPECIFIED, readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN:
+		if !slices.ContainsFunc(drained, func(d pods.Pod) bool { return d.Name == pod.Name }) {
+			for _, v := range pod.Frontend.GetVips() {
+				if v.GetAdvertisement() == readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED {
+					elsewhere[v.GetVip()] = true
+				}
+			}
 		}
 	}
-	switch {
-	case !configured:
-		return fmt.Errorf("no pod has the VIP %s", vip)
-	case len(advertisers) > 0:
-		return fmt.Errorf("not drained, because no pod would advertise %s: it is drained in all pods, and advertised by %s; "+
-			"drain one pod, or add --force", vip, strings.Join(advertisers, ", "))
+	for _, pod := range drained {
+		for _, v := range pod.Frontend.GetVips() {
+			withdrawn := v.GetAdvertisement() == readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN
+			if name := v.GetVip(); !withdrawn && !elsewhere[name] && (vip == "" || vip == name) && !slices.Contains(last, name) {
+				last = append(last, name)
+			}
+		}
 	}
-	return nil
+	return last
 }
 
 // named returns the pod with a name.
@@ -98,12 +90,11 @@ func named(all []pods.Pod, name string) ([]pods.Pod, error) {
 }
 
 type undrainCommand struct {
-	sourceFlags
 	Object string `arg:"" name:"pod|vip" help:"Name of a pod, or a VIP such as 20.0.0.1."`
 }
 
-func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {
-	source, err := c.source()
+func (c *undrainCommand) Run(ctx context.Context, out *cli.Output, line *commandLine) error {
+	source, err := line.source()
 	if err != nil {
 		return err
 	}
@@ -133,7 +124,9 @@ func change(ctx context.Context, out *cli.Output, source pods.Source, all []pods
 	group.Wait()
 	good := true
 	for i, pod := range all {
-		out.Printf("%s: %s", pod.Name, results[i].String())
+		for line := range strings.Lines(results[i].String()) {
+			out.Printf("%s: %s", pod.Name, line)
+		}
 		if failures[i] != nil {
 			good = false
 			fmt.Fprintf(os.Stderr, "%s: %v\n", pod.Name, failures[i])

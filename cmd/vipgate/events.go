@@ -11,13 +11,12 @@ import (
 )
 
 type eventsCommand struct {
-	sourceFlags
 	outputFlags
 	Follow bool `short:"f" help:"Continue with new events, also of new pods, until Ctrl-C; with -o json one object in each line." env:"-"`
 }
 
-func (c *eventsCommand) Run(ctx context.Context, out *cli.Output) error {
-	source, err := c.source()
+func (c *eventsCommand) Run(ctx context.Context, out *cli.Output, line *commandLine) error {
+	source, err := line.source()
 	if err != nil {
 		return err
 	}

@@ -25,10 +25,11 @@ type commandLine struct {
 	Sysdump sysdumpCommand     `cmd:"" help:"Collect states, events, configuration, kernel state, logs and manifests, without secrets."`
 	Version cli.VersionCommand `cmd:"" help:"Print the version."`
 
+	sourceFlags
 	cli.Globals
 }
 
-// sourceFlags select the pods of a trench.
+// sourceFlags select the pods of a trench, before or after the command.
 type sourceFlags struct {
 	Namespace  string `short:"n" help:"Namespace of the trench; when absent that of the kubeconfig's context." placeholder:"NAME" env:"-"`
 	Context    string `help:"Context of the kubeconfig." placeholder:"NAME" env:"-"`

@@ -17,12 +17,11 @@ type outputFlags struct {
 }
 
 type statusCommand struct {
-	sourceFlags
 	outputFlags
 }
 
-func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
-	all, err := c.list(ctx)
+func (c *statusCommand) Run(ctx context.Context, out *cli.Output, line *commandLine) error {
+	all, err := line.list(ctx)
 	if err != nil {
 		return err
 	}
@@ -53,17 +52,16 @@ func exit(good bool) error {
 }
 
 type explainCommand struct {
-	sourceFlags
 	outputFlags
 	VIP string `arg:"" name:"vip" help:"A VIP such as 20.0.0.1."`
 }
 
-func (c *explainCommand) Run(ctx context.Context, out *cli.Output) error {
+func (c *explainCommand) Run(ctx context.Context, out *cli.Output, line *commandLine) error {
 	vip, err := cli.ParseVIP(c.VIP)
 	if err != nil {
 		return err
 	}
-	all, err := c.list(ctx)
+	all, err := line.list(ctx)
 	if err != nil {
 		return err
 	}

@@ -18,12 +18,11 @@ import (
 )
 
 type sysdumpCommand struct {
-	sourceFlags
 	File string `arg:"" optional:"" type:"path" help:"The archive; when absent vipgate-sysdump-TIME.tar.gz."`
 }
 
-func (c *sysdumpCommand) Run(ctx context.Context, out *cli.Output) (err error) {
-	source, err := c.source()
+func (c *sysdumpCommand) Run(ctx context.Context, out *cli.Output, line *commandLine) (err error) {
+	source, err := line.source()
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ const (
 	serviceName = "web"
 
 	// waitTimeout bounds every wait for a required event, far above the expected time.
-	waitTimeout  = 60 * time.Second
+	waitTimeout  = 20 * time.Second
 	pollInterval = 10 * time.Millisecond
 )
 
@@ -206,6 +206,7 @@ spec:
   serviceAccountName: vipgate
   initContainers: [{name: kube, image: kube, restartPolicy: Always}]
   containers: [{name: lb, image: lb}, {name: frontend, image: frontend}]
+  volumes: [{name: mounted, configMap: {name: mounted}}]
 status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
 `, podName(pod), pod))
 }

@@ -43,15 +43,30 @@ type plugin struct {
 func TestVipgate(t *testing.T) {
 	p := newPlugin(t)
 	p.want(0, "ok trench-a-1 2/2 2/2 2/2 -", "ok trench-a-2 2/2 2/2 2/2 -", "2 of 2 pods good").by("status")
-	p.want(0, "pod trench-a-1", "ok targets of trench-a/web 1 of 1 ready", "receives the VIP", "pod trench-a-2").by("explain", vip4)
+	p.want(0, "pod trench-a-1", "ok targets of trench-a.web 1 of 1 ready", "receives the VIP", "pod trench-a-2").by("explain", vip4)
 	p.want(1, "NO trench file of lb the file in force does not have the VIP").by("explain", "20.0.0.99")
 	p.want(2, "neither a VIP nor a pod of the trench: trench-a-1, trench-a-2").by("drain", "trench-a-3")
-	p.want(1, "namespace default has no pod with the label vipgate.io/trench-pod").by("status", "--namespace=default")
+	p.want(1, `cannot list resource "pods"`).by("status", "--namespace=default")
+	p.want(1, "namespace trench-a has no pod with the label vipgate.io/trench-pod=b").by("status", "--trench=b")
 	p.sockets()
 	p.drains()
 	p.events()
 	p.sysdump()
+	p.documented()
 	p.broken()
+}
+
+// documented runs the commands of the document by the real kubectl.
+func (p *plugin) documented() {
+	p.t.Helper()
+	tools, err := filepath.Abs("../../bin/tools")
+	p.must(err)
+	u := &user{t: p.t, dir: p.dir, root: "../..", env: []string{
+		"KUBECONFIG=" + p.kubeconfig, "HOME=" + p.dir, "PATH=" + strings.Join([]string{p.dir, tools, "/usr/bin", "/bin"}, ":"),
+	}}
+	if ran := u.follow("docs/kubernetes.md", commands+"=vipgate", nil); ran != 1 {
+		p.t.Errorf("%d blocks for vipgate", ran)
+	}
 }
 
 func newPlugin(t *testing.T) *plugin {
@@ -239,7 +254,7 @@ func (p *plugin) command(ctx context.Context, args ...string) *exec.Cmd {
 	if !slices.ContainsFunc(args, func(arg string) bool {
 		return strings.HasPrefix(arg, "--namespace") || strings.HasPrefix(arg, "--sockets")
 	}) {
-		cmd.Args = append(cmd.Args, "--namespace="+namespace)
+		cmd.Args = slices.Insert(cmd.Args, 1, "-n", namespace)
 	}
 	return cmd
 }
@@ -274,12 +289,12 @@ func (p *plugin) drains() {
 	p.want(0, "trench-a-1: drain").by("drain", "trench-a-1")
 	p.want(1, "NO trench-a-1 0/2", "ok trench-a-2 2/2", "20.0.0.1/32: advertised by 1 of 2 answering pods; trench-a-1: drained").
 		by("status")
-	p.want(1, "no other pod advertises").by("drain", "trench-a-2")
+	p.want(1, "no other pod announces 20.0.0.1/32, 2000::1/128; --force").by("drain", "trench-a-2")
 	p.want(0, "trench-a-1: no VIP is drained").by("undrain", "trench-a-1")
 	p.want(0, "2 of 2 pods good").by("status")
-	p.want(1, "no pod would advertise 20.0.0.1/32", "trench-a-1, trench-a-2; drain one pod, or add --force").by("drain", vip4)
+	p.want(1, "no other pod announces 20.0.0.1/32; --force").by("drain", vip4)
 	p.want(0, "2 of 2 pods good").by("status")
-	p.want(0, "trench-a-1: warning", "trench-a-2: warning").by("drain", vip4, "--force")
+	p.want(0, "trench-a-1: drain", "trench-a-2: drain").by("drain", vip4, "--force")
 	p.want(1, "NO gate withdrawn").by("explain", vip4)
 	p.want(0, "trench-a-1: no VIP", "trench-a-2: no VIP").by("undrain", vip4)
 	p.want(0, "2 of 2 pods good").by("status")
@@ -375,7 +390,7 @@ func (p *plugin) sysdump() {
 		"trench-a-1/frontend/kernel.txt":  "passwordFile",
 		"trench-a-1/lb/kernel.txt":        "lookup 4096",
 		"trench-a-2/lb/kernel.txt":        "neighbor 172.16.1.1 ",
-		"trench-a-1/lb/status.json":       `"state": "READY"`,
+		"trench-a-1/lb/status.json":       `"state": "ready"`,
 		"trench-a-1/kube/status.txt":      "trench file",
 		"trench-a-1/kube/log.txt":         "starting kube",
 		"trench-a-1/lb/previous-log.txt":  "not found",
@@ -436,7 +451,7 @@ func (p *plugin) broken() {
 	p.must(p.Pods[1].Frontend.Kill())
 	p.want(1, "NO trench-a-2 - - 2/2 frontend does not answer: ").by("status")
 	p.want(1, "NO pod frontend does not answer").by("explain", vip4)
-	p.want(1, "pod trench-a-2 may advertise 20.0.0.1/32", "--force").by("drain", vip4)
+	p.want(1, "no other pod announces 20.0.0.1/32, 2000::1/128").by("drain", "trench-a-1")
 	// A pod without a kubelet, and one whose image cannot be pulled.
 	p.cluster.Apply(p.t, fmt.Sprintf(strangePods, namespace))
 	p.want(1, "NO trench-a-8 - - - frontend does not answer: ", "NO trench-a-9",

@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 	utilexec "k8s.io/client-go/util/exec"
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 
 	"github.com/vipgate/vipgate/test/harness"
 )
