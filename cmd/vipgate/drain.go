@@ -45,12 +45,9 @@ func (c *drainCommand) Run(ctx context.Context, out *cli.Output, line *commandLi
 	if last := lastAdvertised(all, drained, vip); len(last) > 0 && !c.Force {
 		return fmt.Errorf("not drained, because no other pod announces %s; --force drains anyway", strings.Join(last, ", "))
 	}
-	// The frontends know the other pods by reports that are some seconds old, and not that all of
-	// them are drained.
-	if c.Force {
-		command = append(command, "--force")
-	}
-	return change(ctx, out, source, drained, command)
+	// The frontends know the other pods only by kube's reports, which are some seconds old. The states
+	// above are newer, and exist without kube.
+	return change(ctx, out, source, drained, append(command, "--force"))
 }
 
 // lastAdvertised returns the VIPs that drained pods advertise, and no other pod announces. It

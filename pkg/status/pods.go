@@ -77,16 +77,18 @@ func (pod Pod) counts() []string {
 		cells[1] = fmt.Sprintf("%d/%d", up, len(pod.Frontend.GetGateways()))
 	}
 	if pod.LB != nil {
-		ready, total := 0, 0
+		// A target has an entry for each address.
+		total, failing := map[string]bool{}, map[string]bool{}
 		for _, stream := range pod.LB.GetStreams() {
 			for _, target := range stream.GetTargets() {
-				total++
-				if targetState(target.GetState()) == targetReady {
-					ready++
+				name := stream.GetName() + "/" + target.GetName()
+				total[name] = true
+				if targetState(target.GetState()) != targetReady {
+					failing[name] = true
 				}
 			}
 		}
-		cells[2] = fmt.Sprintf("%d/%d", ready, total)
+		cells[2] = fmt.Sprintf("%d/%d", len(total)-len(failing), len(total))
 	}
 	return cells
 }

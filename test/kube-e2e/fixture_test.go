@@ -31,7 +31,7 @@ const (
 	serviceName = "web"
 
 	// waitTimeout bounds every wait for a required event, far above the expected time.
-	waitTimeout  = 20 * time.Second
+	waitTimeout  = 60 * time.Second
 	pollInterval = 10 * time.Millisecond
 )
 

@@ -42,7 +42,7 @@ type plugin struct {
 // that hangs, one that ended, and a container that does not exist.
 func TestVipgate(t *testing.T) {
 	p := newPlugin(t)
-	p.want(0, "ok trench-a-1 2/2 2/2 2/2 -", "ok trench-a-2 2/2 2/2 2/2 -", "2 of 2 pods good").by("status")
+	p.want(0, "ok trench-a-1 2/2 2/2 1/1 -", "ok trench-a-2 2/2 2/2 1/1 -", "2 of 2 pods good").by("status")
 	p.want(0, "pod trench-a-1", "ok targets of trench-a.web 1 of 1 ready", "receives the VIP", "pod trench-a-2").by("explain", vip4)
 	p.want(1, "NO trench file of lb the file in force does not have the VIP").by("explain", "20.0.0.99")
 	p.want(2, "neither a VIP nor a pod of the trench: trench-a-1, trench-a-2").by("drain", "trench-a-3")
@@ -285,7 +285,6 @@ func (p *plugin) sockets() {
 // drains drains a pod, and a VIP in all pods.
 func (p *plugin) drains() {
 	p.t.Helper()
-	// Within 10 s kube notifies the frontend that the other pod advertises the VIPs.
 	p.want(0, "trench-a-1: drain").by("drain", "trench-a-1")
 	p.want(1, "NO trench-a-1 0/2", "ok trench-a-2 2/2", "20.0.0.1/32: advertised by 1 of 2 answering pods; trench-a-1: drained").
 		by("status")
@@ -449,7 +448,7 @@ func (p *plugin) broken() {
 	p.want(1, "ok trench-a-1 2/2", "NO trench-a-2", "lb does not answer: ", "1 of 2 pods good").by("status")
 	p.must(p.Pods[1].LB.Signal(syscall.SIGCONT))
 	p.must(p.Pods[1].Frontend.Kill())
-	p.want(1, "NO trench-a-2 - - 2/2 frontend does not answer: ").by("status")
+	p.want(1, "NO trench-a-2 - - 1/1 frontend does not answer: ").by("status")
 	p.want(1, "NO pod frontend does not answer").by("explain", vip4)
 	p.want(1, "no other pod announces 20.0.0.1/32, 2000::1/128").by("drain", "trench-a-1")
 	// A pod without a kubelet, and one whose image cannot be pulled.
