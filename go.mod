@@ -29,6 +29,7 @@ require (
 	k8s.io/client-go v0.37.2 // kube: reflectors, leader election, work queue; vipgate: kubeconfigs, exec
 	k8s.io/cri-streaming v0.37.2 // tests: exec as a kubelet serves it
 	k8s.io/klog/v2 v2.140.0 // kube and vipgate: the log of client-go
+	k8s.io/streaming v0.37.2 // vipgate only: errors of client-go's exec
 	pgregory.net/rapid v1.3.0 // tests: models with random sequences
 )
 
@@ -84,7 +85,6 @@ require (
 	gopkg.in/evanphx/json-patch.v4 v4.13.0 // indirect
 	gopkg.in/inf.v0 v0.9.1 // indirect
 	k8s.io/kube-openapi v0.0.0-20260721132016-d427ff9ee9ad // indirect
-	k8s.io/streaming v0.37.2 // indirect
 	k8s.io/utils v0.0.0-20260626114624-be93311217bd // indirect
 	sigs.k8s.io/json v0.0.0-20250730193827-2d320260d730 // indirect
 	sigs.k8s.io/randfill v1.0.0 // indirect

@@ -6,9 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // Machine is the source of pods without Kubernetes: the admin sockets below a folder, such as
@@ -54,9 +58,14 @@ func (m Machine) Run(ctx context.Context, pod, program string, command []string,
 			path = neighbor
 		}
 	}
+	socket := filepath.Join(dir, program+".sock")
+	line := append([]string{path}, command[1:]...)
+	if slices.Contains(command, kernelDump) {
+		line = append(enter(ctx, socket), line...)
+	}
 	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, path, command[1:]...)
-	cmd.Env = append(os.Environ(), "VIPGATE_ADMIN_SOCKET=unix://"+filepath.Join(dir, program+".sock"))
+	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
+	cmd.Env = append(os.Environ(), "VIPGATE_ADMIN_SOCKET=unix://"+socket)
 	cmd.Stdout, cmd.Stderr = stdout, &stderr
 	err := cmd.Run()
 	var exit *exec.ExitError
@@ -67,6 +76,33 @@ func (m Machine) Run(ctx context.Context, pod, program string, command []string,
 		return fmt.Errorf("failed to run %s: %w", path, err)
 	}
 	return nil
+}
+
+// enter returns the command line that runs a command in the network namespace of the process that
+// listens on a socket; empty if it is this namespace, or the process does not answer.
+func enter(ctx context.Context, socket string) []string {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return nil
+	}
+	var peer *unix.Ucred
+	_ = raw.Control(func(fd uintptr) { // fails for a closed socket
+		peer, _ = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) // nil with an error
+	})
+	if peer == nil {
+		return nil
+	}
+	namespace := fmt.Sprintf("/proc/%d/ns/net", peer.Pid)
+	own, _ := os.Readlink("/proc/self/ns/net")
+	if its, err := os.Readlink(namespace); err != nil || its == own {
+		return nil
+	}
+	return []string{"nsenter", "--net=" + namespace}
 }
 
 func isFile(path string) bool {

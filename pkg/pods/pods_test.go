@@ -194,7 +194,9 @@ func TestMembersOfAMachine(t *testing.T) {
 func TestScrub(t *testing.T) {
 	object := map[string]any{
 		"metadata": map[string]any{
-			"annotations":   map[string]any{"vipgate.io/vips": "20.0.0.1", "kubectl.kubernetes.io/last-applied-configuration": "x"},
+			"annotations": map[string]any{
+				"vipgate.io/vips": "20.0.0.1", "kubectl.kubernetes.io/last-applied-configuration": "x",
+			},
 			"managedFields": []any{map[string]any{}},
 		},
 		"data": map[string]any{"trench.yaml": "trench: t", "key": "x"},
@@ -204,7 +206,9 @@ func TestScrub(t *testing.T) {
 				"containers": []any{
 					map[string]any{
 						"name": "lb", "args": []any{"run"},
-						"env": []any{map[string]any{"name": "VIPGATE_SOCKET", "value": "s"}, map[string]any{"name": "PROXY", "value": "x"}},
+						"env": []any{
+							map[string]any{"name": "VIPGATE_SOCKET", "value": "s"}, map[string]any{"name": "PROXY", "value": "x"},
+						},
 					},
 					map[string]any{"name": "injected", "args": []any{"x"}, "env": []any{map[string]any{"name": "A", "value": "x"}}},
 				},

@@ -21,16 +21,19 @@ type File struct {
 	Content []byte
 }
 
+// kernelDump is the command that prints the kernel's state of a program's network namespace.
+const kernelDump = "dump"
+
 // commands lists the commands of each program by the name of the file with their output. None
 // prints secrets.
 var commands = map[string]map[string]string{
 	Frontend: {
 		"status.txt": "status", "status.json": "status --output=json", "events.json": "events --output=json",
-		"bird.conf": "render", "kernel.txt": "dump", "version.txt": "version",
+		"bird.conf": "render", "kernel.txt": kernelDump, "version.txt": "version",
 	},
 	LB: {
 		"status.txt": "status", "status.json": "status --output=json", "events.json": "events --output=json",
-		"kernel.txt": "dump", "version.txt": "version",
+		"kernel.txt": kernelDump, "version.txt": "version",
 	},
 	Kube: {"status.txt": "status", "status.json": "status --output=json", "version.txt": "version"},
 }

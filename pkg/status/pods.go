@@ -28,8 +28,8 @@ type Pod struct {
 }
 
 // Pods renders a line for each pod, with its problems, and the VIPs that a pod does not advertise.
-// It reports whether every program answers, every pod advertises every VIP, every gateway is up, and
-// every configuration and data plane is in force.
+// It reports whether every program answers, every pod advertises every VIP, every gateway is up,
+// and every configuration and data plane is in force.
 func Pods(all []Pod, now time.Time) (text string, good bool) {
 	rows := &table{rows: [][]string{{"", "POD", "VIPS", "GATEWAYS", "TARGETS", "PROBLEM"}}}
 	count := 0

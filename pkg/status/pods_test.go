@@ -71,7 +71,9 @@ func TestPods(t *testing.T) {
 }
 
 func TestPodsJSON(t *testing.T) {
-	text, err := PodsJSON([]Pod{{Name: "a", Problems: []string{"gone"}}, {Name: "b", Frontend: &frontendv1.Status{Trench: "t"}}})
+	text, err := PodsJSON([]Pod{
+		{Name: "a", Problems: []string{"gone"}}, {Name: "b", Frontend: &frontendv1.Status{Trench: "t"}},
+	})
 	harness.Must(t, err)
 	var got []struct {
 		Name     string

@@ -43,7 +43,8 @@ type plugin struct {
 func TestVipgate(t *testing.T) {
 	p := newPlugin(t)
 	p.want(0, "ok trench-a-1 2/2 2/2 1/1 -", "ok trench-a-2 2/2 2/2 1/1 -", "2 of 2 pods good").by("status")
-	p.want(0, "pod trench-a-1", "ok targets of trench-a.web 1 of 1 ready", "receives the VIP", "pod trench-a-2").by("explain", vip4)
+	p.want(0, "pod trench-a-1", "ok targets of trench-a.web 1 of 1 ready", "receives the VIP", "pod trench-a-2").
+		by("explain", vip4)
 	p.want(1, "NO trench file of lb the file in force does not have the VIP").by("explain", "20.0.0.99")
 	p.want(2, "neither a VIP nor a pod of the trench: trench-a-1, trench-a-2").by("drain", "trench-a-3")
 	p.want(1, `cannot list resource "pods"`).by("status", "--namespace=default")
@@ -186,7 +187,8 @@ func (p *plugin) container(pod, program string) kubernetes.Container {
 			c.env, c.log = append(c.env, "VIPGATE_ADMIN_SOCKET=unix://"+of.FrontendAdmin(),
 				"VIPGATE_EXTERNAL_INTERFACE="+lab.External), of.Frontend.Output()
 		case "kube":
-			c.env, c.log = append(c.env, "VIPGATE_ADMIN_SOCKET=unix://"+filepath.Join(of.Dir, "kube.sock")), p.kubes[n].Output()
+			c.env, c.log = append(c.env, "VIPGATE_ADMIN_SOCKET=unix://"+filepath.Join(of.Dir, "kube.sock")),
+				p.kubes[n].Output()
 		}
 		return c
 	}
@@ -249,7 +251,7 @@ func (w wanted) by(args ...string) {
 // command returns a command line of the plugin.
 func (p *plugin) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(p.dir, "kubectl-vipgate"), args...)
-	cmd.Env = []string{"KUBECONFIG=" + p.kubeconfig, "HOME=" + p.dir}
+	cmd.Env = []string{"KUBECONFIG=" + p.kubeconfig, "HOME=" + p.dir, "PATH=/usr/bin:/bin"}
 	cmd.Dir = p.dir
 	if !slices.ContainsFunc(args, func(arg string) bool {
 		return strings.HasPrefix(arg, "--namespace") || strings.HasPrefix(arg, "--sockets")
@@ -279,6 +281,11 @@ func (p *plugin) sockets() {
 	}
 	p.want(0, "ok trench-a-2 2/2 2/2", "2 of 2 pods good").by("status", "--sockets="+filepath.Join(p.dir, "run"))
 	p.want(0, "ok trench-a-1 2/2 2/2", "1 of 1 pod good").by("status", "--sockets="+filepath.Join(p.dir, "run", podName(1)))
+	path := filepath.Join(p.dir, "sockets.tar.gz")
+	p.want(0, path).by("sysdump", path, "--sockets="+filepath.Join(p.dir, "run"))
+	files := readArchive(p.t, path)
+	harness.WantText(p.t, files["trench-a-2/lb/kernel.txt"], "neighbor 172.16.1.1 ", "lookup 4096")
+	harness.WantText(p.t, files["trench-a-1/frontend/status.txt"], "2 of 2 VIPs advertised")
 	p.want(1, "no admin socket in /nowhere").by("status", "--sockets=/nowhere")
 }
 
