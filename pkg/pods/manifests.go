@@ -35,7 +35,9 @@ func (c *Cluster) collect(ctx context.Context, to *collector) {
 		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			if slices.Contains(ownContainers, container.Name) {
 				c.addLog(ctx, to, pod.Name, container.Name, false)
-				c.addLog(ctx, to, pod.Name, container.Name, true)
+				if restarted(pod, container.Name) {
+					c.addLog(ctx, to, pod.Name, container.Name, true)
+				}
 			}
 		}
 	}
@@ -87,7 +89,13 @@ func (c *Cluster) collect(ctx context.Context, to *collector) {
 	})
 }
 
-// addLog adds the log of a container. The log of a container that never restarted does not exist.
+// restarted reports whether a container has a previous log.
+func restarted(pod corev1.Pod, container string) bool {
+	all := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
+	return slices.ContainsFunc(all, func(s corev1.ContainerStatus) bool { return s.Name == container && s.RestartCount > 0 })
+}
+
+// addLog adds the log of a container.
 func (c *Cluster) addLog(ctx context.Context, to *collector, pod, container string, previous bool) {
 	name := "log.txt"
 	if previous {

@@ -207,7 +207,10 @@ spec:
   initContainers: [{name: kube, image: kube, restartPolicy: Always}]
   containers: [{name: lb, image: lb}, {name: frontend, image: frontend}]
   volumes: [{name: mounted, configMap: {name: mounted}}]
-status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
+status:
+  phase: Running
+  conditions: [{type: Ready, status: "True"}]
+  containerStatuses: [{name: lb, image: lb, imageID: "", ready: true, restartCount: 1, state: {running: {}}}]
 `, podName(pod), pod))
 }
 
