@@ -91,8 +91,12 @@ func (c *Cluster) collect(ctx context.Context, to *collector) {
 
 // restarted reports whether a container has a previous log.
 func restarted(pod corev1.Pod, container string) bool {
-	all := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
-	return slices.ContainsFunc(all, func(s corev1.ContainerStatus) bool { return s.Name == container && s.RestartCount > 0 })
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if s.Name == container {
+			return s.RestartCount > 0
+		}
+	}
+	return false
 }
 
 // addLog adds the log of a container.

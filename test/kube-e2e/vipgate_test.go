@@ -63,7 +63,8 @@ func (p *plugin) documented() {
 	tools, err := filepath.Abs("../../bin/tools")
 	p.must(err)
 	u := &user{t: p.t, dir: p.dir, root: "../..", env: []string{
-		"KUBECONFIG=" + p.kubeconfig, "HOME=" + p.dir, "PATH=" + strings.Join([]string{p.dir, tools, "/usr/bin", "/bin"}, ":"),
+		"KUBECONFIG=" + p.kubeconfig, "HOME=" + p.dir,
+		"PATH=" + strings.Join([]string{p.dir, tools, "/usr/bin", "/bin"}, ":"),
 	}}
 	if ran := u.follow("docs/kubernetes.md", commands+"=vipgate", nil); ran != 1 {
 		p.t.Errorf("%d blocks for vipgate", ran)
@@ -113,8 +114,8 @@ subjects: [{kind: ServiceAccount, name: operator, namespace: trench-a}]
 func securedTrench() string {
 	text := trenchManifest()
 	for _, family := range []string{"4", "6"} {
-		text = strings.Replace(text, "{name: gateway-a"+family, "{passwordSecret: {name: bgp, key: password}, name: gateway-a"+
-			family, 1)
+		text = strings.Replace(text, "{name: gateway-a"+family,
+			"{passwordSecret: {name: bgp, key: password}, name: gateway-a"+family, 1)
 	}
 	return text
 }
@@ -159,7 +160,9 @@ spec:
       annotations: {example.com/token: %[3]s}
     spec:
       containers:
-        - {name: frontend, image: frontend, env: [{name: HTTPS_PROXY, value: %[4]s}, {name: VIPGATE_LB_ID, value: kept}]}
+        - name: frontend
+          image: frontend
+          env: [{name: HTTPS_PROXY, value: %[4]s}, {name: VIPGATE_LB_ID, value: kept}]
         - {name: injected, image: injected, args: [--token=%[5]s]}
       volumes: [{name: mounted, configMap: {name: mounted}}]
 `, encoded, plantedConfig, plantedOther, plantedValue, plantedArg))
@@ -283,7 +286,8 @@ func (p *plugin) sockets() {
 			os.Symlink(pod.FrontendAdmin(), filepath.Join(dir, "frontend.sock"))))
 	}
 	p.want(0, "ok trench-a-2 2/2 2/2", "2 of 2 pods good").by("status", "--sockets="+filepath.Join(p.dir, "run"))
-	p.want(0, "ok trench-a-1 2/2 2/2", "1 of 1 pod good").by("status", "--sockets="+filepath.Join(p.dir, "run", podName(1)))
+	p.want(0, "ok trench-a-1 2/2 2/2", "1 of 1 pod good").
+		by("status", "--sockets="+filepath.Join(p.dir, "run", podName(1)))
 	path := filepath.Join(p.dir, "sockets.tar.gz")
 	p.want(0, path).by("sysdump", path, "--sockets="+filepath.Join(p.dir, "run"))
 	files := readArchive(p.t, path)
@@ -296,8 +300,8 @@ func (p *plugin) sockets() {
 func (p *plugin) drains() {
 	p.t.Helper()
 	p.want(0, "trench-a-1: drain").by("drain", "trench-a-1")
-	p.want(1, "NO trench-a-1 0/2", "ok trench-a-2 2/2", "20.0.0.1/32: advertised by 1 of 2 answering pods; trench-a-1: drained").
-		by("status")
+	p.want(1, "NO trench-a-1 0/2", "ok trench-a-2 2/2",
+		"20.0.0.1/32: advertised by 1 of 2 answering pods; trench-a-1: drained").by("status")
 	p.want(1, "no other pod announces 20.0.0.1/32, 2000::1/128; --force").by("drain", "trench-a-2")
 	p.want(0, "trench-a-1: no VIP is drained").by("undrain", "trench-a-1")
 	p.want(0, "2 of 2 pods good").by("status")
