@@ -14,9 +14,9 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | column -t -s "$$(printf '\t')"
 
 .PHONY: build
-build: check-go ## Build lb, frontend, kube, target and meridio-frontend into bin/
+build: check-go ## Build lb, frontend, kube, target, meridio-frontend and vipgate into bin/
 	@mkdir -p $(BIN)
-	$(GO) build -ldflags '-X $(CLI).buildVersion=$(VERSION)' -o $(BIN)/ ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target ./cmd/meridio-frontend
+	$(GO) build -ldflags '-X $(CLI).buildVersion=$(VERSION)' -o $(BIN)/ ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target ./cmd/meridio-frontend ./cmd/vipgate
 
 .PHONY: demo
 demo: check-root check-go ## Show vipgate at work in network namespaces (ACT=1 to 3 for one act, HOLD=1 leaves it running)
@@ -102,7 +102,7 @@ format: tools ## Format the code
 .PHONY: generate
 generate: tools ## Generate pkg/api from proto/, the flag tables and configurations of docs/, the schema of the trench file and that of the Trench
 	PATH="$$PWD/$(TOOLS):$$PATH" $(TOOLS)/buf generate
-	$(GO) test -p 1 ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target ./cmd/meridio-frontend -run TestConfigurationDocument -update
+	$(GO) test -p 1 ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target ./cmd/meridio-frontend ./cmd/vipgate -run TestConfigurationDocument -update
 	$(GO) test ./pkg/trench/file -run TestSchemaIsCurrent -update
 	$(GO) test ./pkg/kube/v1alpha1 -run TestCRD -update
 	$(GO) test ./test/lab -run TestGatewaysDocument -update

@@ -28,10 +28,12 @@ require (
 	golang.org/x/sys v0.49.0 // system calls and constants of Linux
 	google.golang.org/grpc v1.85.0 // the readiness stream, admin, health and registry services
 	google.golang.org/protobuf v1.36.12 // generated messages
-	k8s.io/api v0.37.2 // kube only: types of Services, Pods, Events
-	k8s.io/apimachinery v0.37.2 // kube only
-	k8s.io/client-go v0.37.2 // kube only: reflectors, leader election, work queue
-	k8s.io/klog/v2 v2.140.0 // kube only: the log of client-go
+	k8s.io/api v0.37.2 // kube and vipgate only: types of Services, Pods, Events
+	k8s.io/apimachinery v0.37.2 // kube and vipgate only
+	k8s.io/client-go v0.37.2 // kube: reflectors, leader election, work queue; vipgate: kubeconfigs, exec
+	k8s.io/cri-streaming v0.37.2 // tests: exec as a kubelet serves it
+	k8s.io/klog/v2 v2.140.0 // kube and vipgate: the log of client-go
+	k8s.io/streaming v0.37.2 // vipgate only: errors of client-go's exec
 	pgregory.net/rapid v1.3.0 // tests: models with random sequences
 )
 
@@ -62,10 +64,12 @@ require (
 	github.com/go-openapi/swag/yamlutils v0.29.2 // indirect
 	github.com/google/gnostic-models v0.7.0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
+	github.com/gorilla/websocket v1.5.4-0.20250319132907-e064f32e3674 // indirect
 	github.com/grpc-ecosystem/go-grpc-middleware/v2 v2.1.0 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.31.0 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
 	github.com/mdlayher/socket v0.5.1 // indirect
+	github.com/moby/spdystream v0.5.1 // indirect
 	github.com/modern-go/concurrent v0.0.0-20180306012644-bacd9c7ef1dd // indirect
 	github.com/modern-go/reflect2 v1.0.3-0.20250322232337-35a7c28c31ee // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect

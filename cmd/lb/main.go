@@ -26,6 +26,7 @@ type commandLine struct {
 	Target      targetCommand      `cmd:"" help:"List, register, deregister and drain targets."`
 	SVID        svidCommand        `cmd:"" name:"svid" help:"Sign an SVID for a person with the development authority, for grpcurl."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
+	Dump        cli.DumpCommand    `cmd:"" hidden:"" help:"Print the configuration in force and the state of the kernel."`
 	Version     cli.VersionCommand `cmd:"" help:"Print the version."`
 
 	cli.Globals

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"strings"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -102,4 +103,33 @@ func when(stamp *timestamppb.Timestamp) string {
 		return none
 	}
 	return stamp.AsTime().UTC().Format(eventTime)
+}
+
+// PodEventLog renders events of several pods, in columns that only grow.
+type PodEventLog struct{ rows table }
+
+// Row renders an event of a program, or a note without an event.
+func (log *PodEventLog) Row(pod, program string, event *adminv1.Event, note string) string {
+	log.rows.rows = nil
+	if log.rows.width == nil {
+		log.rows.rows = [][]string{{"TIME", "POD", "PROGRAM", "OBJECT", "FROM", "TO", "DETAIL"}}
+		log.rows.width = []int{len(eventTime), 0, len("frontend"), 16, len("de-preferred"), len("de-preferred")}
+	}
+	detail := event.GetDetail()
+	for _, prefix := range []string{"ADVERTISEMENT_REASON_", "VIP_REASON_"} {
+		reason := event.GetReason()
+		if known := explanations()[prefix+strings.ToUpper(reason)].Short; known != "" && len(event.GetTransitions()) == 0 {
+			detail = strings.TrimSuffix(known+": "+detail, ": ")
+			break
+		}
+	}
+	object := event.GetObject()
+	if target := event.GetTarget(); target != "" && target != object {
+		object = strings.TrimPrefix(target+" "+object, " ")
+	}
+	log.rows.add(when(event.GetTime()), pod, program, object, stateWord(event.GetFrom()), stateWord(event.GetTo()),
+		cmp.Or(note, detail))
+	var out strings.Builder
+	log.rows.align(&out, "")
+	return out.String()
 }

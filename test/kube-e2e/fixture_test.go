@@ -91,6 +91,12 @@ type fixture struct {
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
+	return newSecuredFixture(t, "")
+}
+
+// newSecuredFixture is newFixture with a TCP-MD5 password of the gateway's sessions.
+func newSecuredFixture(t *testing.T, password string) *fixture {
+	t.Helper()
 	f := newCluster(t)
 	var err error
 	f.Topology, err = lab.NewTopology(lab.TopologyConfig{
@@ -100,7 +106,9 @@ func newFixture(t *testing.T) *fixture {
 	f.must(err)
 	t.Cleanup(f.close)
 	f.kubelet = newKubelet(f)
-	f.gateway, err = f.StartGateway(f.GatewayConfig())
+	gateway := f.GatewayConfig()
+	gateway.Password = password
+	f.gateway, err = f.StartGateway(gateway)
 	f.must(err)
 	f.startKubes()
 	return f
@@ -193,8 +201,16 @@ func (f *fixture) createTrenchPod(pod int) {
 apiVersion: v1
 kind: Pod
 metadata: {name: %s, namespace: trench-a, labels: {vipgate.io/trench-pod: trench-a}}
-spec: {nodeName: node-%d, serviceAccountName: vipgate, containers: [{name: frontend, image: frontend}]}
-status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
+spec:
+  nodeName: node-%d
+  serviceAccountName: vipgate
+  initContainers: [{name: kube, image: kube, restartPolicy: Always}]
+  containers: [{name: lb, image: lb}, {name: frontend, image: frontend}]
+  volumes: [{name: mounted, configMap: {name: mounted}}]
+status:
+  phase: Running
+  conditions: [{type: Ready, status: "True"}]
+  containerStatuses: [{name: lb, image: lb, imageID: "", ready: true, restartCount: 1, state: {running: {}}}]
 `, podName(pod), pod))
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// binaries is the folder of kube, lb and frontend, built once for all tests.
+// binaries is the folder of kube, lb, frontend and vipgate, built once for all tests.
 var binaries string
 
 // binariesVariable passes that folder to a nested run.
@@ -54,5 +54,5 @@ func build(dir string) error {
 	if err != nil {
 		return err
 	}
-	return lab.Build(ctx, root, dir, "./cmd/kube")
+	return lab.Build(ctx, root, dir, "./cmd/kube", "./cmd/vipgate")
 }

@@ -24,8 +24,9 @@ type authority struct {
 	pem  []byte // certificate of the authority
 }
 
-// newAuthority writes the files of the API server into dir: ca.crt, server.crt, server.key, and
-// sa.key, which signs the tokens of service accounts. The certificate of the server contains the
+// newAuthority writes the files of the API server into dir: ca.crt, server.crt, server.key,
+// kubelet-client.crt and kubelet-client.key for kubelets, and sa.key, which signs the tokens of
+// service accounts. The certificate of the server contains the
 // address node, if it is valid, and the address of the Service kubernetes.
 func newAuthority(dir string, node netip.Addr) (*authority, error) {
 	a := &authority{dir: dir}
@@ -58,7 +59,14 @@ func newAuthority(dir string, node netip.Addr) (*authority, error) {
 	if err != nil {
 		return nil, err
 	}
+	client := template(pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}})
+	client.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	clientCert, clientKey, err := a.issue(client)
+	if err != nil {
+		return nil, err
+	}
 	for name, content := range map[string][]byte{
+		"kubelet-client.crt": clientCert, "kubelet-client.key": clientKey,
 		"ca.crt": a.pem, "server.crt": cert, "server.key": key, "sa.key": serviceAccounts,
 	} {
 		if err := os.WriteFile(a.path(name), content, 0o600); err != nil {

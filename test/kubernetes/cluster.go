@@ -210,6 +210,8 @@ func (c *Cluster) serverArgs() []string {
 	// controller does not run.
 	clients := []string{
 		"--bind-address=127.0.0.1", "--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount",
+		"--kubelet-certificate-authority=" + c.ca.path("ca.crt"), "--kubelet-client-certificate=" +
+			c.ca.path("kubelet-client.crt"), "--kubelet-client-key=" + c.ca.path("kubelet-client.key"),
 	}
 	if c.node.IsValid() {
 		clients = []string{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/signal"
@@ -122,9 +123,24 @@ type StatusFlags struct {
 // Context returns the context of the call that ShowStatus prints.
 func (f StatusFlags) Context(ctx context.Context) (context.Context, context.CancelFunc) {
 	if f.Watch {
-		return signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+		return Interruptible(ctx)
 	}
 	return context.WithTimeout(ctx, CallTimeout)
+}
+
+// Interruptible returns a context that ends with SIGINT, SIGTERM, or the end of a standard input
+// that is a pipe: a process that was started by exec in a container gets no signal when its client
+// goes away, and would stay.
+func Interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	if info, err := os.Stdin.Stat(); err == nil && info.Mode()&(fs.ModeNamedPipe|fs.ModeSocket) != 0 {
+		// The goroutine ends with the process: a read of standard input cannot be interrupted.
+		go func() {
+			_, _ = io.Copy(io.Discard, os.Stdin) // an error is an end, too
+			cancel()
+		}()
+	}
+	return ctx, cancel
 }
 
 // Control sequences of xterm. The alternate screen has no scrollback, and leaving it restores the

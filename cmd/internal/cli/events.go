@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -44,7 +42,7 @@ type EventFollower struct {
 // continues until SIGINT or SIGTERM.
 func ShowEvents(ctx context.Context, out *Output, flags EventFlags, program, vip string, log *status.EventLog) error {
 	if flags.Follow {
-		ctx, cancel := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+		ctx, cancel := Interruptible(ctx)
 		defer cancel()
 		f := &EventFollower{
 			Program: program, Print: EventPrinter(out, flags.Output, log), Notes: os.Stderr,

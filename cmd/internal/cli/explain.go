@@ -18,15 +18,23 @@ type ExplainFlags struct {
 
 // Chain returns the chain of the VIP, without steps.
 func (f ExplainFlags) Chain() (*status.Chain, error) {
-	text := f.VIP
+	parsed, err := ParseVIP(f.VIP)
+	if err != nil {
+		return nil, err
+	}
+	return &status.Chain{VIP: parsed}, nil
+}
+
+// ParseVIP returns the canonical form of a VIP, which may be an address.
+func ParseVIP(text string) (string, error) {
 	if address, err := netip.ParseAddr(text); err == nil {
 		text = fmt.Sprintf("%s/%d", strings.ToLower(text), address.BitLen())
 	}
 	parsed, err := vip.Parse(text)
 	if err != nil {
-		return nil, Usage("%w", err)
+		return "", Usage("%w", err)
 	}
-	return &status.Chain{VIP: parsed.String()}, nil
+	return parsed.String(), nil
 }
 
 // Show prints a chain, and returns ExitFailed unless it is good.

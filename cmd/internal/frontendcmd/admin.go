@@ -28,6 +28,7 @@ type Commands struct {
 	Confirm     confirmCommand     `cmd:"" help:"Put held removals of the configuration in force: VIPs and gateways drain and are withdrawn."`
 	Cleanup     cleanupCommand     `cmd:"" help:"Remove the marks, rules and blackhole of vipgate from the kernel."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
+	Dump        cli.DumpCommand    `cmd:"" hidden:"" help:"Print the configuration in force and the state of the kernel."`
 	Version     cli.VersionCommand `cmd:"" help:"Print the version."`
 }
 

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/pods"
+	"github.com/vipgate/vipgate/pkg/status"
+)
+
+type outputFlags struct {
+	Output string `short:"o" help:"table or json." enum:"table,json" default:"table" env:"-"`
+}
+
+type statusCommand struct {
+	outputFlags
+}
+
+func (c *statusCommand) Run(ctx context.Context, out *cli.Output, line *commandLine) error {
+	all, err := line.list(ctx)
+	if err != nil {
+		return err
+	}
+	text, good := status.Pods(all, time.Now())
+	if c.Output == "json" {
+		if text, err = status.PodsJSON(all); err != nil {
+			return err
+		}
+	}
+	out.Printf("%s", red(text))
+	return exit(good)
+}
+
+// red colours the lines of problems on a terminal.
+func red(text string) string {
+	info, err := os.Stdout.Stat()
+	if err != nil || info.Mode()&os.ModeCharDevice == 0 || os.Getenv("NO_COLOR") != "" {
+		return text
+	}
+	var out strings.Builder
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "NO ") {
+			line = "\x1b[31m" + strings.TrimSuffix(line, "\n") + "\x1b[0m\n"
+		}
+		out.WriteString(line)
+	}
+	return out.String()
+}
+
+func (f sourceFlags) list(ctx context.Context) ([]pods.Pod, error) {
+	source, err := f.source()
+	if err != nil {
+		return nil, err
+	}
+	return pods.List(ctx, source)
+}
+
+// exit returns the exit status of a command.
+func exit(good bool) error {
+	if good {
+		return nil
+	}
+	return cli.ExitError(cli.ExitFailed)
+}
+
+type explainCommand struct {
+	outputFlags
+	VIP string `arg:"" name:"vip" help:"A VIP such as 20.0.0.1."`
+}
+
+func (c *explainCommand) Run(ctx context.Context, out *cli.Output, line *commandLine) error {
+	vip, err := cli.ParseVIP(c.VIP)
+	if err != nil {
+		return err
+	}
+	all, err := line.list(ctx)
+	if err != nil {
+		return err
+	}
+	chains, good := map[string]*status.Chain{}, true
+	for i, pod := range all {
+		chain := pod.Explain(vip, time.Now())
+		chains[pod.Name], good = chain, good && chain.Good()
+		if c.Output == "table" {
+			out.Printf("%spod %s\n%s", strings.Repeat("\n", min(i, 1)), pod.Name, red(chain.Text()))
+		}
+	}
+	if c.Output == "json" {
+		text, err := json.MarshalIndent(chains, "", "  ")
+		if err != nil {
+			return fmt.Errorf("failed to render the steps as JSON: %w", err)
+		}
+		out.Printf("%s\n", text)
+	}
+	return exit(good)
+}

@@ -1,0 +1,199 @@
+package pods
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+)
+
+// logLines is the number of lines of each log, the newest.
+const logLines = 20_000
+
+// ownContainers are the containers of vipgate in a trench pod. Containers that others add may have
+// secrets in their arguments and logs.
+var ownContainers = []string{Frontend, LB, Kube, "sysctls"}
+
+// collect adds logs and manifests of the trench.
+func (c *Cluster) collect(ctx context.Context, to *collector) {
+	pods, err := c.Pods(ctx)
+	if err != nil || len(pods) == 0 {
+		return // Members was refused before
+	}
+	trench := pods[0].Labels[trenchLabel]
+	for _, pod := range pods {
+		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			if slices.Contains(ownContainers, container.Name) {
+				c.addLog(ctx, to, pod.Name, container.Name, false)
+				if restarted(pod, container.Name) {
+					c.addLog(ctx, to, pod.Name, container.Name, true)
+				}
+			}
+		}
+	}
+	objects, err := dynamic.NewForConfig(c.config)
+	if err != nil {
+		return // NewCluster created a client of the same configuration
+	}
+	list := func(group, version, resource string, keep func(unstructured.Unstructured) bool) {
+		kind := schema.GroupVersionResource{Group: group, Version: version, Resource: resource}
+		to.add(ctx, path.Join("manifests", resource+".yaml"), func(ctx context.Context, out *bytes.Buffer) error {
+			found, err := objects.Resource(kind).Namespace(c.Namespace).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			for _, object := range found.Items {
+				if !keep(object) {
+					continue
+				}
+				text, err := yaml.Marshal(scrub(object.Object))
+				if err != nil {
+					return fmt.Errorf("failed to render %s: %w", object.GetName(), err)
+				}
+				fmt.Fprintf(out, "---\n%s", text)
+			}
+			return nil
+		})
+	}
+	// kube translates all Services of the class with their EndpointSlices and pods.
+	services := func(object unstructured.Unstructured) bool {
+		class, _, _ := unstructured.NestedString(object.Object, "spec", "loadBalancerClass")
+		return class == "vipgate.io/"+trench
+	}
+	all := func(unstructured.Unstructured) bool { return true }
+	list("", "v1", "services", services)
+	list("discovery.k8s.io", "v1", "endpointslices", all)
+	list("", "v1", "pods", func(object unstructured.Unstructured) bool {
+		labels := object.GetLabels()
+		return labels[trenchLabel] == trench || labels["vipgate.io/trench"] == trench
+	})
+	list("apps", "v1", "deployments", func(object unstructured.Unstructured) bool {
+		label, _, _ := unstructured.NestedString(object.Object, "spec", "template", "metadata", "labels", trenchLabel)
+		return label == trench
+	})
+	list("vipgate.io", "v1alpha1", "trenches", all)
+	list("vipgate.io", "v1alpha1", "trenchreports", all)
+	mounted := mountedConfigMaps(pods)
+	list("", "v1", "configmaps", func(object unstructured.Unstructured) bool {
+		return slices.Contains(mounted, object.GetName())
+	})
+}
+
+// restarted reports whether a container has a previous log.
+func restarted(pod corev1.Pod, container string) bool {
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if s.Name == container {
+			return s.RestartCount > 0
+		}
+	}
+	return false
+}
+
+// addLog adds the log of a container.
+func (c *Cluster) addLog(ctx context.Context, to *collector, pod, container string, previous bool) {
+	name := "log.txt"
+	if previous {
+		name = "previous-log.txt"
+	}
+	to.add(ctx, path.Join(pod, container, name), func(ctx context.Context, out *bytes.Buffer) error {
+		lines := int64(logLines)
+		text, err := c.core.Pods(c.Namespace).GetLogs(pod, &corev1.PodLogOptions{
+			Container: container, Previous: previous, TailLines: &lines, Timestamps: true,
+		}).DoRaw(ctx)
+		out.Write(text)
+		return err
+	})
+}
+
+// mountedConfigMaps lists the ConfigMaps that pods mount.
+func mountedConfigMaps(pods []corev1.Pod) (names []string) {
+	for _, pod := range pods {
+		for _, volume := range pod.Spec.Volumes {
+			if volume.ConfigMap != nil && !slices.Contains(names, volume.ConfigMap.Name) {
+				names = append(names, volume.ConfigMap.Name)
+			}
+		}
+	}
+	return names
+}
+
+// removed replaces a value that may be secret.
+const removed = "(removed by sysdump)"
+
+var (
+	// safeVariables matches the variables whose values are kept. Passwords of vipgate are in files.
+	safeVariables = regexp.MustCompile(`^(VIPGATE_.*|POD_.*|SPIFFE_ENDPOINT_SOCKET|GOMEMLIMIT|GOGC)$`)
+	// safeAnnotations matches the annotations whose values are kept: last-applied-configuration
+	// repeats the object with its secrets.
+	safeAnnotations = regexp.MustCompile(`^([a-z]+\.)?vipgate\.io/|^k8s\.v1\.cni\.cncf\.io/|` +
+		`^kubectl\.kubernetes\.io/default-container$|^deployment\.kubernetes\.io/revision$`)
+)
+
+// scrub removes values from an object that may be secret: variables and arguments of containers of
+// others, annotations, and data of ConfigMaps that are not trench files. It changes the object.
+func scrub(object map[string]any) map[string]any {
+	for key, value := range object {
+		switch typed := value.(type) {
+		case map[string]any:
+			switch key {
+			case "annotations":
+				replace(typed, func(name string) bool { return safeAnnotations.MatchString(name) })
+			case "data":
+				replace(typed, func(name string) bool { return strings.HasSuffix(name, ".yaml") })
+			case "binaryData":
+				replace(typed, func(string) bool { return false })
+			default:
+				scrub(typed)
+			}
+		case []any:
+			scrubList(key, typed)
+		}
+		if key == "managedFields" {
+			delete(object, key)
+		}
+	}
+	return object
+}
+
+// scrubList removes secrets from a list under a key.
+func scrubList(key string, list []any) {
+	for _, item := range list {
+		object, is := item.(map[string]any)
+		if !is {
+			continue
+		}
+		name, _ := object["name"].(string)
+		switch key {
+		case "env":
+			if _, has := object["value"]; has && !safeVariables.MatchString(name) {
+				object["value"] = removed
+			}
+		case "containers", "initContainers", "ephemeralContainers":
+			if !slices.Contains(ownContainers, name) {
+				for _, field := range []string{"command", "args", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe"} {
+					delete(object, field)
+				}
+			}
+		}
+		scrub(object)
+	}
+}
+
+// replace removes the values that are not kept.
+func replace(values map[string]any, keep func(name string) bool) {
+	for name := range values {
+		if !keep(name) {
+			values[name] = removed
+		}
+	}
+}
