@@ -54,7 +54,8 @@ func TestServiceLife(t *testing.T) {
 	f.wantAnnounced()
 	f.wantUpdates(1)
 	f.wantStatus(metav1.ConditionTrue)
-	f.wantExplained(0, "svc/"+serviceName, "ok Service accepted", fmt.Sprintf("ok targets %d targets", replicas), "20.0.0.1/32 ok lease live",
+	f.wantExplained(0, "svc/"+serviceName, "ok Service accepted",
+		fmt.Sprintf("ok targets %d targets", replicas), "20.0.0.1/32 ok lease live",
 		"and receives the VIP (next hop ")
 	f.wantExplained(1, "svc/none", "NO Service the Trench has no such Service next: `kubectl get service")
 
