@@ -11,6 +11,7 @@ import (
 type commandLine struct {
 	Run         runCommand         `cmd:"" default:"withargs" help:"Watch the objects of a Trench and write the trench file (also without a command)."`
 	Status      statusCommand      `cmd:"" help:"Show what is watched, whether the trench file is current, and which objects are refused."`
+	Explain     explainCommand     `cmd:"" help:"Show each step from a Service to the gateways, with the remedy. Exit status 1 if one is broken."`
 	Translate   translateCommand   `cmd:"" help:"Print the trench file and the verdicts of objects, without a cluster."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
 	Version     cli.VersionCommand `cmd:"" help:"Print the version."`

@@ -20,5 +20,5 @@ func (c *explainCommand) Run(ctx context.Context, out *cli.Output) error {
 		return err
 	}
 	chain.LBSteps(current, time.Now())
-	return c.Show(out, chain)
+	return cli.ShowChain(out, chain, c.Output)
 }

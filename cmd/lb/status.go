@@ -22,11 +22,16 @@ func call[Q, R any](ctx context.Context, f cli.AdminFlags,
 
 type statusCommand struct {
 	cli.StatusFlags
+	cli.VIPFlags
 }
 
 func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
-	return cli.RunStatus(ctx, out, c.StatusFlags, "lb", lbv1.NewLBServiceClient, client.WatchStatus,
-		func(s *lbv1.Status, now time.Time) (string, bool) { return status.LB(s, now), true })
+	choose, err := cli.Select(c.VIPFlags, status.SelectLB)
+	if err != nil {
+		return err
+	}
+	return cli.RunStatus(ctx, out, c.StatusFlags, "lb", lbv1.NewLBServiceClient, client.WatchStatus, choose,
+		func(s *lbv1.Status, now time.Time) (string, bool) { return c.View().LB(s, now), true })
 }
 
 type confirmCommand struct{ cli.ConfirmFlags }

@@ -13,7 +13,6 @@ import (
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/registration"
-	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
@@ -48,7 +47,7 @@ func (c *targetListCommand) Run(ctx context.Context, out *cli.Output) error {
 	return conn.Explain(cli.ShowStatus(ctx, out, c.StatusFlags,
 		func() (*targetv1.ListResponse, error) { return list.next(stream.Recv) },
 		func(all *targetv1.ListResponse) (string, bool) {
-			return status.Targets(all.GetTargets(), time.Now()), true
+			return c.View().Targets(all.GetTargets(), time.Now()), true
 		},
 	))
 }

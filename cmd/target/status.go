@@ -13,7 +13,6 @@ import (
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
 	"github.com/vipgate/vipgate/pkg/identity"
-	"github.com/vipgate/vipgate/pkg/status"
 )
 
 type statusCommand struct {
@@ -62,7 +61,7 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 			}
 			return s, nil
 		},
-		func(s *targetadminv1.Status) (string, bool) { return status.Target(s, time.Now()) },
+		func(s *targetadminv1.Status) (string, bool) { return c.View().Target(s, time.Now()) },
 	)
 }
 

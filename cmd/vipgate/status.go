@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -31,25 +30,11 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output, line *commandL
 		if text, err = status.PodsJSON(all); err != nil {
 			return err
 		}
+		out.Printf("%s", text)
+	} else {
+		out.Show(text)
 	}
-	out.Printf("%s", red(text))
 	return exit(good)
-}
-
-// red colours the lines of problems on a terminal.
-func red(text string) string {
-	info, err := os.Stdout.Stat()
-	if err != nil || info.Mode()&os.ModeCharDevice == 0 || os.Getenv("NO_COLOR") != "" {
-		return text
-	}
-	var out strings.Builder
-	for line := range strings.Lines(text) {
-		if strings.HasPrefix(line, "NO ") {
-			line = "\x1b[31m" + strings.TrimSuffix(line, "\n") + "\x1b[0m\n"
-		}
-		out.WriteString(line)
-	}
-	return out.String()
 }
 
 func (f sourceFlags) list(ctx context.Context) ([]pods.Pod, error) {
@@ -87,7 +72,7 @@ func (c *explainCommand) Run(ctx context.Context, out *cli.Output, line *command
 		chain := pod.Explain(vip, time.Now())
 		chains[pod.Name], good = chain, good && chain.Good()
 		if c.Output == "table" {
-			out.Printf("%spod %s\n%s", strings.Repeat("\n", min(i, 1)), pod.Name, red(chain.Text()))
+			out.Show(strings.Repeat("\n", min(i, 1)) + "pod " + pod.Name + "\n" + chain.Text())
 		}
 	}
 	if c.Output == "json" {

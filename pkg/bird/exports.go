@@ -96,5 +96,5 @@ func parseRoutes(reply Reply) vip.Set {
 // ExportsProblem describes a gateway that does not receive every VIP, with the remedy.
 func (gateway GatewayState) ExportsProblem() string {
 	return fmt.Sprintf("receives %d of %d VIPs: BIRD does not export the others; did another process change "+
-		"BIRD's configuration? `birdc show route noexport 'NBR-%s'`", gateway.Exported, gateway.Announced, gateway.Name)
+		"BIRD's configuration? `birdc \"show route noexport 'NBR-%s'\"`", gateway.Exported, gateway.Announced, gateway.Name)
 }

@@ -13,6 +13,7 @@ import (
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/bird/exports"
 	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/frontend/orders"
@@ -200,6 +201,27 @@ func (a *admin) change(ctx context.Context, what string, objects []orders.Object
 	names := cmp.Or(strings.Join(vip.Texts(objects), ", "), orders.Object{}.String())
 	p.observer.journal.Add(&adminv1.Event{Detail: "an operator " + what + " " + names, By: caller})
 	return d, nil
+}
+
+// ListExports implements the FrontendService.
+func (a *admin) ListExports(ctx context.Context, r *frontendv1.ListExportsRequest) (*frontendv1.ListExportsResponse,
+	error,
+) {
+	prefix, err := vip.Parse(r.GetVip())
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	var names []string
+	for _, g := range a.process.bird.State().Load().Gateways {
+		if g.Up && !isStatic(g) && g.Family == prefix.Family() {
+			names = append(names, g.Name)
+		}
+	}
+	all, err := exports.Read(ctx, a.process.BIRD.Socket, names, prefix)
+	if err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	return &frontendv1.ListExportsResponse{Exports: all}, nil
 }
 
 func (a *admin) ApplyNow(ctx context.Context, _ *frontendv1.ApplyNowRequest) (*frontendv1.ApplyNowResponse, error) {

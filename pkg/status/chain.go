@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -23,12 +22,26 @@ type Step struct {
 	Next string `json:"next,omitempty"`
 }
 
-// Chain explains a VIP by every step from its targets to its gateways and back.
+// Chain explains a VIP by every step from its targets to its gateways and back, or a Service by its
+// steps into the trench file and the chain of each of its VIPs.
 type Chain struct {
-	VIP   string `json:"vip"`
-	Steps []Step `json:"steps"`
+	VIP     string `json:"vip,omitempty"`
+	Service string `json:"service,omitempty"`
+	Steps   []Step `json:"steps"`
+	// VIPs are the chains of a Service's VIPs in this pod.
+	VIPs []*Chain `json:"vips,omitempty"`
 	// Unasked is why the steps of a program are missing; empty if none are.
 	Unasked string `json:"unasked,omitempty"`
+
+	exports map[string]*frontendv1.Export // by gateway; nil if unknown
+}
+
+// Exported sets how BIRD exports the VIP to each gateway, for FrontendSteps.
+func (chain *Chain) Exported(exports []*frontendv1.Export) {
+	chain.exports = map[string]*frontendv1.Export{}
+	for _, export := range exports {
+		chain.exports[export.GetGateway()] = export
+	}
 }
 
 func (chain *Chain) add(name string, good bool, text, next string) {
@@ -63,6 +76,11 @@ func (chain *Chain) Good() bool {
 			return false
 		}
 	}
+	for _, part := range chain.VIPs {
+		if !part.Good() {
+			return false
+		}
+	}
 	return gateways == 0 || receiving > 0
 }
 
@@ -72,6 +90,9 @@ func (chain *Chain) Text() string {
 	var rows table
 	for _, step := range chain.Steps {
 		sign := map[bool]string{true: "ok", false: "NO"}[step.Good]
+		if step.Good && step.Next != "" {
+			sign = "!!" // a problem that breaks no step
+		}
 		rows.row(sign, cut(step.Name, maxCell), cut(step.Text, maxError))
 		if step.Next != "" {
 			rows.row("", "", "next: "+cut(step.Next, maxError))
@@ -81,7 +102,16 @@ func (chain *Chain) Text() string {
 	if chain.Unasked != "" {
 		out.WriteString(cut(chain.Unasked, maxError) + "\n")
 	}
+	for _, part := range chain.VIPs {
+		out.WriteString("\n" + cut(part.VIP, maxCell) + "\n" + part.Text())
+	}
 	return out.String()
+}
+
+// Silent adds that a program does not answer.
+func (chain *Chain) Silent(program string, err error) {
+	chain.add(program, false, err.Error(),
+		"does the container "+program+" run, what does it log, and is its admin socket shared?")
 }
 
 // JSON renders the chain as JSON.
@@ -90,15 +120,21 @@ func (chain *Chain) JSON() (string, error) {
 	return string(text) + "\n", err
 }
 
+// refused adds why the trench file on disk is not in force, if it is not.
+func (chain *Chain) refused(name, problems, program string) {
+	if problems != "" {
+		chain.note(name, "an older file is in force, since the file on disk is refused: "+problems,
+			"correct the file: `"+program+" validate FILE`")
+	}
+}
+
 // LBSteps adds the steps that a load balancer confirms: its targets, the data plane, the readiness.
 func (chain *Chain) LBSteps(status *lbv1.Status, now time.Time) {
+	chain.refused("trench file of lb", status.GetConfigurationError(), "lb")
 	at := slices.IndexFunc(status.GetVips(), func(v *lbv1.VipStatus) bool { return v.GetVip() == chain.VIP })
 	if at < 0 {
-		next := "add it to attractor.vips and to the vips of a stream"
-		if refused := status.GetConfigurationError(); refused != "" {
-			next = "the file on disk is refused: " + refused
-		}
-		chain.add("trench file of lb", false, "the file in force does not have the VIP", next)
+		chain.add("trench file of lb", false, "the file in force does not have the VIP",
+			"add it to attractor.vips and to the vips of a stream")
 		return
 	}
 	streams := 0
@@ -111,7 +147,7 @@ func (chain *Chain) LBSteps(status *lbv1.Status, now time.Time) {
 	if streams == 0 {
 		chain.add("stream", false, "no stream has the VIP", "add it to the vips of a stream")
 	}
-	chain.dataPlane(status.GetDataPlane())
+	chain.dataPlane(status.GetDataPlane(), status.GetVips()[at].GetReadiness())
 	chain.readiness("readiness", status.GetVips()[at].GetReadiness(), now)
 	if len(status.GetWatchers()) == 0 {
 		chain.add("readiness socket", false, "no frontend is connected",
@@ -121,55 +157,136 @@ func (chain *Chain) LBSteps(status *lbv1.Status, now time.Time) {
 
 // stream adds the targets of a stream.
 func (chain *Chain) stream(stream *lbv1.StreamStatus, plane *lbv1.DataPlaneStatus) {
-	ready, all, failing := 0, 0, ""
+	ready, other, needed := 0, 0, int(max(1, stream.GetMinReady()))
+	var failing []*lbv1.TargetStatus
 	for _, target := range stream.GetTargets() {
-		if familyOf(target.GetAddress()) != familyOf(chain.VIP) {
-			continue
-		}
-		all++
-		if targetState(target.GetState()) == targetReady {
+		switch {
+		case familyOf(target.GetAddress()) != familyOf(chain.VIP):
+			other++
+		case targetState(target.GetState()) == targetReady:
 			ready++
-		} else if failing == "" {
-			failing = fmt.Sprintf("; %s at %s is %s", target.GetName(), target.GetAddress(), targetState(target.GetState()))
-			if cause := cmp.Or(target.GetLastError(), target.GetDrainCause()); cause != "" {
-				failing += ": " + cause
-			}
+		default:
+			failing = append(failing, target)
 		}
 	}
-	next := "the error of its check; then the application, and `target status` in its pod"
-	if all == 0 {
+	// A target that fails its check explains more than one that leaves.
+	failing = problemsFirst(failing, func(target *lbv1.TargetStatus) int {
+		switch {
+		case target.GetDrainCause() != "":
+			return 2
+		case target.GetLastError() == "":
+			return 1
+		}
+		return 0
+	})
+	text := fmt.Sprintf("%d of %d ready, needs %d", ready, ready+len(failing), needed)
+	for _, target := range failing[:min(len(failing), maxNames)] {
+		text += fmt.Sprintf("; %s at %s is %s", target.GetName(), target.GetAddress(), targetState(target.GetState()))
+		if cause := cmp.Or(target.GetDrainCause(), target.GetLastError()); cause != "" {
+			text += ": " + cause
+		}
+	}
+	var next string
+	switch {
+	case len(failing) > 0:
+		next = targetRemedy(stream.GetName(), failing[0])
+	case ready > 0:
+		next = fmt.Sprintf("add targets to %s, or lower its minReady to %d", stream.GetName(), ready)
+	case other > 0:
+		next = fmt.Sprintf("add an %s address to ips of its targets, or take the VIP out of %s", familyOf(chain.VIP),
+			stream.GetName())
+	default:
 		next = "list targets in the stream, or register them: `target add`, `lb target add`"
 	}
-	chain.add("targets of "+stream.GetName(), ready >= int(max(1, stream.GetMinReady())),
-		fmt.Sprintf("%d of %d ready, needs %d%s", ready, all, max(1, stream.GetMinReady()), failing), next)
+	chain.add("targets of "+stream.GetName(), ready >= needed, text, next)
 	for _, forwarded := range plane.GetStreams() {
 		problem := forwarded.GetProblemIpv4()
 		if familyOf(chain.VIP) == "ipv6" {
 			problem = forwarded.GetProblemIpv6()
 		}
 		if forwarded.GetName() == stream.GetName() && problem != "" {
-			chain.add("data plane of "+stream.GetName(), false, problem, "`lb status`: the data plane's problems")
+			chain.add("data plane of "+stream.GetName(), false, problem, "the data plane below; `lb status`")
 		}
 	}
 }
 
-// dataPlane adds the state of the kernel.
-func (chain *Chain) dataPlane(plane *lbv1.DataPlaneStatus) {
+// targetRemedies maps parts of a check's error to the remedy; the first one counts.
+var targetRemedies = []struct{ part, next string }{
+	{
+		"does not accept packets",
+		"`target run` with --pool and --interface in the pod of the target; `target status` there",
+	},
+	{
+		"connection refused",
+		"start the application, let it listen on this address and port, or correct the port of the check",
+	},
+	{"is down", "`ip -br link`: set the link up"},
+	{
+		"no connected network",
+		"correct the address in ips, or give this pod an interface in that network: `ip -br address`",
+	},
+	{"no answer, and none", "correct the address in ips; `ping` it from here: does the host run, on this network?"},
+	{"firewall", "the data plane below; then `nft list ruleset` here and there, and the network policies in between"},
+	{"ip address del", "the data plane below"},
+	{"no answer", "does the check fit the application (tcp, http or grpc, its path)? `curl` it from here"},
+	{"no route to host", "correct the address in ips; `ping` it from here: does the host run, on this network?"},
+	{"status", "correct the path of the check, or see why the application answers so: `curl` it from here"},
+}
+
+// targetRemedy returns what to do about a target that is not ready.
+func targetRemedy(stream string, target *lbv1.TargetStatus) string {
+	if cause := target.GetDrainCause(); cause != "" {
+		if strings.Contains(cause, "operator") {
+			return "`lb target undrain " + target.GetName() + " --stream=" + stream + "`"
+		}
+		return "list the target again in the stream, without terminating; in Kubernetes: which Pods are ready?"
+	}
+	for _, remedy := range targetRemedies {
+		if strings.Contains(target.GetLastError(), remedy.part) {
+			return remedy.next
+		}
+	}
+	return "the error of its check; then the application, and `target status` in its pod"
+}
+
+// note adds a problem that breaks no step.
+func (chain *Chain) note(name, text, next string) {
+	chain.Steps = append(chain.Steps, Step{name, true, clean(text), clean(next)})
+}
+
+// dataPlane adds the state of the kernel. A problem that names no VIP is a suspect while the VIP is
+// not ready, and breaks nothing otherwise.
+func (chain *Chain) dataPlane(plane *lbv1.DataPlaneStatus, report *readinessv1.VipReadiness) {
 	const name = "data plane"
-	problems := slices.DeleteFunc(slices.Clone(plane.GetProblems()), func(problem *adminv1.Problem) bool {
-		return len(problem.GetVips()) > 0 && !slices.Contains(problem.GetVips(), chain.VIP)
-	})
+	before := len(chain.Steps)
+	if plane.GetError() != "" {
+		chain.add(name, false, plane.GetError(), "`lb status`; the log of lb")
+	}
+	isReady := report.GetState() == readinessv1.VipState_VIP_STATE_READY
+	for _, problem := range plane.GetProblems() {
+		text := problem.GetObject() + ": " + problem.GetDetail()
+		switch {
+		case len(problem.GetVips()) > 0 && !slices.Contains(problem.GetVips(), chain.VIP),
+			// The kernel parameters of the other family.
+			strings.HasPrefix(problem.GetObject(), "net.ipv") && !strings.HasPrefix(problem.GetObject(),
+				"net."+familyOf(chain.VIP)):
+		case len(problem.GetVips()) > 0 || !isReady:
+			chain.add(name, false, text, problem.GetRemedy())
+		default:
+			chain.note(name, text, problem.GetRemedy())
+		}
+	}
+	if drifts := plane.GetDrift(); len(drifts) > 0 {
+		text := "another process changed " + drifts[0].GetObject() + ": " + drifts[0].GetDetail()
+		if len(drifts) > 1 {
+			text += fmt.Sprintf(", and %d more", len(drifts)-1)
+		}
+		chain.add(name, false, text, "`lb reconcile`, or `lb resume` under a hold")
+	}
 	switch {
+	case len(chain.Steps) > before:
 	case plane == nil:
 		chain.add(name, true, "another process forwards (--dataplane=none)", "")
-	case plane.GetError() != "":
-		chain.add(name, false, plane.GetError(), "`lb status`; the log of lb")
-	case len(problems) > 0:
-		chain.add(name, false, problems[0].GetObject()+": "+problems[0].GetDetail(), problems[0].GetRemedy())
-	case len(plane.GetDrift()) > 0:
-		drift := plane.GetDrift()[0]
-		chain.add(name, false, "another process changed "+drift.GetObject()+": "+drift.GetDetail(),
-			"`lb reconcile`, or `lb resume` under a hold")
 	default:
 		chain.add(name, true, fmt.Sprintf("revision %d is in the kernel", plane.GetAppliedRevision()), "")
 	}
@@ -184,14 +301,18 @@ func (chain *Chain) readiness(name string, report *readinessv1.VipReadiness, now
 	chain.explain(name, report.GetState() == readinessv1.VipState_VIP_STATE_READY, text, Explain(report.GetReason()))
 }
 
-// FrontendSteps adds the steps that a frontend confirms: the lease, the gate, BIRD, each gateway and
+// FrontendSteps adds the steps that a frontend confirms: the lease, the gate, BIRD, each gateway
+// and
 // the way back.
 func (chain *Chain) FrontendSteps(status *frontendv1.Status, now time.Time) {
+	// lb reads the same file.
+	if chain.Unasked != "" {
+		chain.refused("trench file of frontend", status.GetConfigurationError(), "frontend")
+	}
 	at := slices.IndexFunc(status.GetVips(), func(v *frontendv1.VipStatus) bool { return v.GetVip() == chain.VIP })
 	if at < 0 {
 		explanation := Explain(readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED)
-		chain.add("trench file of frontend", false, explanation.Meaning,
-			cmp.Or(status.GetConfigurationError(), explanation.Next))
+		chain.add("trench file of frontend", false, explanation.Meaning, explanation.Next)
 		return
 	}
 	report := status.GetVips()[at]
@@ -213,14 +334,21 @@ func (chain *Chain) FrontendSteps(status *frontendv1.Status, now time.Time) {
 	chain.gateways(status, report, now)
 	family := familyOf(chain.VIP)
 	routes := map[string]string{
-		"SourceRouting/" + family: "rules and routes are in the kernel", "RouteBack/" + family: "a gateway announces a route",
+		"SourceRouting/" + family: "rules and routes are in the kernel", "RouteBack/" +
+			family: "a gateway announces a route",
 	}
 	for _, condition := range status.GetConditions() {
 		// Without a gateway RouteBack says nothing.
 		unknown := condition.GetServing() && condition.GetName() == "RouteBack/"+family && len(report.GetGateways()) == 0
 		if text := routes[condition.GetName()]; text != "" && !unknown {
-			chain.add(condition.GetName(), condition.GetServing(), cmp.Or(condition.GetDetail(), text),
-				"`frontend status`: the condition; `ip -br link`, `birdc show route`")
+			next := "`frontend status`: the condition; `ip -br link`, `birdc show route`"
+			// The detail may end with the remedy.
+			for _, before := range []string{"; ", ": run ", ": remove "} {
+				if _, remedy, is := strings.Cut(condition.GetDetail(), before); is {
+					next = strings.TrimLeft(before, ":; ") + remedy
+				}
+			}
+			chain.add(condition.GetName(), condition.GetServing(), cmp.Or(condition.GetDetail(), text), next)
 		}
 	}
 }
@@ -236,52 +364,14 @@ func (chain *Chain) lease(status *frontendv1.Status, report *frontendv1.VipStatu
 	if source.GetPosition().GetInstanceId() == "" {
 		lost = readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NEVER_SEEN
 	}
-	chain.add("lease", source.GetFreshness() == frontendv1.Freshness_FRESHNESS_LIVE && source.GetSynced(),
-		loadBalancer(status), Explain(lost).Next)
+	text := View{}.loadBalancer(status)
+	if failure := source.GetError(); failure != "" && !strings.Contains(text, failure) {
+		text += ", last error: " + failure
+	}
+	chain.add("lease", source.GetFreshness() == frontendv1.Freshness_FRESHNESS_LIVE && source.GetSynced(), text,
+		Explain(lost).Next)
 	// Otherwise the load balancer has said it above.
 	if report.GetReadiness() != nil && chain.Unasked != "" {
 		chain.readiness("readiness", report.GetReadiness(), now)
-	}
-}
-
-// gateways adds each gateway of the VIP's family.
-func (chain *Chain) gateways(status *frontendv1.Status, report *frontendv1.VipStatus, now time.Time) {
-	found := false
-	for _, gateway := range status.GetGateways() {
-		if familyOf(gateway.GetAddress()) != familyOf(chain.VIP) {
-			continue
-		}
-		found = true
-		receives := slices.Contains(report.GetGateways(), gateway.GetName())
-		text := fmt.Sprintf("%s is %s since %s", gateway.GetName(), strings.ToLower(upOrDown(gateway.GetUp())),
-			ago(gateway.GetSince(), now))
-		next := "`birdc show protocols all " + gateway.GetName() + "`; link, VLAN, AS numbers and password of the gateway"
-		switch {
-		case receives && gateway.GetExport() == "depreferred":
-			text += " and receives the VIP de-preferred"
-		case receives:
-			text += " and receives the VIP"
-		case gateway.GetUp():
-			text += " and does not receive the VIP"
-			next = "the gate above"
-		}
-		if gateway.GetDrained() {
-			text += ", drained by an operator" + drainEnd(gateway.GetDrainEnds(), now)
-			next = "`frontend undrain --gateway=" + gateway.GetName() + "`"
-		}
-		problems, compare := sessionProblems(status, gateway, now)
-		state := strings.TrimSuffix(gateway.GetState(), " ("+gateway.GetLastError()+")")
-		for _, detail := range append([]string{gateway.GetChange(), state}, problems...) {
-			if detail != "" && !(gateway.GetUp() && detail == gateway.GetState()) {
-				text += ", " + strings.TrimPrefix(detail, "down: ")
-			}
-		}
-		if compare != "" && !gateway.GetDrained() {
-			next = compare + "; " + next
-		}
-		chain.add(gatewayStep, receives, text, next)
-	}
-	if !found {
-		chain.add(gatewayStep, false, "no gateway of the VIP's family is configured", "add one to attractor.gateways")
 	}
 }

@@ -81,7 +81,7 @@ func TestChainNamesCauses(t *testing.T) {
 		}, "trench file of lb  the file in force", false},
 		"refused file": {func(lb *lbv1.Status, _ *frontendv1.Status) {
 			lb.Vips, lb.ConfigurationError = nil, "line 7: no such field"
-		}, "next: the file on disk is refused: line 7", false},
+		}, "the file on disk is refused: line 7", false},
 		"no stream": {func(lb *lbv1.Status, _ *frontendv1.Status) {
 			lb.Streams = nil
 		}, "stream  no stream has the VIP", false},

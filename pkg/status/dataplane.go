@@ -10,7 +10,7 @@ import (
 )
 
 // writeDataPlane appends the state of the data plane, if the load balancer has one.
-func writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.Time) {
+func (view View) writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.Time) {
 	if plane == nil {
 		return
 	}
@@ -41,8 +41,9 @@ func writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.
 			"%d packets copied, %d not", moved.GetCurrent(), moved.GetDecided(), moved.GetDenied(), moved.GetAsked(),
 			moved.GetFull()))
 	}
-	out.WriteByte('\n')
-	head.align(out, "")
+	if !view.Problems {
+		head.write(out)
+	}
 	// An error concerns the whole data plane, so it comes before single problems.
 	if failure := plane.GetError(); failure != "" {
 		fmt.Fprintf(out, "NOTHING CAN BE CHANGED (%s): %s\nThe kernel state is kept.\n",
@@ -59,7 +60,12 @@ func writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatus, now time.
 	if failure := plane.GetUnread(); failure != "" {
 		fmt.Fprintf(out, "\nFailed to read the targets in the kernel: %s\n", cut(failure, maxLine))
 	}
-	dataPlaneStreams(plane.GetStreams()).write(out)
+	dataPlaneStreams(only(view, plane.GetStreams(), func(stream *lbv1.DataPlaneStream) bool {
+		return stream.GetProblemIpv4() != "" || stream.GetProblemIpv6() != ""
+	})).write(out)
+	if view.Problems {
+		return
+	}
 	earlierTargets(plane.GetStreams(), now).write(out)
 	dataPlaneTargets(plane.GetStreams(), now).write(out)
 }

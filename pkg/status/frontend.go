@@ -32,7 +32,7 @@ func besideMeridio(status *frontendv1.Status) bool {
 
 // Frontend renders the status of a frontend, and reports whether every configured VIP is
 // advertised. A de-preferred VIP counts as advertised.
-func Frontend(status *frontendv1.Status, now time.Time) (text string, complete bool) {
+func (view View) Frontend(status *frontendv1.Status, now time.Time) (text string, complete bool) {
 	var out strings.Builder
 	fmt.Fprintf(&out, "frontend %s, trench %s, attractor %s\n",
 		cut(status.GetVersion(), maxCell), cut(status.GetTrench(), maxCell), cut(status.GetAttractor(), maxCell))
@@ -71,7 +71,7 @@ func Frontend(status *frontendv1.Status, now time.Time) (text string, complete b
 	// The exit status of `frontend status` depends on this.
 	complete = count == len(status.GetVips())
 	fmt.Fprintf(&out, "\n%d of %s advertised\n", count, plural(len(status.GetVips()), "VIP"))
-	counts.write(&out)
+	counts.write(&out, view)
 	writeConditions(&out, status.GetConditions())
 	writeConfigurationError(&out, status.GetConfigurationError(), status.GetTrench(), status.GetConfigurationSource())
 
@@ -86,20 +86,27 @@ func Frontend(status *frontendv1.Status, now time.Time) (text string, complete b
 		}
 		head.row("configuration", cut(source, maxCell)+", "+state)
 	}
-	switch dir := status.GetLoadBalancer().GetReadinessDir(); {
+	switch source, dir := status.GetLoadBalancer(), status.GetLoadBalancer().GetReadinessDir(); {
 	case !status.GetGating():
+	case view.Problems && source.GetFreshness() == frontendv1.Freshness_FRESHNESS_LIVE && source.GetSynced():
 	case dir != "":
-		head.row("readiness files", cut(dir, maxCell)+": "+loadBalancer(status))
+		head.row("readiness files", cut(dir, maxCell)+": "+view.loadBalancer(status))
 	default:
-		head.row("load balancer", loadBalancer(status))
+		head.row("load balancer", view.loadBalancer(status))
 		head.row("identity", identity(status.GetSpiffeId(), status.GetIdentityExpires(), now))
 	}
-	head.row("BIRD", bird(status.GetBird(), now))
-	out.WriteByte('\n')
-	head.align(&out, "")
+	if process := status.GetBird(); !view.Problems || process.GetPid() == 0 || process.GetError() != "" {
+		head.row("BIRD", bird(process, now))
+	}
+	head.write(&out)
 
-	gateways(status.GetGateways(), now).write(&out)
-	frontendVIPs(status.GetVips(), now).write(&out)
+	// A drained gateway is not good, although its session is up.
+	gateways(only(view, status.GetGateways(), func(gateway *frontendv1.GatewayStatus) bool {
+		return !gateway.GetUp() && !gateway.GetHeld() || gateway.GetDrained() || gateway.GetWarning() != ""
+	}), now).write(&out)
+	view.writeTable(&out, frontendVIPs(only(view, status.GetVips(), func(vip *frontendv1.VipStatus) bool {
+		return vip.GetAdvertisement() != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED
+	}), now), 0, 2, "VIPs")
 	return out.String(), complete
 }
 
@@ -107,7 +114,7 @@ var freshness = map[frontendv1.Freshness]string{
 	frontendv1.Freshness_FRESHNESS_LIVE: "live", frontendv1.Freshness_FRESHNESS_STALE: "STALE (grace period)",
 }
 
-func loadBalancer(status *frontendv1.Status) string {
+func (view View) loadBalancer(status *frontendv1.Status) string {
 	source := status.GetLoadBalancer()
 	var parts []string
 	if source.GetPosition().GetInstanceId() == "" {
@@ -123,7 +130,9 @@ func loadBalancer(status *frontendv1.Status) string {
 		if source.GetLeaseLeft() != nil {
 			parts = append(parts, "lease "+left(source.GetLeaseLeft().AsDuration()))
 		}
-		parts = append(parts, position(source.GetPosition()))
+		if view.Wide {
+			parts = append(parts, position(source.GetPosition()))
+		}
 	}
 	if text := source.GetService(); strings.HasPrefix(text, "loadbalancer.") {
 		parts = append(parts, "of Meridio ("+text+"): one state for all VIPs")

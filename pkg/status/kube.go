@@ -11,7 +11,7 @@ import (
 
 // Kube renders the status of kube, and reports whether the trench file is current, every object is
 // accepted, and status is written and published.
-func Kube(status *kubev1.Status, now time.Time) (text string, good bool) {
+func (view View) Kube(status *kubev1.Status, now time.Time) (text string, good bool) {
 	var out strings.Builder
 	kind, _, _ := strings.Cut(status.GetVerdict().GetObject(), " ") // a Trench, or a Gateway of Meridio 2
 	fmt.Fprintf(&out, "kube %s, %s %s/%s\n", cut(status.GetVersion(), maxCell), cut(cmp.Or(kind, "Trench"), maxCell),
@@ -53,8 +53,9 @@ func Kube(status *kubev1.Status, now time.Time) (text string, good bool) {
 		}
 		head.row("publication", text)
 	}
-	out.WriteByte('\n')
-	head.align(&out, "")
+	if !view.Problems {
+		head.write(&out)
+	}
 	writeConditions(&out, status.GetConditions())
 
 	services := newTable("SERVICE", "STATE", "VIPS", "TARGETS", "REASON")
@@ -65,14 +66,19 @@ func Kube(status *kubev1.Status, now time.Time) (text string, good bool) {
 			state, good = "REFUSED", false
 			reason += ": " + service.GetVerdict().GetMessage()
 		}
+		problems = append(problems, problemLines(service.GetVerdict())...)
+		if view.Problems && service.GetVerdict().GetAccepted() && service.GetTargets() > 0 {
+			continue
+		}
 		name := strings.TrimPrefix(service.GetVerdict().GetObject(), "Service ")
 		services.add(name, state, names(service.GetVips()), service.GetTargets(), reason)
-		problems = append(problems, problemLines(service.GetVerdict())...)
 	}
 	services.write(&out)
 	writeList(&out, "Refused in accepted objects:", problems)
 	caches := newTable("WATCHED", "OBJECTS", "STATE")
-	for _, cache := range status.GetCaches() {
+	for _, cache := range only(view, status.GetCaches(), func(cache *kubev1.Cache) bool {
+		return !cache.GetSynced() || cache.GetFailingSince() != nil
+	}) {
 		state := "synced"
 		if !cache.GetSynced() {
 			state = "NOT LISTED YET"

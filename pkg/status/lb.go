@@ -14,7 +14,7 @@ import (
 )
 
 // LB renders the status of a load balancer.
-func LB(status *lbv1.Status, now time.Time) string {
+func (view View) LB(status *lbv1.Status, now time.Time) string {
 	var out strings.Builder
 	fmt.Fprintf(&out, "lb %s, trench %s\n", cut(status.GetVersion(), maxCell), cut(status.GetTrench(), maxCell))
 	if status.GetGoingAway() {
@@ -49,29 +49,41 @@ func LB(status *lbv1.Status, now time.Time) string {
 	} else {
 		fmt.Fprintf(&out, "the frontend advertises %d\n", advertised)
 	}
-	counts.write(&out)
+	counts.write(&out, view)
 	// Causes come before the tables, which may have thousands of rows.
 	writeConditions(&out, status.GetConditions())
 	writeConfigurationError(&out, status.GetConfigurationError(), status.GetTrench(), "")
 
 	var head table
-	head.row("position", fmt.Sprintf("%s, lease %v", position(status.GetPosition()), status.GetLease().AsDuration()))
-	head.row("identity", identity(status.GetSpiffeId(), status.GetIdentityExpires(), now))
-	out.WriteByte('\n')
-	head.align(&out, "")
+	if view.Wide {
+		head.row("position", position(status.GetPosition()))
+	}
+	if !view.Problems {
+		head.row("lease", status.GetLease().AsDuration().String())
+		head.row("identity", identity(status.GetSpiffeId(), status.GetIdentityExpires(), now))
+	}
+	head.write(&out)
 
-	lbVIPs(status.GetVips(), now).write(&out)
-	sources(status.GetSources(), now).write(&out)
+	view.writeTable(&out, lbVIPs(only(view, status.GetVips(), func(vip *lbv1.VipStatus) bool {
+		return vip.GetReadiness().GetState() != readinessv1.VipState_VIP_STATE_READY ||
+			reportedAdvertisement(vip.GetReported()) != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED
+	}), now), 0, 2, "VIPs")
+	sources(only(view, status.GetSources(), func(source *lbv1.SourceStatus) bool { return !source.GetLive() }), now).
+		write(&out)
 	for _, source := range status.GetSources() {
 		writeList(&out, "Ignored from the "+clean(source.GetName())+":", single(source.GetProblems()))
 	}
-	streams(status.GetStreams()).write(&out)
-	targets(status.GetStreams(), now).write(&out)
-	writeDataPlane(&out, status.GetDataPlane(), now)
+	if !view.Problems {
+		streams(status.GetStreams()).write(&out)
+	}
+	view.writeTable(&out, targets(status.GetStreams(), now, view.Problems), 1, 4, "targets")
+	view.writeDataPlane(&out, status.GetDataPlane(), now)
 	if len(status.GetWatchers()) == 0 {
 		out.WriteString("\nNo frontend is connected to the readiness socket.\n")
 	}
-	watchers(status.GetWatchers(), now).write(&out)
+	if !view.Problems {
+		watchers(status.GetWatchers(), now).write(&out)
+	}
 	return out.String()
 }
 
@@ -148,14 +160,14 @@ func stateDetail(target *lbv1.TargetStatus, now time.Time) string {
 	return state + ": " + parts
 }
 
-func targets(all []*lbv1.StreamStatus, now time.Time) *table {
+func targets(all []*lbv1.StreamStatus, now time.Time, problems bool) *table {
 	rows := newTable("STREAM", "TARGET", "ADDRESS", "STATE", "SINCE", "SOURCE", "LAST CHECK", "LAST ERROR")
 	// Targets that are not ready come first: they are the reason to look.
 	for _, ready := range []bool{false, true} {
 		for _, stream := range all {
 			for _, target := range stream.GetTargets() {
 				state := targetState(target.GetState())
-				if (state == targetReady) != ready {
+				if (state == targetReady) != ready || ready && problems {
 					continue
 				}
 				checked := none
@@ -204,7 +216,7 @@ var targetRanks = map[targetv1.State]int{
 }
 
 // Targets renders a list of targets, sorted by stream, name and address.
-func Targets(all []*targetv1.TargetInfo, now time.Time) string {
+func (view View) Targets(all []*targetv1.TargetInfo, now time.Time) string {
 	if len(all) == 0 {
 		return "no targets\n"
 	}
@@ -223,7 +235,9 @@ func Targets(all []*targetv1.TargetInfo, now time.Time) string {
 	}
 	summary.align(&out, "  ")
 	rows := newTable("STREAM", "TARGET", "ADDRESS", "STATE", "SINCE", "SOURCE", "REGISTERED BY", "LAST ERROR")
-	for _, info := range slices.SortedStableFunc(slices.Values(all), func(x, y *targetv1.TargetInfo) int {
+	for _, info := range slices.SortedStableFunc(slices.Values(only(view, all, func(info *targetv1.TargetInfo) bool {
+		return info.GetState() != targetv1.State_STATE_READY
+	})), func(x, y *targetv1.TargetInfo) int {
 		return cmp.Or(strings.Compare(x.GetStream(), y.GetStream()), strings.Compare(x.GetName(), y.GetName()),
 			strings.Compare(x.GetAddress(), y.GetAddress()))
 	}) {

@@ -13,19 +13,23 @@ import (
 
 // Target renders the status of a target. good reports whether the kernel state is complete and
 // each registration is in force; a status without a pool has only registrations.
-func Target(status *targetadminv1.Status, now time.Time) (text string, good bool) {
+func (view View) Target(status *targetadminv1.Status, now time.Time) (text string, good bool) {
 	var out strings.Builder
 	fmt.Fprintf(&out, "target %s\n", cut(status.GetVersion(), maxCell))
 	good = true
 	if len(status.GetPool()) > 0 {
 		good = status.GetComplete()
-		writeReplyPath(&out, status, now)
+		view.writeReplyPath(&out, status, now)
 	}
 	// A host that only registers targets has no pool, and no kernel state to show.
 	registrations := newTable("STREAM", "TARGET", "ADDRESSES", "REGISTRY", "LB", "STATE", "SINCE", "ERROR")
 	for _, registration := range status.GetRegistrations() {
 		// Without a state, no registry has accepted the target.
-		good = good && registration.GetState() != ""
+		isRegistered := registration.GetState() != ""
+		good = good && isRegistered
+		if view.Problems && isRegistered {
+			continue
+		}
 		registrations.add(registration.GetStream(), registration.GetName(), names(registration.GetAddresses()),
 			registration.GetRegistry(), registration.GetLb(),
 			cmp.Or(registration.GetState(), "NOT REGISTERED"), ago(registration.GetSince(), now),
@@ -36,7 +40,7 @@ func Target(status *targetadminv1.Status, now time.Time) (text string, good bool
 }
 
 // writeReplyPath appends the kernel state, and the peers with their flows.
-func writeReplyPath(out *strings.Builder, status *targetadminv1.Status, now time.Time) {
+func (view View) writeReplyPath(out *strings.Builder, status *targetadminv1.Status, now time.Time) {
 	problems := problemItems(status.GetProblems())
 	state := "complete for " + ago(status.GetSince(), now)
 	switch {
@@ -52,8 +56,9 @@ func writeReplyPath(out *strings.Builder, status *targetadminv1.Status, now time
 	if n := status.GetDropped(); n > 0 {
 		head.row("dropped", fmt.Sprintf("%d replies without a known peer", n))
 	}
-	out.WriteByte('\n')
-	head.align(out, "")
+	if !view.Problems || !status.GetComplete() {
+		head.write(out)
+	}
 	writeList(out, "Packets to the pool are not accepted, or not answered, since:", problems)
 	// Clone first: DeleteFunc would change the message of the caller.
 	conditions := slices.DeleteFunc(slices.Clone(status.GetConditions()), func(condition *adminv1.Condition) bool {
@@ -63,7 +68,7 @@ func writeReplyPath(out *strings.Builder, status *targetadminv1.Status, now time
 	writeConditions(out, conditions)
 
 	peers := newTable("PEER", "STATE", "FLOWS", "PACKETS", "FWMARK", "ADDRESSES")
-	for _, peer := range status.GetPeers() {
+	for _, peer := range only(view, status.GetPeers(), func(peer *targetadminv1.Peer) bool { return !peer.GetLive() }) {
 		live, seen, flows := "live", "not yet", fmt.Sprint(peer.GetFlows())
 		if !peer.GetLive() {
 			live = "GONE"

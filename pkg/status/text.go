@@ -30,11 +30,12 @@ const (
 
 // table aligns cells under a header.
 type table struct {
-	rows  [][]string
-	width []int // least width of each column
+	rows   [][]string
+	headed bool
+	width  []int // least width of each column
 }
 
-func newTable(header ...string) *table { return &table{rows: [][]string{header}} }
+func newTable(header ...string) *table { return &table{rows: [][]string{header}, headed: true} }
 
 func (rows *table) add(cells ...any) {
 	row := make([]string, len(cells))
@@ -58,9 +59,9 @@ func (rows *table) explain(count int, what, meaning string, explanation Explanat
 	}
 }
 
-// write appends the table, unless it has only the header.
+// write appends the table after an empty line, unless it has no row but the header.
 func (rows *table) write(out *strings.Builder) {
-	if len(rows.rows) < 2 {
+	if len(rows.rows) == 0 || rows.headed && len(rows.rows) == 1 {
 		return
 	}
 	out.WriteByte('\n')
@@ -220,13 +221,16 @@ type group struct {
 }
 
 // write appends a line for each group with its count and, for a problem, the next check.
-func (counts summary) write(out *strings.Builder) {
+func (counts summary) write(out *strings.Builder, view View) {
 	groups := slices.SortedFunc(maps.Keys(counts), func(first, second group) int {
 		return cmp.Or(cmp.Compare(first.rank, second.rank), cmp.Compare(counts[second], counts[first]),
 			strings.Compare(first.explanation.Short, second.explanation.Short))
 	})
 	rows := &table{}
 	for _, line := range groups {
+		if view.Problems && line.explanation.Next == "" {
+			continue
+		}
 		rows.explain(counts[line], line.state, line.explanation.Short+". "+line.explanation.Meaning, line.explanation)
 	}
 	rows.align(out, "  ")

@@ -155,7 +155,7 @@ func TestChecksThroughTheVIP(t *testing.T) {
 	})
 	harness.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
-	f := &dataPlaneFixture{t, topology, ctx, topology.Pods[0]}
+	f := &dataPlaneFixture{t: t, Topology: topology, ctx: ctx, pod: topology.Pods[0]}
 	x := &viaVIPTarget{t: t, ns: topology.Targets[0].NS, vips: strings.Fields(
 		"30.0.0.1 30.0.0.2 30.0.0.3 30.0.0.4 3000::1 3000::2 3000::3",
 	)}

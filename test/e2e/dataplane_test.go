@@ -21,8 +21,9 @@ import (
 type dataPlaneFixture struct {
 	t *testing.T
 	*lab.Topology
-	ctx context.Context
-	pod *lab.Pod
+	ctx     context.Context
+	pod     *lab.Pod
+	gateway *lab.Gateway
 }
 
 // dataPlaneCheck is how often and how strictly the targets of dataPlaneTrench are checked.
@@ -79,7 +80,7 @@ func newDataPlaneFixtureWith(t *testing.T, config lab.TopologyConfig) *dataPlane
 	topology, err := lab.NewTopology(config)
 	harness.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
-	f := &dataPlaneFixture{t, topology, ctx, topology.Pods[0]}
+	f := &dataPlaneFixture{t: t, Topology: topology, ctx: ctx, pod: topology.Pods[0]}
 	t.Cleanup(func() {
 		defer cancel()
 		if t.Failed() {
@@ -95,7 +96,7 @@ func newDataPlaneFixtureWith(t *testing.T, config lab.TopologyConfig) *dataPlane
 		f.must(a.Start())
 	}
 	f.must(topology.WriteTrench(dataPlaneTrench(1, 2)))
-	_, err = topology.StartGateway(topology.GatewayConfig())
+	f.gateway, err = topology.StartGateway(topology.GatewayConfig())
 	f.must(err)
 	return f
 }

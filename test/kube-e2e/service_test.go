@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -52,6 +54,10 @@ func TestServiceLife(t *testing.T) {
 	f.wantAnnounced()
 	f.wantUpdates(1)
 	f.wantStatus(metav1.ConditionTrue)
+	f.wantExplained(0, "svc/"+serviceName, "ok Service accepted",
+		fmt.Sprintf("ok targets %d targets", replicas), "20.0.0.1/32 ok lease live",
+		"and receives the VIP (next hop ")
+	f.wantExplained(1, "svc/none", "NO Service the Trench has no such Service next: `kubectl get service")
 
 	g, err := f.Load(t.Context(), rate, 0, load.Config{})
 	f.must(err)
@@ -61,6 +67,24 @@ func TestServiceLife(t *testing.T) {
 	f.apiServerAway(g)
 
 	f.deleteService(g)
+}
+
+// wantExplained waits until `kube explain` in the first pod ends with a status, and its output has
+// the parts.
+func (f *fixture) wantExplained(status int, object string, parts ...string) {
+	f.t.Helper()
+	p := f.Pods[0]
+	f.wait(func(ctx context.Context) error {
+		out, err := p.Run(ctx, "kube", "explain", object, "--frontend-admin-socket=unix://"+p.FrontendAdmin(),
+			"--admin-socket=unix://"+filepath.Join(p.Dir, "kube.sock"))
+		line := strings.Join(strings.Fields(out), " ")
+		for _, part := range parts {
+			if (err == nil) != (status == 0) || !strings.Contains(line, part) {
+				return fmt.Errorf("%v, want status %d and %q:\n%s", err, status, part, out)
+			}
+		}
+		return nil
+	})
 }
 
 // deleteService deletes the Service under traffic: its VIPs drain, and no request is lost before

@@ -99,10 +99,35 @@ func TestWatchedStatus(t *testing.T) {
 	if err != nil || string(got[:n]) != want {
 		t.Errorf("terminal: got %q, %v", got[:n], err)
 	}
+	wantScreen(t, controller, terminal)
 	for format, want := range map[string]string{"table": "one\n\ntwo\n", "json": "\"one\\n\"\n\"two\\n\"\n"} {
 		var pipe bytes.Buffer
 		if err := watch(&pipe, format, end); !errors.Is(err, end) || pipe.String() != want {
 			t.Errorf("%s in a pipe: got %q, %v", format, pipe.String(), err)
+		}
+	}
+}
+
+// wantScreen prints a status on a terminal of 17 columns, with and without colour.
+func wantScreen(t *testing.T, controller, terminal *os.File) {
+	t.Helper()
+	harness.Must(t, unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: 17, Row: 3}))
+	t.Setenv("TERM", "xterm")
+	for noColour, want := range map[string]string{
+		"":  "a  \x1b[31mNO\x1b[39m  much too\r\n       long\r\n1\r\n2\r\n",
+		"1": "a  NO  much too\r\n       long\r\n1\r\n2\r\n",
+	} {
+		t.Setenv("NO_COLOR", noColour)
+		next := func() (*wrapperspb.StringValue, error) { return wrapperspb.String("a  NO  much too long\n1\n2\n"), nil }
+		err := ShowStatus(t.Context(), &Output{terminal}, StatusFlags{Output: "table"}, next,
+			func(s *wrapperspb.StringValue) (string, bool) { return s.GetValue(), false })
+		var exit ExitError
+		if !errors.As(err, &exit) || exit != ExitFailed {
+			t.Errorf("got %v", err)
+		}
+		got := make([]byte, 1000)
+		if n, err := io.ReadAtLeast(controller, got, len(want)); err != nil || string(got[:n]) != want {
+			t.Errorf("NO_COLOR=%s: got %q, %v", noColour, got[:n], err)
 		}
 	}
 }

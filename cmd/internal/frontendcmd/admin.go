@@ -43,11 +43,16 @@ func call[Q, R any](ctx context.Context, f cli.AdminFlags,
 
 type statusCommand struct {
 	cli.StatusFlags
+	cli.VIPFlags
 }
 
 func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
+	choose, err := cli.Select(c.VIPFlags, status.SelectFrontend)
+	if err != nil {
+		return err
+	}
 	return cli.RunStatus(ctx, out, c.StatusFlags, "frontend", frontendv1.NewFrontendServiceClient, client.WatchStatus,
-		status.Frontend)
+		choose, c.View().Frontend)
 }
 
 type drainCommand struct {

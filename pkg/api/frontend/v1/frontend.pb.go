@@ -84,6 +84,189 @@ func (Freshness) EnumDescriptor() ([]byte, []int) {
 	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
 }
 
+// ListExportsRequest names a VIP.
+type ListExportsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The VIP, as a prefix.
+	Vip           string `protobuf:"bytes,1,opt,name=vip,proto3" json:"vip,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListExportsRequest) Reset() {
+	*x = ListExportsRequest{}
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListExportsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListExportsRequest) ProtoMessage() {}
+
+func (x *ListExportsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListExportsRequest.ProtoReflect.Descriptor instead.
+func (*ListExportsRequest) Descriptor() ([]byte, []int) {
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ListExportsRequest) GetVip() string {
+	if x != nil {
+		return x.Vip
+	}
+	return ""
+}
+
+// ListExportsResponse lists the gateways to which BIRD exports the VIP.
+type ListExportsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One for each gateway.
+	Exports       []*Export `protobuf:"bytes,1,rep,name=exports,proto3" json:"exports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListExportsResponse) Reset() {
+	*x = ListExportsResponse{}
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListExportsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListExportsResponse) ProtoMessage() {}
+
+func (x *ListExportsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListExportsResponse.ProtoReflect.Descriptor instead.
+func (*ListExportsResponse) Descriptor() ([]byte, []int) {
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ListExportsResponse) GetExports() []*Export {
+	if x != nil {
+		return x.Exports
+	}
+	return nil
+}
+
+// Export is a route that BIRD exports, with the attributes that a gateway receives.
+type Export struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the gateway.
+	Gateway string `protobuf:"bytes,1,opt,name=gateway,proto3" json:"gateway,omitempty"`
+	// The AS numbers of the path; empty within an AS.
+	AsPath []uint32 `protobuf:"varint,2,rep,packed,name=as_path,json=asPath,proto3" json:"as_path,omitempty"`
+	// The communities, such as 65535:0 for GRACEFUL_SHUTDOWN.
+	Communities []string `protobuf:"bytes,3,rep,name=communities,proto3" json:"communities,omitempty"`
+	// The next hop.
+	NextHop string `protobuf:"bytes,4,opt,name=next_hop,json=nextHop,proto3" json:"next_hop,omitempty"`
+	// LOCAL_PREF; absent toward another AS, which does not receive it.
+	LocalPreference *uint32 `protobuf:"varint,5,opt,name=local_preference,json=localPreference,proto3,oneof" json:"local_preference,omitempty"`
+	// MULTI_EXIT_DISC; absent without one.
+	Med           *uint32 `protobuf:"varint,6,opt,name=med,proto3,oneof" json:"med,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Export) Reset() {
+	*x = Export{}
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Export) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Export) ProtoMessage() {}
+
+func (x *Export) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Export.ProtoReflect.Descriptor instead.
+func (*Export) Descriptor() ([]byte, []int) {
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Export) GetGateway() string {
+	if x != nil {
+		return x.Gateway
+	}
+	return ""
+}
+
+func (x *Export) GetAsPath() []uint32 {
+	if x != nil {
+		return x.AsPath
+	}
+	return nil
+}
+
+func (x *Export) GetCommunities() []string {
+	if x != nil {
+		return x.Communities
+	}
+	return nil
+}
+
+func (x *Export) GetNextHop() string {
+	if x != nil {
+		return x.NextHop
+	}
+	return ""
+}
+
+func (x *Export) GetLocalPreference() uint32 {
+	if x != nil && x.LocalPreference != nil {
+		return *x.LocalPreference
+	}
+	return 0
+}
+
+func (x *Export) GetMed() uint32 {
+	if x != nil && x.Med != nil {
+		return *x.Med
+	}
+	return 0
+}
+
 // SetAdvertisedElsewhereRequest names the VIPs that another pod of the trench advertises.
 type SetAdvertisedElsewhereRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -97,7 +280,7 @@ type SetAdvertisedElsewhereRequest struct {
 
 func (x *SetAdvertisedElsewhereRequest) Reset() {
 	*x = SetAdvertisedElsewhereRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[0]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -109,7 +292,7 @@ func (x *SetAdvertisedElsewhereRequest) String() string {
 func (*SetAdvertisedElsewhereRequest) ProtoMessage() {}
 
 func (x *SetAdvertisedElsewhereRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[0]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -122,7 +305,7 @@ func (x *SetAdvertisedElsewhereRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetAdvertisedElsewhereRequest.ProtoReflect.Descriptor instead.
 func (*SetAdvertisedElsewhereRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SetAdvertisedElsewhereRequest) GetVips() []string {
@@ -148,7 +331,7 @@ type SetAdvertisedElsewhereResponse struct {
 
 func (x *SetAdvertisedElsewhereResponse) Reset() {
 	*x = SetAdvertisedElsewhereResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -160,7 +343,7 @@ func (x *SetAdvertisedElsewhereResponse) String() string {
 func (*SetAdvertisedElsewhereResponse) ProtoMessage() {}
 
 func (x *SetAdvertisedElsewhereResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -173,7 +356,7 @@ func (x *SetAdvertisedElsewhereResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetAdvertisedElsewhereResponse.ProtoReflect.Descriptor instead.
 func (*SetAdvertisedElsewhereResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{1}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{4}
 }
 
 // DrainRequest selects the VIPs or the gateways to drain: exactly one of vips, all and gateways. The
@@ -197,7 +380,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -209,7 +392,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -222,7 +405,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{2}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DrainRequest) GetVips() []string {
@@ -269,7 +452,7 @@ type ApplyNowRequest struct {
 
 func (x *ApplyNowRequest) Reset() {
 	*x = ApplyNowRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -281,7 +464,7 @@ func (x *ApplyNowRequest) String() string {
 func (*ApplyNowRequest) ProtoMessage() {}
 
 func (x *ApplyNowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -294,7 +477,7 @@ func (x *ApplyNowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyNowRequest.ProtoReflect.Descriptor instead.
 func (*ApplyNowRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{3}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{6}
 }
 
 // ApplyNowResponse lists what was applied.
@@ -310,7 +493,7 @@ type ApplyNowResponse struct {
 
 func (x *ApplyNowResponse) Reset() {
 	*x = ApplyNowResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -322,7 +505,7 @@ func (x *ApplyNowResponse) String() string {
 func (*ApplyNowResponse) ProtoMessage() {}
 
 func (x *ApplyNowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -335,7 +518,7 @@ func (x *ApplyNowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyNowResponse.ProtoReflect.Descriptor instead.
 func (*ApplyNowResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{4}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ApplyNowResponse) GetVips() []string {
@@ -371,7 +554,7 @@ type Drains struct {
 
 func (x *Drains) Reset() {
 	*x = Drains{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -383,7 +566,7 @@ func (x *Drains) String() string {
 func (*Drains) ProtoMessage() {}
 
 func (x *Drains) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -396,7 +579,7 @@ func (x *Drains) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drains.ProtoReflect.Descriptor instead.
 func (*Drains) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{5}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Drains) GetDrained() []string {
@@ -449,7 +632,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -461,7 +644,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -474,7 +657,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *UndrainRequest) GetVips() []string {
@@ -539,7 +722,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -551,7 +734,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -564,7 +747,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Status) GetVersion() string {
@@ -699,7 +882,7 @@ type LoadBalancerStatus struct {
 
 func (x *LoadBalancerStatus) Reset() {
 	*x = LoadBalancerStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -711,7 +894,7 @@ func (x *LoadBalancerStatus) String() string {
 func (*LoadBalancerStatus) ProtoMessage() {}
 
 func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -724,7 +907,7 @@ func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancerStatus.ProtoReflect.Descriptor instead.
 func (*LoadBalancerStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{8}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *LoadBalancerStatus) GetFreshness() Freshness {
@@ -844,7 +1027,7 @@ type GatewayStatus struct {
 
 func (x *GatewayStatus) Reset() {
 	*x = GatewayStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +1039,7 @@ func (x *GatewayStatus) String() string {
 func (*GatewayStatus) ProtoMessage() {}
 
 func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +1052,7 @@ func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayStatus.ProtoReflect.Descriptor instead.
 func (*GatewayStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{9}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GatewayStatus) GetName() string {
@@ -1052,7 +1235,7 @@ type BirdStatus struct {
 
 func (x *BirdStatus) Reset() {
 	*x = BirdStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1064,7 +1247,7 @@ func (x *BirdStatus) String() string {
 func (*BirdStatus) ProtoMessage() {}
 
 func (x *BirdStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1077,7 +1260,7 @@ func (x *BirdStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BirdStatus.ProtoReflect.Descriptor instead.
 func (*BirdStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *BirdStatus) GetVersion() string {
@@ -1142,7 +1325,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1337,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1350,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *VipStatus) GetVip() string {
@@ -1230,7 +1413,20 @@ var File_vipgate_frontend_v1_frontend_proto protoreflect.FileDescriptor
 
 const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\n" +
-	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"k\n" +
+	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"&\n" +
+	"\x12ListExportsRequest\x12\x10\n" +
+	"\x03vip\x18\x01 \x01(\tR\x03vip\"L\n" +
+	"\x13ListExportsResponse\x125\n" +
+	"\aexports\x18\x01 \x03(\v2\x1b.vipgate.frontend.v1.ExportR\aexports\"\xdc\x01\n" +
+	"\x06Export\x12\x18\n" +
+	"\agateway\x18\x01 \x01(\tR\agateway\x12\x17\n" +
+	"\aas_path\x18\x02 \x03(\rR\x06asPath\x12 \n" +
+	"\vcommunities\x18\x03 \x03(\tR\vcommunities\x12\x19\n" +
+	"\bnext_hop\x18\x04 \x01(\tR\anextHop\x12.\n" +
+	"\x10local_preference\x18\x05 \x01(\rH\x00R\x0flocalPreference\x88\x01\x01\x12\x15\n" +
+	"\x03med\x18\x06 \x01(\rH\x01R\x03med\x88\x01\x01B\x13\n" +
+	"\x11_local_preferenceB\x06\n" +
+	"\x04_med\"k\n" +
 	"\x1dSetAdvertisedElsewhereRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x126\n" +
 	"\tvalid_for\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bvalidFor\" \n" +
@@ -1334,14 +1530,15 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x15FRESHNESS_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFRESHNESS_LIVE\x10\x01\x12\x13\n" +
 	"\x0fFRESHNESS_STALE\x10\x02\x12\x12\n" +
-	"\x0eFRESHNESS_LOST\x10\x032\xa6\x04\n" +
+	"\x0eFRESHNESS_LOST\x10\x032\x88\x05\n" +
 	"\x0fFrontendService\x12L\n" +
 	"\tGetStatus\x12\".vipgate.admin.v1.GetStatusRequest\x1a\x1b.vipgate.frontend.v1.Status\x12R\n" +
 	"\vWatchStatus\x12$.vipgate.admin.v1.WatchStatusRequest\x1a\x1b.vipgate.frontend.v1.Status0\x01\x12G\n" +
 	"\x05Drain\x12!.vipgate.frontend.v1.DrainRequest\x1a\x1b.vipgate.frontend.v1.Drains\x12K\n" +
 	"\aUndrain\x12#.vipgate.frontend.v1.UndrainRequest\x1a\x1b.vipgate.frontend.v1.Drains\x12W\n" +
 	"\bApplyNow\x12$.vipgate.frontend.v1.ApplyNowRequest\x1a%.vipgate.frontend.v1.ApplyNowResponse\x12\x81\x01\n" +
-	"\x16SetAdvertisedElsewhere\x122.vipgate.frontend.v1.SetAdvertisedElsewhereRequest\x1a3.vipgate.frontend.v1.SetAdvertisedElsewhereResponseB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
+	"\x16SetAdvertisedElsewhere\x122.vipgate.frontend.v1.SetAdvertisedElsewhereRequest\x1a3.vipgate.frontend.v1.SetAdvertisedElsewhereResponse\x12`\n" +
+	"\vListExports\x12'.vipgate.frontend.v1.ListExportsRequest\x1a(.vipgate.frontend.v1.ListExportsResponseB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
 
 var (
 	file_vipgate_frontend_v1_frontend_proto_rawDescOnce sync.Once
@@ -1356,71 +1553,77 @@ func file_vipgate_frontend_v1_frontend_proto_rawDescGZIP() []byte {
 }
 
 var file_vipgate_frontend_v1_frontend_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(Freshness)(0),                         // 0: vipgate.frontend.v1.Freshness
-	(*SetAdvertisedElsewhereRequest)(nil),  // 1: vipgate.frontend.v1.SetAdvertisedElsewhereRequest
-	(*SetAdvertisedElsewhereResponse)(nil), // 2: vipgate.frontend.v1.SetAdvertisedElsewhereResponse
-	(*DrainRequest)(nil),                   // 3: vipgate.frontend.v1.DrainRequest
-	(*ApplyNowRequest)(nil),                // 4: vipgate.frontend.v1.ApplyNowRequest
-	(*ApplyNowResponse)(nil),               // 5: vipgate.frontend.v1.ApplyNowResponse
-	(*Drains)(nil),                         // 6: vipgate.frontend.v1.Drains
-	(*UndrainRequest)(nil),                 // 7: vipgate.frontend.v1.UndrainRequest
-	(*Status)(nil),                         // 8: vipgate.frontend.v1.Status
-	(*LoadBalancerStatus)(nil),             // 9: vipgate.frontend.v1.LoadBalancerStatus
-	(*GatewayStatus)(nil),                  // 10: vipgate.frontend.v1.GatewayStatus
-	(*BirdStatus)(nil),                     // 11: vipgate.frontend.v1.BirdStatus
-	(*VipStatus)(nil),                      // 12: vipgate.frontend.v1.VipStatus
-	(*durationpb.Duration)(nil),            // 13: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),          // 14: google.protobuf.Timestamp
-	(*v1.Condition)(nil),                   // 15: vipgate.admin.v1.Condition
-	(*v11.Position)(nil),                   // 16: vipgate.readiness.v1.Position
-	(v11.Advertisement)(0),                 // 17: vipgate.readiness.v1.Advertisement
-	(v11.AdvertisementReason)(0),           // 18: vipgate.readiness.v1.AdvertisementReason
-	(*v11.VipReadiness)(nil),               // 19: vipgate.readiness.v1.VipReadiness
-	(*v1.GetStatusRequest)(nil),            // 20: vipgate.admin.v1.GetStatusRequest
-	(*v1.WatchStatusRequest)(nil),          // 21: vipgate.admin.v1.WatchStatusRequest
+	(*ListExportsRequest)(nil),             // 1: vipgate.frontend.v1.ListExportsRequest
+	(*ListExportsResponse)(nil),            // 2: vipgate.frontend.v1.ListExportsResponse
+	(*Export)(nil),                         // 3: vipgate.frontend.v1.Export
+	(*SetAdvertisedElsewhereRequest)(nil),  // 4: vipgate.frontend.v1.SetAdvertisedElsewhereRequest
+	(*SetAdvertisedElsewhereResponse)(nil), // 5: vipgate.frontend.v1.SetAdvertisedElsewhereResponse
+	(*DrainRequest)(nil),                   // 6: vipgate.frontend.v1.DrainRequest
+	(*ApplyNowRequest)(nil),                // 7: vipgate.frontend.v1.ApplyNowRequest
+	(*ApplyNowResponse)(nil),               // 8: vipgate.frontend.v1.ApplyNowResponse
+	(*Drains)(nil),                         // 9: vipgate.frontend.v1.Drains
+	(*UndrainRequest)(nil),                 // 10: vipgate.frontend.v1.UndrainRequest
+	(*Status)(nil),                         // 11: vipgate.frontend.v1.Status
+	(*LoadBalancerStatus)(nil),             // 12: vipgate.frontend.v1.LoadBalancerStatus
+	(*GatewayStatus)(nil),                  // 13: vipgate.frontend.v1.GatewayStatus
+	(*BirdStatus)(nil),                     // 14: vipgate.frontend.v1.BirdStatus
+	(*VipStatus)(nil),                      // 15: vipgate.frontend.v1.VipStatus
+	(*durationpb.Duration)(nil),            // 16: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),          // 17: google.protobuf.Timestamp
+	(*v1.Condition)(nil),                   // 18: vipgate.admin.v1.Condition
+	(*v11.Position)(nil),                   // 19: vipgate.readiness.v1.Position
+	(v11.Advertisement)(0),                 // 20: vipgate.readiness.v1.Advertisement
+	(v11.AdvertisementReason)(0),           // 21: vipgate.readiness.v1.AdvertisementReason
+	(*v11.VipReadiness)(nil),               // 22: vipgate.readiness.v1.VipReadiness
+	(*v1.GetStatusRequest)(nil),            // 23: vipgate.admin.v1.GetStatusRequest
+	(*v1.WatchStatusRequest)(nil),          // 24: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
-	13, // 0: vipgate.frontend.v1.SetAdvertisedElsewhereRequest.valid_for:type_name -> google.protobuf.Duration
-	13, // 1: vipgate.frontend.v1.DrainRequest.ends_after:type_name -> google.protobuf.Duration
-	14, // 2: vipgate.frontend.v1.Drains.until:type_name -> google.protobuf.Timestamp
-	14, // 3: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	15, // 4: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
-	9,  // 5: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
-	10, // 6: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
-	12, // 7: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
-	11, // 8: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
-	0,  // 9: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
-	16, // 10: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
-	13, // 11: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
-	14, // 12: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	14, // 13: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
-	14, // 14: vipgate.frontend.v1.GatewayStatus.drain_ends:type_name -> google.protobuf.Timestamp
-	14, // 15: vipgate.frontend.v1.GatewayStatus.last_notification_at:type_name -> google.protobuf.Timestamp
-	14, // 16: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	17, // 17: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	18, // 18: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	14, // 19: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	19, // 20: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	14, // 21: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
-	20, // 22: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	21, // 23: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
-	3,  // 24: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	7,  // 25: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	4,  // 26: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
-	1,  // 27: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:input_type -> vipgate.frontend.v1.SetAdvertisedElsewhereRequest
-	8,  // 28: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
-	8,  // 29: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
-	6,  // 30: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
-	6,  // 31: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
-	5,  // 32: vipgate.frontend.v1.FrontendService.ApplyNow:output_type -> vipgate.frontend.v1.ApplyNowResponse
-	2,  // 33: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:output_type -> vipgate.frontend.v1.SetAdvertisedElsewhereResponse
-	28, // [28:34] is the sub-list for method output_type
-	22, // [22:28] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	3,  // 0: vipgate.frontend.v1.ListExportsResponse.exports:type_name -> vipgate.frontend.v1.Export
+	16, // 1: vipgate.frontend.v1.SetAdvertisedElsewhereRequest.valid_for:type_name -> google.protobuf.Duration
+	16, // 2: vipgate.frontend.v1.DrainRequest.ends_after:type_name -> google.protobuf.Duration
+	17, // 3: vipgate.frontend.v1.Drains.until:type_name -> google.protobuf.Timestamp
+	17, // 4: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	18, // 5: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	12, // 6: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
+	13, // 7: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
+	15, // 8: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
+	14, // 9: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
+	0,  // 10: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
+	19, // 11: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
+	16, // 12: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
+	17, // 13: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
+	17, // 14: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
+	17, // 15: vipgate.frontend.v1.GatewayStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	17, // 16: vipgate.frontend.v1.GatewayStatus.last_notification_at:type_name -> google.protobuf.Timestamp
+	17, // 17: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	20, // 18: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	21, // 19: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	17, // 20: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	22, // 21: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	17, // 22: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	23, // 23: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	24, // 24: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	6,  // 25: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
+	10, // 26: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	7,  // 27: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
+	4,  // 28: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:input_type -> vipgate.frontend.v1.SetAdvertisedElsewhereRequest
+	1,  // 29: vipgate.frontend.v1.FrontendService.ListExports:input_type -> vipgate.frontend.v1.ListExportsRequest
+	11, // 30: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
+	11, // 31: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
+	9,  // 32: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
+	9,  // 33: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
+	8,  // 34: vipgate.frontend.v1.FrontendService.ApplyNow:output_type -> vipgate.frontend.v1.ApplyNowResponse
+	5,  // 35: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:output_type -> vipgate.frontend.v1.SetAdvertisedElsewhereResponse
+	2,  // 36: vipgate.frontend.v1.FrontendService.ListExports:output_type -> vipgate.frontend.v1.ListExportsResponse
+	30, // [30:37] is the sub-list for method output_type
+	23, // [23:30] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_frontend_v1_frontend_proto_init() }
@@ -1428,13 +1631,14 @@ func file_vipgate_frontend_v1_frontend_proto_init() {
 	if File_vipgate_frontend_v1_frontend_proto != nil {
 		return
 	}
+	file_vipgate_frontend_v1_frontend_proto_msgTypes[2].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_frontend_v1_frontend_proto_rawDesc), len(file_vipgate_frontend_v1_frontend_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

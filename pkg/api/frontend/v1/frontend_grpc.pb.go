@@ -28,6 +28,7 @@ const (
 	FrontendService_Undrain_FullMethodName                = "/vipgate.frontend.v1.FrontendService/Undrain"
 	FrontendService_ApplyNow_FullMethodName               = "/vipgate.frontend.v1.FrontendService/ApplyNow"
 	FrontendService_SetAdvertisedElsewhere_FullMethodName = "/vipgate.frontend.v1.FrontendService/SetAdvertisedElsewhere"
+	FrontendService_ListExports_FullMethodName            = "/vipgate.frontend.v1.FrontendService/ListExports"
 )
 
 // FrontendServiceClient is the client API for FrontendService service.
@@ -51,6 +52,8 @@ type FrontendServiceClient interface {
 	// SetAdvertisedElsewhere replaces what the frontend knows about the other pods of the trench. Only a
 	// program that reads their states calls it.
 	SetAdvertisedElsewhere(ctx context.Context, in *SetAdvertisedElsewhereRequest, opts ...grpc.CallOption) (*SetAdvertisedElsewhereResponse, error)
+	// ListExports reads from BIRD how it exports a VIP to each BGP gateway that is up.
+	ListExports(ctx context.Context, in *ListExportsRequest, opts ...grpc.CallOption) (*ListExportsResponse, error)
 }
 
 type frontendServiceClient struct {
@@ -130,6 +133,16 @@ func (c *frontendServiceClient) SetAdvertisedElsewhere(ctx context.Context, in *
 	return out, nil
 }
 
+func (c *frontendServiceClient) ListExports(ctx context.Context, in *ListExportsRequest, opts ...grpc.CallOption) (*ListExportsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListExportsResponse)
+	err := c.cc.Invoke(ctx, FrontendService_ListExports_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // FrontendServiceServer is the server API for FrontendService service.
 // All implementations must embed UnimplementedFrontendServiceServer
 // for forward compatibility.
@@ -151,6 +164,8 @@ type FrontendServiceServer interface {
 	// SetAdvertisedElsewhere replaces what the frontend knows about the other pods of the trench. Only a
 	// program that reads their states calls it.
 	SetAdvertisedElsewhere(context.Context, *SetAdvertisedElsewhereRequest) (*SetAdvertisedElsewhereResponse, error)
+	// ListExports reads from BIRD how it exports a VIP to each BGP gateway that is up.
+	ListExports(context.Context, *ListExportsRequest) (*ListExportsResponse, error)
 	mustEmbedUnimplementedFrontendServiceServer()
 }
 
@@ -178,6 +193,9 @@ func (UnimplementedFrontendServiceServer) ApplyNow(context.Context, *ApplyNowReq
 }
 func (UnimplementedFrontendServiceServer) SetAdvertisedElsewhere(context.Context, *SetAdvertisedElsewhereRequest) (*SetAdvertisedElsewhereResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetAdvertisedElsewhere not implemented")
+}
+func (UnimplementedFrontendServiceServer) ListExports(context.Context, *ListExportsRequest) (*ListExportsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListExports not implemented")
 }
 func (UnimplementedFrontendServiceServer) mustEmbedUnimplementedFrontendServiceServer() {}
 func (UnimplementedFrontendServiceServer) testEmbeddedByValue()                         {}
@@ -301,6 +319,24 @@ func _FrontendService_SetAdvertisedElsewhere_Handler(srv interface{}, ctx contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _FrontendService_ListExports_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListExportsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FrontendServiceServer).ListExports(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: FrontendService_ListExports_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FrontendServiceServer).ListExports(ctx, req.(*ListExportsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // FrontendService_ServiceDesc is the grpc.ServiceDesc for FrontendService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -327,6 +363,10 @@ var FrontendService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetAdvertisedElsewhere",
 			Handler:    _FrontendService_SetAdvertisedElsewhere_Handler,
+		},
+		{
+			MethodName: "ListExports",
+			Handler:    _FrontendService_ListExports_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

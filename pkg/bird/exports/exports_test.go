@@ -1,0 +1,48 @@
+package exports
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+)
+
+const session = `  BGP state:          Established
+    Neighbor address: 169.254.100.150%ext-vlan
+    Neighbor AS:      REMOTE
+    Local AS:         8103
+    Source address:   169.254.100.1
+  Channel ipv4
+    BGP Next hop:   169.254.100.1 fe80::1
+`
+
+func TestAttributes(t *testing.T) {
+	preference, med := uint32(0), uint32(20)
+	for name, test := range map[string]struct {
+		route, remote string
+		want          *frontendv1.Export
+	}{
+		"BIRD 2, de-preferred": {
+			"	BGP.origin: IGP\n	BGP.as_path: 8103 8103\n	BGP.next_hop: 127.0.0.2\n	BGP.local_pref: 100\n" +
+				"	BGP.community: (65535,0) (8103,7)\n",
+			"4248829953",
+			&frontendv1.Export{AsPath: []uint32{8103, 8103, 8103}, Communities: []string{"65535:0", "8103:7"}},
+		},
+		"BIRD 3": {
+			"	preference: 200\n	bgp_path: \n	bgp_next_hop: 127.0.0.2\n	bgp_local_pref: 100\n	bgp_med: 20\n", "64512",
+			&frontendv1.Export{AsPath: []uint32{8103}, Med: &med},
+		},
+		"one AS": {
+			"	BGP.as_path: \n	BGP.local_pref: 0\n", "8103", &frontendv1.Export{LocalPreference: &preference},
+		},
+	} {
+		test.want.Gateway, test.want.NextHop = "gw", "169.254.100.1"
+		got := parse("gw", test.route, strings.Replace(session, "REMOTE", test.remote, 1))
+		if !proto.Equal(got, test.want) {
+			t.Errorf("%s: got %s, want %s", name, prototext.Format(got), prototext.Format(test.want))
+		}
+	}
+}
