@@ -28,6 +28,7 @@ type decisions struct {
 type decided struct {
 	journal.Delta
 	revision uint64
+	at       time.Time
 }
 
 // vipState is the state of one VIP.
@@ -63,13 +64,18 @@ func merge(queue []decided) (merged decided, lost int) {
 		deltas[i] = d.Delta
 		lost += d.Len()
 	}
-	merged = decided{journal.MergeDeltas(deltas), queue[len(queue)-1].revision}
+	last := queue[len(queue)-1]
+	merged = decided{journal.MergeDeltas(deltas), last.revision, last.at}
 	return merged, lost - merged.Len()
 }
 
 // decided queues a decision. It does not block.
 func (d *decisions) decided(decision readiness.Decision, revision uint64) {
-	d.queue.Add(decided{journal.Delta{Changed: decision.Changed, Removed: decision.Removed}, revision})
+	at := decision.At
+	if at.IsZero() {
+		at = time.Now()
+	}
+	d.queue.Add(decided{journal.Delta{Changed: decision.Changed, Removed: decision.Removed}, revision, at})
 }
 
 // runTasks runs the tasks of the process with run, and then records the decisions that the loop
@@ -86,7 +92,7 @@ func (d *decisions) drain() bool {
 			d.log.Warn("decisions merged: rate exceeds logging", "count", lost)
 		}
 		for _, decision := range queue {
-			d.journal.Record(time.Now(), readiness.Position{Revision: decision.revision}, d.apply(decision.Delta))
+			d.journal.Record(decision.at, readiness.Position{Revision: decision.revision}, d.apply(decision.Delta))
 		}
 	})
 }

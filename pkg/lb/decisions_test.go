@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // decisionsFixture records what decisions cause.
@@ -244,6 +246,19 @@ func TestLastDecisionsAreLogged(t *testing.T) {
 	}
 	if line := f.want(map[string]int{"INFO VIP changed": 1}); fmt.Sprint(line["revision"]) != "9" {
 		t.Errorf("line %v", line)
+	}
+}
+
+// The events of lb and frontend are merged by time: recording one later must not change its place.
+func TestEventsHaveTheTimeOfTheDecision(t *testing.T) {
+	f := decisionsOf(t, slog.LevelInfo)
+	at := time.Now().Add(-time.Second)
+	f.decided(readiness.Decision{At: at, Changed: []readiness.VIPReadiness{{VIP: vipA}}}, 1)
+	f.drain()
+	all, err := f.journal.ListEvents(t.Context(), &adminv1.ListEventsRequest{})
+	harness.Must(t, err)
+	if len(all.GetEvents()) != 1 || !all.GetEvents()[0].GetTime().AsTime().Equal(at) {
+		t.Errorf("events %v, want one at %v", all.GetEvents(), at)
 	}
 }
 

@@ -19,6 +19,8 @@ const (
 	searchInterval = 2 * time.Second
 	// orderDelay is the time in which new events of several pods are brought into order.
 	orderDelay = 500 * time.Millisecond
+	// maxSeen is the number of remembered events: 50 pods keep 1 000 of each program.
+	maxSeen = 100_000
 )
 
 // Event is an event of a program, or a note about it.
@@ -27,6 +29,13 @@ type Event struct {
 	*adminv1.Event
 	// Note is why events of the program may be missing; the Event is nil then.
 	Note string
+}
+
+// passed identifies an event: a program counts its events from 1 at each start.
+type passed struct {
+	stream
+	sequence uint64
+	nanos    int64
 }
 
 // stream is the events of a program of a pod.
@@ -68,7 +77,7 @@ func Follow(ctx context.Context, source Source, take func([]Event) error) error 
 	}
 	f := &follower{
 		source: source, arrived: make(chan Event), ended: make(chan stream),
-		last: map[stream]time.Time{}, open: map[stream]bool{}, notes: map[stream]string{},
+		seen: map[passed]bool{}, open: map[stream]bool{}, notes: map[stream]string{},
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer f.streams.Wait()
@@ -110,29 +119,35 @@ type follower struct {
 	ended   chan stream
 	streams sync.WaitGroup
 
-	last  map[stream]time.Time // of the last event: a new connection sends all kept events again
-	open  map[stream]bool
-	notes map[stream]string // the last note
-	batch []Event
-	first time.Time // when the batch was begun
+	// seen and older hold the passed events: a new connection sends all kept events again. Their times
+	// do not identify them, because events of one decision share theirs.
+	seen, older map[passed]bool
+	open        map[stream]bool
+	notes       map[stream]string // the last note
+	batch       []Event
+	first       time.Time // when the batch was begun
 }
 
 // accept adds events to the batch, each event once and each note once in a row.
 func (f *follower) accept(events ...Event) {
 	for _, event := range events {
 		of := stream{event.Pod, event.Program}
-		switch at := event.GetTime().AsTime(); {
-		case event.Event == nil && f.notes[of] == event.Note, event.Event != nil && !at.After(f.last[of]):
+		key := passed{of, event.GetSequence(), event.GetTime().AsTime().UnixNano()}
+		switch {
+		case event.Event == nil && f.notes[of] == event.Note, event.Event != nil && (f.seen[key] || f.older[key]):
 			continue
 		case event.Event == nil:
 			f.notes[of] = event.Note
 		default:
-			f.last[of], f.notes[of] = at, ""
+			f.seen[key], f.notes[of] = true, ""
 		}
 		if len(f.batch) == 0 {
 			f.first = time.Now()
 		}
 		f.batch = append(f.batch, event)
+	}
+	if len(f.seen) > maxSeen {
+		f.seen, f.older = map[passed]bool{}, f.seen
 	}
 }
 
