@@ -22,7 +22,11 @@ import (
 
 // writeImages writes an OCI archive of each image for both architectures.
 func (r *release) writeImages() error {
-	for _, name := range images {
+	for _, p := range programs {
+		if !p.image {
+			continue
+		}
+		name := p.name
 		spec, err := readDockerfile(filepath.Join("deployments/images", name+".Dockerfile"))
 		if err != nil {
 			return err

@@ -20,12 +20,24 @@ import (
 	"time"
 )
 
-var (
-	// programs have an image of their own and a flag --version.
-	programs = []string{"lb", "frontend", "kube", "target"}
-	binaries = append([]string{"grpc_health_probe", "meridio-frontend"}, programs...)
-	images   = append([]string{"meridio-frontend"}, programs...)
-)
+// program is a command below cmd/.
+type program struct {
+	name  string
+	image bool // it has an image of its own
+	host  bool // it is in the packages for hosts
+	cli   bool // it has the flag --version, completions and a manual
+}
+
+// programs lists everything that is released.
+var programs = []program{
+	{name: "grpc_health_probe"},
+	{name: "meridio-frontend", image: true, cli: true},
+	{name: "lb", image: true, host: true, cli: true},
+	{name: "frontend", image: true, host: true, cli: true},
+	{name: "kube", image: true, cli: true},
+	{name: "target", image: true, host: true, cli: true},
+	{name: "vipgate", host: true, cli: true},
+}
 
 // versionVariable is where the linker writes the version.
 const versionVariable = "github.com/vipgate/vipgate/cmd/internal/cli.buildVersion"
@@ -37,6 +49,7 @@ type release struct {
 	architectures []string
 	base          string            // directory with ARCH/root and ARCH/packages, see base.sh
 	bases         map[string]string // by image: a docker archive to build on
+	binaries      string            // directory of built programs; out when empty
 	out           string
 }
 
@@ -45,21 +58,33 @@ func main() {
 	base := flag.String("base", "", "directory with the files of BIRD for each architecture")
 	out := flag.String("out", "", "directory to write to")
 	onlyImages := flag.Bool("images", false, "build only docker archives, for this architecture")
+	onlyPackages := flag.Bool("packages", false, "build only packages, for this architecture")
+	built := flag.String("binaries", "", "with --packages: directory of programs, instead of building them")
 	r := &release{bases: map[string]string{}, architectures: []string{"amd64", "arm64"}}
-	for _, image := range images {
-		flag.Func("base-"+image, "docker archive of the image that "+image+" is built on, with --images",
-			func(file string) error { r.bases[image] = file; return nil })
+	for _, p := range programs {
+		if p.image {
+			flag.Func("base-"+p.name, "docker archive of the image that "+p.name+" is built on, with --images",
+				func(file string) error { r.bases[p.name] = file; return nil })
+		}
 	}
 	flag.Parse()
 	syscall.Umask(0o022) // the modes of written files are in the archives
 	r.version, r.base, r.out = *version, *base, *out
 	steps := []func() error{
-		r.writeNotes, r.buildBinaries, r.checkVersions, r.writeImages, r.writeSBOM,
+		r.writeNotes, r.buildBinaries, r.checkVersions, r.writePages, r.writePackages, r.writeImages, r.writeSBOM,
 		r.writeChecksums,
 	}
-	if *onlyImages {
+	switch {
+	case *onlyImages:
 		r.architectures = []string{runtime.GOARCH}
 		steps = []func() error{r.buildBinaries, r.checkVersions, r.writeDockerArchives}
+	case *onlyPackages:
+		r.architectures = []string{runtime.GOARCH}
+		steps = []func() error{r.buildBinaries, r.checkVersions, r.writePages, r.writePackages}
+		if *built != "" {
+			r.binaries = *built
+			steps = steps[2:]
+		}
 	}
 	if err := r.run(steps); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
@@ -90,21 +115,24 @@ func (r *release) run(steps []func() error) error {
 
 // binary is the file of a program for an architecture.
 func (r *release) binary(program, arch string) string {
+	if r.binaries != "" {
+		return filepath.Join(r.binaries, program)
+	}
 	return filepath.Join(r.out, fmt.Sprintf("%s_%s_linux_%s", program, r.version, arch))
 }
 
 func (r *release) buildBinaries() error {
-	for _, program := range binaries {
+	for _, p := range programs {
 		for _, arch := range r.architectures {
 			build := exec.Command("go", "build", "-trimpath", "-buildvcs=true",
-				"-ldflags", "-s -w -X "+versionVariable+"="+r.version, "-o", r.binary(program, arch), "./cmd/"+program)
+				"-ldflags", "-s -w -X "+versionVariable+"="+r.version, "-o", r.binary(p.name, arch), "./cmd/"+p.name)
 			// Settings of the developer's environment would end up in the binary.
 			build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1",
 				"GOARM64=v8.0",
 				"GOFLAGS=", "GOEXPERIMENT=", "GOFIPS140=off")
 			build.Stderr = os.Stderr
 			if err := build.Run(); err != nil {
-				return fmt.Errorf("failed to build %s for %s: %w", program, arch, err)
+				return fmt.Errorf("failed to build %s for %s: %w", p.name, arch, err)
 			}
 		}
 	}
@@ -114,8 +142,11 @@ func (r *release) buildBinaries() error {
 // checkVersions runs the binaries of this machine's architecture: the linker
 // ignores a variable that does not exist.
 func (r *release) checkVersions() error {
-	for _, program := range programs {
-		path, err := filepath.Abs(r.binary(program, runtime.GOARCH))
+	for _, p := range programs {
+		if !p.cli {
+			continue
+		}
+		path, err := filepath.Abs(r.binary(p.name, runtime.GOARCH))
 		if err != nil {
 			return err
 		}
