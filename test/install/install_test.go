@@ -64,9 +64,10 @@ func TestInstall(t *testing.T) {
 		}
 	}
 	// Without root, and with no more capabilities than the units name.
-	m.want(t, "ps=$(systemctl show --value -p MainPID vipgate-lb); stat -c %U /proc/$ps", "vipgate\n")
-	// An orderly stop: the gateway loses the VIP before its session ends.
-	m.want(t, "systemctl stop vipgate-frontend && journalctl -q -u vipgate-frontend", "withdrawn")
+	m.want(t, "stat -c %U /proc/$(systemctl show --value -p MainPID vipgate-lb)", "vipgate\n")
+	// An orderly stop: BIRD runs until the VIPs are withdrawn.
+	m.want(t, "systemctl stop vipgate-frontend && journalctl -q -u vipgate-frontend",
+		"from=depreferred to=withdrawn reason=stopping")
 	m.want(t, scripts[4], "")
 	m.want(t, "ip netns; ls -d /run/vipgate-* /run/systemd/system/vipgate-* 2>/dev/null || true", "")
 	m.want(t, "apt-get -qq remove vipgate >/dev/null 2>&1; ls /usr/lib/vipgate /usr/lib/systemd/system/vipgate-* 2>/dev/null || true", "")
