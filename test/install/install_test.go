@@ -26,19 +26,25 @@ func buildPackage(t *testing.T) string {
 	return files[0]
 }
 
-var block = regexp.MustCompile("(?ms)^```sh run-by-test=machine\n(.*?)^```")
-
-// The commands of the page, from an empty machine to its end.
-func TestInstall(t *testing.T) {
-	text, err := os.ReadFile(root + "/docs/install.md")
+// scripts returns the blocks of commands of a document for a test.
+func scripts(t *testing.T, document, test string, count int) []string {
+	t.Helper()
+	text, err := os.ReadFile(root + "/" + document)
 	harness.Must(t, err)
-	var scripts []string
+	var found []string
+	block := regexp.MustCompile("(?ms)^```sh run-by-test=" + test + "\n(.*?)^```")
 	for _, match := range block.FindAllStringSubmatch(string(text), -1) {
-		scripts = append(scripts, match[1])
+		found = append(found, match[1])
 	}
-	if len(scripts) != 5 {
-		t.Fatalf("docs/install.md has %d blocks of commands for the machine", len(scripts))
+	if len(found) != count {
+		t.Fatalf("%s has %d blocks of commands for the test %s, want %d", document, len(found), test, count)
 	}
+	return found
+}
+
+// The commands of the page, from an empty machine to its end, and those of the README.
+func TestInstall(t *testing.T) {
+	scripts := scripts(t, "docs/install.md", "machine", 5)
 	deb := buildPackage(t)
 	m := boot(t)
 	data, err := os.ReadFile(deb)
@@ -46,7 +52,7 @@ func TestInstall(t *testing.T) {
 	harness.Must(t, os.WriteFile("/proc/"+m.init+"/root/root/"+filepath.Base(deb), data, 0o600))
 	t.Cleanup(func() {
 		if t.Failed() {
-			out, _ := m.run(harness.Context(t, commandTimeout), "journalctl --no-pager -n 60 -u 'vipgate-*'; systemctl --failed; ip netns")
+			out, _ := m.run(harness.Context(t, commandTimeout), "set +e; journalctl --no-pager -n 60 -u 'vipgate-*'; cat /tmp/log; ip netns")
 			t.Log(out)
 		}
 	})
@@ -71,6 +77,36 @@ func TestInstall(t *testing.T) {
 	m.want(t, scripts[4], "")
 	m.want(t, "ip netns; ls -d /run/vipgate-* /run/systemd/system/vipgate-* 2>/dev/null || true", "")
 	m.want(t, "apt-get -qq remove vipgate >/dev/null 2>&1; ls /usr/lib/vipgate /usr/lib/systemd/system/vipgate-* 2>/dev/null || true", "")
+	m.readme(t, filepath.Dir(deb))
+}
+
+// readme runs the example of the README, without the package.
+func (m *machine) readme(t *testing.T, built string) {
+	t.Helper()
+	scripts := scripts(t, "README.md", "quickstart", 2)
+	bin := "/proc/" + m.init + "/root/root/bin/"
+	harness.Must(t, os.Mkdir(bin, 0o700))
+	for _, program := range []string{"lb", "frontend", "vipgate"} {
+		data, err := os.ReadFile(built + "/" + program)
+		harness.Must(t, err)
+		harness.Must(t, os.WriteFile(bin+program, data, 0o700))
+	}
+	// A killed run, and one over another.
+	m.want(t, "timeout -s KILL 0.2 bin/vipgate quickstart || true\nbin/vipgate quickstart", "remove")
+	m.want(t, "exec >/tmp/log 2>&1\n"+scripts[0], "")
+	out := m.eventually(t, strings.TrimSuffix(scripts[1], "bin/vipgate quickstart --down\n"))
+	if !strings.Contains(out, "2 of 2 VIPs advertised") || !strings.Contains(out, "target-") {
+		t.Errorf("the example of the README does not get green:\n%s", out)
+	}
+	example, err := os.ReadFile(root + "/cmd/vipgate/quickstart/trench.yaml")
+	harness.Must(t, err)
+	readme, err := os.ReadFile(root + "/README.md")
+	harness.Must(t, err)
+	if !strings.Contains(string(readme), "```yaml file=trench.yaml\n"+string(example)+"```") {
+		t.Error("the README has another trench file than cmd/vipgate/quickstart/trench.yaml")
+	}
+	m.want(t, "bin/vipgate quickstart --down", "")
+	m.want(t, "ip netns; cat /proc/[0-9]*/comm | grep -xE 'lb|frontend|vipgate' || true", "")
 }
 
 // want runs a script that must succeed and print a text; nothing at all if its last line hides

@@ -265,7 +265,8 @@ func releaseUnits(ctx context.Context) error {
 			continue
 		}
 		found = true
-		if err := run(ctx, "systemctl", "stop", "vipgate-"+program); err != nil {
+		// A pattern matches no unit, without an error, where the package is not installed.
+		if err := run(ctx, "systemctl", "stop", "vipgate-"+program+".*"); err != nil {
 			return err
 		}
 		if err := os.RemoveAll(filepath.Dir(file)); err != nil {
