@@ -67,7 +67,7 @@ func TestUnitsFitProgram(t *testing.T) {
 	}
 }
 
-var program = regexp.MustCompile(`/usr/lib/vipgate/[a-z]+`)
+var executable = regexp.MustCompile(`/usr/lib/vipgate/[a-z]+`)
 
 // systemd takes every unit without a warning.
 func TestUnitsAreValid(t *testing.T) {
@@ -86,7 +86,7 @@ func TestUnitsAreValid(t *testing.T) {
 		harness.Must(t, err)
 		copied := filepath.Join(dir, strings.Replace(filepath.Base(file), "@.", "@web-1.", 1))
 		// systemd-analyze requires that the program of the unit exists.
-		unit := program.ReplaceAllString(string(text), os.Args[0])
+		unit := executable.ReplaceAllString(string(text), os.Args[0])
 		harness.Must(t, os.WriteFile(copied, []byte(unit), 0o600))
 		args = append(args, copied)
 	}

@@ -1,6 +1,6 @@
-// Command release builds what a release consists of: static binaries of lb, frontend, kube, target
-// and grpc_health_probe, an OCI archive of each image for amd64 and arm64, an SBOM, the notes and
-// the checksums. With --images it builds only a docker archive of each image for this machine's
+// Command release builds what a release consists of: static binaries, packages for Debian and RPM, an
+// OCI archive of each image for amd64 and arm64, the charts, manuals and completions, an SBOM, a
+// provenance statement, the notes, and the checksums with their signature. With --images it builds only a docker archive of each image for this machine's
 // architecture, which docker load, ctr images import and kind load image-archive take. Two runs at
 // one commit, with one Go version and the same Debian packages, write the same bytes.
 package main
@@ -49,6 +49,7 @@ type release struct {
 	architectures []string
 	base          string            // directory with ARCH/root and ARCH/packages, see base.sh
 	bases         map[string]string // by image: a docker archive to build on
+	pages         string            // directory of manuals and completions
 	binaries      string            // directory of built programs; out when empty
 	out           string
 }
@@ -67,14 +68,20 @@ func main() {
 				func(file string) error { r.bases[p.name] = file; return nil })
 		}
 	}
+	onlyCheck := flag.Bool("check", false, "only check that CHANGELOG.md and the charts have the version")
+	registry := flag.String("publish", "", "only push the images and charts in --out to this registry, and sign them")
 	flag.Parse()
 	syscall.Umask(0o022) // the modes of written files are in the archives
 	r.version, r.base, r.out = *version, *base, *out
 	steps := []func() error{
-		r.writeNotes, r.buildBinaries, r.checkVersions, r.writePages, r.writePackages, r.writeImages, r.writeSBOM,
-		r.writeChecksums,
+		r.check, r.writeNotes, r.buildBinaries, r.checkVersions, r.writePages, r.writePackages, r.writeImages,
+		r.writeCharts, r.writeSBOM, r.writeProvenance, r.writeChecksums, r.signChecksums,
 	}
 	switch {
+	case *onlyCheck:
+		steps = []func() error{r.check}
+	case *registry != "":
+		steps = []func() error{func() error { return r.publish(*registry) }}
 	case *onlyImages:
 		r.architectures = []string{runtime.GOARCH}
 		steps = []func() error{r.buildBinaries, r.checkVersions, r.writeDockerArchives}
@@ -83,7 +90,7 @@ func main() {
 		steps = []func() error{r.buildBinaries, r.checkVersions, r.writePages, r.writePackages}
 		if *built != "" {
 			r.binaries = *built
-			steps = steps[2:]
+			steps = steps[3:]
 		}
 	}
 	if err := r.run(steps); err != nil {
@@ -104,6 +111,10 @@ func (r *release) run(steps []func() error) error {
 	if err := os.MkdirAll(r.out, 0o755); err != nil {
 		return err
 	}
+	if r.pages, err = os.MkdirTemp("", "release-pages-"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(r.pages)
 	r.time = time.Unix(unix, 0).UTC()
 	for _, step := range steps {
 		if err := step(); err != nil {
@@ -163,22 +174,34 @@ func (r *release) checkVersions() error {
 
 var tag = regexp.MustCompile(`^v\d+\.\d+\.\d+$`)
 
-// writeNotes writes the section of the version in CHANGELOG.md, for what is not a
-// tagged release that of the unreleased changes.
+// check requires what a release needs from the repository, before anything is built.
+func (r *release) check() error {
+	if _, err := r.notes(); err != nil {
+		return err
+	}
+	return r.checkCharts()
+}
+
+// writeNotes writes the section of the version in CHANGELOG.md.
 func (r *release) writeNotes() error {
-	text, err := os.ReadFile("CHANGELOG.md")
+	section, err := r.notes()
 	if err != nil {
 		return err
+	}
+	return os.WriteFile(filepath.Join(r.out, "NOTES.md"), []byte("# vipgate "+r.version+"\n\n"+section), 0o644)
+}
+
+// notes returns the section of the version, or of the unreleased changes if it is no tagged release.
+func (r *release) notes() (string, error) {
+	text, err := os.ReadFile("CHANGELOG.md")
+	if err != nil {
+		return "", err
 	}
 	heading := "Unreleased"
 	if tag.MatchString(r.version) {
 		heading = r.version
 	}
-	section, err := notes(string(text), heading)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(r.out, "NOTES.md"), []byte("# vipgate "+r.version+"\n\n"+section), 0o644)
+	return notes(string(text), heading)
 }
 
 // notes returns the section of a changelog under a heading, which a date may follow.
@@ -201,16 +224,18 @@ func notes(changelog, heading string) (string, error) {
 	return text + "\n", nil
 }
 
+const checksums = "SHA256SUMS"
+
 func (r *release) writeChecksums() error {
-	const name = "SHA256SUMS"
+	const name = checksums
 	entries, err := os.ReadDir(r.out)
 	if err != nil {
 		return err
 	}
 	var sums strings.Builder
 	for _, e := range entries {
-		if e.Name() == name {
-			continue
+		if strings.HasPrefix(e.Name(), name) {
+			continue // and its signature
 		}
 		data, err := os.ReadFile(filepath.Join(r.out, e.Name()))
 		if err != nil {

@@ -54,6 +54,9 @@ func (r *release) packageContents(arch string) (files.Contents, error) {
 			installed := path.Join(programDir, p.name)
 			add(r.binary(p.name, arch), installed, "", 0o755)
 			add(installed, "/usr/bin/"+p.command(), files.TypeSymlink, 0o777)
+			if p.name == "vipgate" { // as a plugin of kubectl
+				add(installed, "/usr/bin/kubectl-vipgate", files.TypeSymlink, 0o777)
+			}
 		}
 	}
 	const source = "deployments/systemd"
@@ -74,7 +77,10 @@ func (r *release) packageContents(arch string) (files.Contents, error) {
 	}
 	add("cmd/vipgate/quickstart/trench.yaml", "/etc/vipgate/trench.yaml", files.TypeConfigNoReplace, 0o644)
 	add("LICENSE", "/usr/share/doc/vipgate/copyright", "", 0o644)
-	return append(contents, r.pageContents()...), nil
+	if r.binaries == "" {
+		r.addPages(add)
+	}
+	return contents, nil
 }
 
 // command is the name of a program in /usr/bin.
