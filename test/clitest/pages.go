@@ -146,8 +146,8 @@ func quoted(text string) string { return strings.NewReplacer(`\`, `\\`, `'`, `\'
 func manual(name string, k *kong.Kong) string {
 	nodes, words := visible(k)
 	var text strings.Builder
-	fmt.Fprintf(&text, ".TH %s 1\n.SH NAME\n%s \\- part of vipgate\n.SH SYNOPSIS\n.B %[2]s\nCOMMAND [FLAGS]\n.SH DESCRIPTION\n%s\n",
-		strings.ToUpper(name), name, roff(k.Model.Help))
+	fmt.Fprintf(&text, ".TH %s 1\n.SH NAME\n%s \\- part of vipgate\n", strings.ToUpper(name), name)
+	fmt.Fprintf(&text, ".SH SYNOPSIS\n.B %s\nCOMMAND [FLAGS]\n.SH DESCRIPTION\n%s\n", name, roff(k.Model.Help))
 	text.WriteString("Each flag has a variable: VIPGATE_TRENCH_FILE for \\-\\-trench\\-file.\n.SH COMMANDS\n")
 	for _, n := range nodes[1:] {
 		if !n.Leaf() {

@@ -52,7 +52,8 @@ func TestInstall(t *testing.T) {
 	harness.Must(t, os.WriteFile("/proc/"+m.init+"/root/root/"+filepath.Base(deb), data, 0o600))
 	t.Cleanup(func() {
 		if t.Failed() {
-			out, _ := m.run(harness.Context(t, commandTimeout), "set +e; journalctl --no-pager -n 60 -u 'vipgate-*'; cat /tmp/log; ip netns")
+			out, _ := m.run(harness.Context(t, commandTimeout),
+				"set +e; journalctl --no-pager -n 60 -u 'vipgate-*'; cat /tmp/log; ip netns")
 			t.Log(out)
 		}
 	})
@@ -76,7 +77,8 @@ func TestInstall(t *testing.T) {
 		"from=depreferred to=withdrawn reason=stopping")
 	m.want(t, scripts[4], "")
 	m.want(t, "ip netns; ls -d /run/vipgate-* /run/systemd/system/vipgate-* 2>/dev/null || true", "")
-	m.want(t, "apt-get -qq remove vipgate >/dev/null 2>&1; ls /usr/lib/vipgate /usr/lib/systemd/system/vipgate-* 2>/dev/null || true", "")
+	m.want(t, "apt-get -qq remove vipgate >/dev/null 2>&1\n"+
+		"ls /usr/lib/vipgate /usr/lib/systemd/system/vipgate-* 2>/dev/null || true", "")
 	m.readme(t, filepath.Dir(deb))
 }
 

@@ -19,7 +19,7 @@ import (
 
 const root = "../.."
 
-// timeout bounds the creation of the root, which downloads packages, and commandTimeout each command.
+// timeout bounds the creation of the root, which downloads packages; commandTimeout each command.
 const timeout, commandTimeout = 5 * time.Minute, time.Minute
 
 // machine is a running systemd in namespaces of its own.
@@ -113,8 +113,8 @@ func removeGroups(dir string) error {
 
 // run runs a script in the machine.
 func (m *machine) run(ctx context.Context, script string) (string, error) {
-	cmd := exec.CommandContext(ctx, "nsenter", "--target", m.init, "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup",
-		"--root", "env", "-i", "-C", "/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin",
+	cmd := exec.CommandContext(ctx, "nsenter", "--target", m.init, "--mount", "--uts", "--ipc", "--net", "--pid",
+		"--cgroup", "--root", "env", "-i", "-C", "/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin",
 		"DEBIAN_FRONTEND=noninteractive", "HOME=/root", "bash", "-euo", "pipefail", "-c", script)
 	out, err := cmd.CombinedOutput()
 	return string(out), err

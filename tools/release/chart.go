@@ -55,8 +55,8 @@ func (r *release) checkCharts() error {
 	return nil
 }
 
-// writeCharts writes each chart as helm package does, and as an OCI archive, from which helm install
-// oci://… takes it.
+// writeCharts writes each chart as helm package does, and as an OCI archive. From a registry, helm
+// install oci://… takes it.
 func (r *release) writeCharts() error {
 	for _, name := range charts {
 		fields, err := chartMetadata(name)

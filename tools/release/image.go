@@ -174,7 +174,8 @@ func addTree(w *tar.Writer, root, prefix string, at time.Time) error {
 			slash = "/"
 		}
 		*header = tar.Header{
-			Typeflag: header.Typeflag, Name: prefix + relative + slash, Linkname: link, Mode: header.Mode, Size: header.Size, ModTime: at,
+			Typeflag: header.Typeflag, Name: prefix + relative + slash, Linkname: link, Mode: header.Mode,
+			Size: header.Size, ModTime: at,
 		}
 		if !info.Mode().IsRegular() {
 			return add(w, header, nil, nil)

@@ -14,7 +14,10 @@ import (
 func TestPackages(t *testing.T) {
 	t.Chdir("../..")
 	write := func() string {
-		r := &release{version: "v0.1.0", time: time.Unix(0, 0), out: t.TempDir(), binaries: t.TempDir(), architectures: []string{"amd64"}}
+		r := &release{
+			version: "v0.1.0", time: time.Unix(0, 0), out: t.TempDir(), binaries: t.TempDir(),
+			architectures: []string{"amd64"},
+		}
 		for _, p := range programs {
 			if err := os.WriteFile(filepath.Join(r.binaries, p.name), []byte(p.name), 0o755); err != nil {
 				t.Fatal(err)
@@ -36,7 +39,8 @@ func TestPackages(t *testing.T) {
 		}
 	}
 	list := func(args ...string) string {
-		out, err := exec.CommandContext(t.Context(), "dpkg-deb", append(args, filepath.Join(first, "vipgate_0.1.0-1_amd64.deb"))...).Output()
+		args = append(args, filepath.Join(first, "vipgate_0.1.0-1_amd64.deb"))
+		out, err := exec.CommandContext(t.Context(), "dpkg-deb", args...).Output()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,7 +64,9 @@ func TestPackages(t *testing.T) {
 }
 
 func TestPackageVersion(t *testing.T) {
-	for version, want := range map[string]string{"v0.1.0": "0.1.0", "v0.1.0-3-gabc-dirty": "0~v0.1.0.3.gabc.dirty", "77a787": "0~77a787"} {
+	for version, want := range map[string]string{
+		"v0.1.0": "0.1.0", "v0.1.0-3-gabc-dirty": "0~v0.1.0.3.gabc.dirty", "77a787": "0~77a787",
+	} {
 		if got := packageVersion(version); got != want {
 			t.Errorf("%s: got %s, want %s", version, got, want)
 		}

@@ -52,8 +52,8 @@ func verify(t *testing.T, key *ecdsa.PrivateKey, data []byte, signature string) 
 	}
 }
 
-// The charts and an image with two platforms reach a registry, each with a signature as cosign verifies
-// it: the payload names the manifest, and its signature is in the annotation of the layer.
+// The charts and an image with two platforms reach a registry, each with a signature as cosign
+// verifies it: the payload names the manifest, and the annotation of the layer has its signature.
 func TestPublishSigned(t *testing.T) {
 	t.Chdir("../..")
 	key := signer(t)
@@ -184,7 +184,8 @@ func TestCheckComesFirst(t *testing.T) {
 			t.Errorf("%s: %v, want %q", version, err, want)
 		}
 	}
-	if err := (&release{version: "v9.9.9"}).checkCharts(); err == nil || !strings.Contains(err.Error(), "edit and commit it") {
+	err := (&release{version: "v9.9.9"}).checkCharts()
+	if err == nil || !strings.Contains(err.Error(), "edit and commit it") {
 		t.Errorf("charts of another version: %v", err)
 	}
 }
