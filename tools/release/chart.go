@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -99,8 +100,8 @@ func (r *release) chartArchive(name string) ([]byte, error) {
 	if err := addTree(w, filepath.Join("charts", name), name+"/", r.time); err != nil {
 		return nil, err
 	}
-	if err := w.Close(); err != nil {
+	if err := errors.Join(w.Close(), compressed.Close()); err != nil {
 		return nil, err
 	}
-	return data.Bytes(), compressed.Close()
+	return data.Bytes(), nil
 }

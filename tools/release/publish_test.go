@@ -13,6 +13,7 @@ import (
 	"log"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -109,6 +110,21 @@ func TestPublishSigned(t *testing.T) {
 	packed, err := os.ReadFile(filepath.Join(r.out, "vipgate-0.1.0.tgz"))
 	if err != nil || !slices.Equal(content(t, chart), packed) {
 		t.Errorf("the chart in the registry differs from the file: %v", err)
+	}
+	pullChart(t, host)
+}
+
+// pullChart has Helm itself take a chart out of the registry, where make test-kube has built it.
+func pullChart(t *testing.T, host string) {
+	t.Helper()
+	if _, err := os.Stat("bin/tools/helm"); err != nil {
+		t.Log("not tested with Helm: make bin/tools/helm")
+		return
+	}
+	helm := exec.CommandContext(t.Context(), "bin/tools/helm", "pull", "oci://"+host+"/vipgate/charts/vipgate",
+		"--version=0.1.0", "--plain-http", "--untar", "--destination="+t.TempDir())
+	if out, err := helm.CombinedOutput(); err != nil {
+		t.Errorf("helm pull: %v\n%s", err, out)
 	}
 }
 
