@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -48,6 +49,7 @@ type release struct {
 	version       string
 	time          time.Time // of the commit
 	architectures []string
+	built         []program         // what is built from source
 	base          string            // directory with ARCH/root and ARCH/packages, see base.sh
 	bases         map[string]string // by image: a docker archive to build on
 	pages         string            // directory of manuals and completions
@@ -62,7 +64,7 @@ func main() {
 	onlyImages := flag.Bool("images", false, "build only docker archives, for this architecture")
 	onlyPackages := flag.Bool("packages", false, "build only packages, for this architecture")
 	built := flag.String("binaries", "", "with --packages: directory of programs, instead of building them")
-	r := &release{bases: map[string]string{}, architectures: []string{"amd64", "arm64"}}
+	r := &release{bases: map[string]string{}, built: programs, architectures: []string{"amd64", "arm64"}}
 	for _, p := range programs {
 		if p.image {
 			flag.Func("base-"+p.name, "docker archive of the image that "+p.name+" is built on, with --images",
@@ -88,6 +90,7 @@ func main() {
 		steps = []func() error{r.buildBinaries, r.checkVersions, r.writeDockerArchives}
 	case *onlyPackages:
 		r.architectures = []string{runtime.GOARCH}
+		r.built = slices.DeleteFunc(slices.Clone(programs), func(p program) bool { return !p.host })
 		steps = []func() error{r.buildBinaries, r.checkVersions, r.writePages, r.writePackages}
 		if *built != "" {
 			r.binaries = *built
@@ -136,7 +139,7 @@ func (r *release) binary(program, arch string) string {
 }
 
 func (r *release) buildBinaries() error {
-	for _, p := range programs {
+	for _, p := range r.built {
 		for _, arch := range r.architectures {
 			build := exec.Command("go", "build", "-trimpath", "-buildvcs=true",
 				"-ldflags", "-s -w -X "+versionVariable+"="+r.version, "-o", r.binary(p.name, arch), "./cmd/"+p.name)
@@ -156,7 +159,7 @@ func (r *release) buildBinaries() error {
 // checkVersions runs the binaries of this machine's architecture: the linker
 // ignores a variable that does not exist.
 func (r *release) checkVersions() error {
-	for _, p := range programs {
+	for _, p := range r.built {
 		if !p.cli {
 			continue
 		}
