@@ -2,6 +2,7 @@ package quickstart
 
 import (
 	"context"
+	_ "embed" // guide.txt
 	"errors"
 	"fmt"
 	"net/http"
@@ -36,16 +37,12 @@ func (c *Command) Run(ctx context.Context, out *cli.Output) error {
 	if err := up(ctx); err != nil {
 		return errors.Join(fmt.Errorf("failed to create the laboratory: %w", err), down(ctx))
 	}
-	out.Printf(guide)
+	out.Printf("%s", guide)
 	return nil
 }
 
-const guide = `namespaces   vipgate-pod, vipgate-gateway-a-1, -a-2, vipgate-target-1, -2
-trench file  /run/vipgate-quickstart/trench.yaml
-environment  . /run/vipgate-quickstart/env     (then: $POD lb run, $POD frontend run)
-gateways     birdc -r -s /run/vipgate-quickstart/gateway-a-1.ctl show route
-remove       vipgate quickstart --down
-`
+//go:embed guide.txt
+var guide string
 
 // serve answers requests with the name of the target.
 func serve(name string) error {

@@ -2,7 +2,7 @@ package quickstart
 
 import (
 	"context"
-	_ "embed" // trench.yaml, bird.conf
+	_ "embed" // files of the laboratory
 	"errors"
 	"fmt"
 	"io/fs"
@@ -32,28 +32,30 @@ var (
 	trenchFile []byte
 	//go:embed bird.conf
 	birdConfig string
+	// environment is for the shells in which lb and frontend start.
+	//go:embed env
+	environment []byte
+	// podSettings sets the kernel parameters of the pod.
+	//go:embed pod.sh
+	podSettings string
 )
 
 // node is a namespace and its interface in a network.
 type node struct {
 	name, network, device string
 	addresses             []string
-	settings              []string // below /proc/sys/net, as NAME=VALUE
 }
 
 const podName = "pod"
 
 // The pod has one node for each of its networks.
 var nodes = []node{
-	{podName, "external", "ext-vlan", []string{"169.254.100.1/24", "fd00:100::1/64"}, []string{
-		"ipv4/ip_forward=1", "ipv6/conf/all/forwarding=1", "ipv4/conf/all/rp_filter=0",
-		"ipv4/conf/default/rp_filter=0", "ipv4/fib_multipath_hash_policy=1", "ipv6/fib_multipath_hash_policy=1",
-	}},
-	{podName, "targets", "targets", []string{"172.16.0.1/16", "fd00:16::1/64"}, nil},
-	{"gateway-a-1", "external", "ext-vlan", []string{"169.254.100.150/24"}, nil},
-	{"gateway-a-2", "external", "ext-vlan", []string{"fd00:100::150/64"}, nil},
-	{"target-1", "targets", "targets", []string{"172.16.1.1/16", "fd00:16::1:1/64"}, nil},
-	{"target-2", "targets", "targets", []string{"172.16.1.2/16", "fd00:16::1:2/64"}, nil},
+	{podName, "external", "ext-vlan", []string{"169.254.100.1/24", "fd00:100::1/64"}},
+	{podName, "targets", "targets", []string{"172.16.0.1/16", "fd00:16::1/64"}},
+	{"gateway-a-1", "external", "ext-vlan", []string{"169.254.100.150/24"}},
+	{"gateway-a-2", "external", "ext-vlan", []string{"fd00:100::150/64"}},
+	{"target-1", "targets", "targets", []string{"172.16.1.1/16", "fd00:16::1:1/64"}},
+	{"target-2", "targets", "targets", []string{"172.16.1.2/16", "fd00:16::1:2/64"}},
 }
 
 // switchName is the namespace with a bridge for each network.
@@ -97,33 +99,16 @@ func up(ctx context.Context) error {
 			return err
 		}
 	}
-	return errors.Join(write("trench.yaml", trenchFile), write("env", []byte(environment)), isolateUnits(ctx))
+	return errors.Join(write("trench.yaml", trenchFile), write("env", environment), isolateUnits(ctx))
 }
 
 func write(name string, data []byte) error {
 	return durable.Replace(filepath.Join(folder, name), data, 0o644)
 }
 
-// environment is for the shells in which lb and frontend start.
-const environment = `export VIPGATE_TRENCH_FILE=/run/vipgate-quickstart/trench.yaml
-export VIPGATE_IDENTITY=dev
-export VIPGATE_DEV_AUTHORITY_DIR=/run/vipgate-quickstart/authority
-export VIPGATE_LB_ID=spiffe://vipgate.local/lb
-export VIPGATE_FRONTEND_ID=spiffe://vipgate.local/frontend
-export VIPGATE_SOCKET=unix:///run/vipgate-quickstart/lb.sock
-export VIPGATE_LB_SOCKET=unix:///run/vipgate-quickstart/lb.sock
-export VIPGATE_STATE_DIR=/run/vipgate-quickstart/lb
-export VIPGATE_BIRD_DIR=/run/vipgate-quickstart/bird
-export VIPGATE_BIRD_SOCKET=/run/vipgate-quickstart/bird.ctl
-export VIPGATE_DATAPLANE=nftables
-export VIPGATE_LOG_FORMAT=text
-POD='ip netns exec vipgate-pod'
-`
-
 // network creates the namespaces and connects them by two bridges.
 func network(ctx context.Context) error {
 	lines := map[string][]string{switchName: {"link set lo up"}}
-	var settings []string
 	for _, name := range namespaces() {
 		if err := run(ctx, "ip", "netns", "add", prefix+name); err != nil {
 			return err
@@ -146,17 +131,12 @@ func network(ctx context.Context) error {
 			}
 			lines[n.name] = append(lines[n.name], "addr add "+address+" dev "+n.device+suffix)
 		}
-		for _, setting := range n.settings {
-			path, value, _ := strings.Cut(setting, "=")
-			settings = append(settings, "echo "+value+" >/proc/sys/net/"+path)
-		}
 		if strings.HasPrefix(n.name, "target-") {
 			lines[n.name] = append(lines[n.name], "addr add 20.0.0.1/32 dev lo", "addr add 2000::1/128 dev lo nodad",
 				"route add default via 172.16.0.1", "route add default via fd00:16::1")
 		}
 	}
-	script := strings.Join(settings, "\n")
-	if err := run(ctx, "ip", "netns", "exec", prefix+podName, "sh", "-ec", script); err != nil {
+	if err := run(ctx, "ip", "netns", "exec", prefix+podName, "sh", "-ec", podSettings); err != nil {
 		return err
 	}
 	if err := batch(ctx, switchName, lines[switchName]); err != nil {
