@@ -61,18 +61,21 @@ var nodes = []node{
 // switchName is the namespace with a bridge for each network.
 const switchName = "network"
 
-// namespaces lists the names without prefix.
+// namespaces lists the names without prefix, the switch first: it creates the interfaces of all.
 func namespaces() []string {
 	names := []string{switchName}
 	for _, n := range nodes {
 		names = append(names, n.name)
 	}
-	slices.Sort(names)
 	return slices.Compact(names)
 }
 
 // up creates the laboratory and returns when gateways and targets run.
 func up(ctx context.Context) error {
+	// Debian keeps BIRD out of a user's PATH.
+	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
+		return err
+	}
 	for _, program := range []string{"ip", "bird", "birdc"} {
 		if _, err := exec.LookPath(program); err != nil {
 			return fmt.Errorf("%s is not installed; run apt-get install bird2 iproute2", program)
@@ -139,14 +142,9 @@ func network(ctx context.Context) error {
 	if err := run(ctx, "ip", "netns", "exec", prefix+podName, "sh", "-ec", podSettings); err != nil {
 		return err
 	}
-	if err := batch(ctx, switchName, lines[switchName]); err != nil {
-		return err
-	}
 	for _, name := range namespaces() {
-		if name != switchName {
-			if err := batch(ctx, name, lines[name]); err != nil {
-				return err
-			}
+		if err := batch(ctx, name, lines[name]); err != nil {
+			return err
 		}
 	}
 	return nil
