@@ -4,7 +4,7 @@ go 1.26.0
 
 require (
 	github.com/google/go-containerregistry v0.22.1
-	github.com/goreleaser/nfpm/v2 v2.45.2 // .deb and .rpm; 2.46 and later need a module that the proxy does not serve
+	github.com/goreleaser/nfpm/v2 v2.45.2 // .deb and .rpm; 2.46.3 and later need a module that the proxy does not serve
 	github.com/moby/buildkit v0.26.3
 	github.com/spdx/tools-golang v0.5.7
 )
