@@ -129,11 +129,19 @@ images: check-go ## Build images of lb, frontend, kube, target and meridio-front
 		--base-target="$(BASE_TARGET)" --base-meridio-frontend="$(BASE_MERIDIO_FRONTEND)"
 	@ls -l $(BIN)/images
 
+.PHONY: packages
+packages: check-go ## Build a Debian and an RPM package for this machine into bin/packages/ (docs/install.md)
+	@out="$$PWD/$(TOOLS)"; cd tools/release && $(GO) build -o "$$out/" .
+	@rm -rf $(BIN)/packages
+	@$(TOOLS)/release --packages --version=$(VERSION) --out=$(BIN)/packages
+	@ls -l $(BIN)/packages/*.deb $(BIN)/packages/*.rpm
+
 .PHONY: release
-release: check-go ## Build binaries, images, SBOM and notes into bin/release/ for amd64 and arm64 (VERSION=v0.1.0)
+release: check-go ## Build binaries, packages, images, charts, SBOM and provenance into bin/release/ for amd64 and arm64 (VERSION=v0.1.0)
+	@out="$$PWD/$(TOOLS)"; cd tools/release && $(GO) build -o "$$out/" .
+	@$(TOOLS)/release --check --version=$(VERSION)
 	@rm -rf $(BIN)/release
 	@for arch in amd64 arm64; do tools/release/base.sh $$arch $(BIN)/release-base/$$arch; done
-	@out="$$PWD/$(TOOLS)"; cd tools/release && $(GO) build -o "$$out/" .
 	@$(TOOLS)/release --version=$(VERSION) --base=$(BIN)/release-base --out=$(BIN)/release
 	@cd $(BIN)/release && sha256sum --check --quiet SHA256SUMS && ls -l
 

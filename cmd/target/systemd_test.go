@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -12,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-const installed = "/usr/local/bin/target"
+const installed = "/usr/lib/vipgate/target"
 
 // unit returns the values of a unit by their keys.
 func unit(t *testing.T, file string) map[string][]string {
@@ -66,6 +67,8 @@ func TestUnitsFitProgram(t *testing.T) {
 	}
 }
 
+var executable = regexp.MustCompile(`/usr/lib/vipgate/[a-z]+`)
+
 // systemd takes every unit without a warning.
 func TestUnitsAreValid(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
@@ -73,7 +76,7 @@ func TestUnitsAreValid(t *testing.T) {
 		lab.Skip(t, "missing: systemd-analyze (Debian: apt-get install systemd)")
 	}
 	files, err := filepath.Glob(clitest.Deployments + "systemd/*.service")
-	if err != nil || len(files) != 2 {
+	if err != nil || len(files) != 4 {
 		t.Fatalf("units %v, %v", files, err)
 	}
 	dir := t.TempDir()
@@ -83,7 +86,7 @@ func TestUnitsAreValid(t *testing.T) {
 		harness.Must(t, err)
 		copied := filepath.Join(dir, strings.Replace(filepath.Base(file), "@.", "@web-1.", 1))
 		// systemd-analyze requires that the program of the unit exists.
-		unit := strings.ReplaceAll(string(text), installed, os.Args[0])
+		unit := executable.ReplaceAllString(string(text), os.Args[0])
 		harness.Must(t, os.WriteFile(copied, []byte(unit), 0o600))
 		args = append(args, copied)
 	}

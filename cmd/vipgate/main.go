@@ -13,18 +13,20 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/cmd/vipgate/quickstart"
 	"github.com/vipgate/vipgate/pkg/pods"
 )
 
 type commandLine struct {
-	Status    statusCommand      `cmd:"" help:"Show every pod and its problems. Exit status 1 if there is one."`
-	Explain   explainCommand     `cmd:"" help:"Show each step of a VIP's traffic in every pod, with the remedy. Exit status 1 if one is broken."`
-	Events    eventsCommand      `cmd:"" help:"Show the last events of all pods, ordered by time."`
-	Drain     drainCommand       `cmd:"" help:"Drain all VIPs of a pod, or a VIP in all pods. It survives restarts of containers."`
-	Undrain   undrainCommand     `cmd:"" help:"End the drains of a pod, or of a VIP in all pods."`
-	Dashboard dashboardCommand   `cmd:"" help:"Show all pods live on a page for a browser of this machine."`
-	Sysdump   sysdumpCommand     `cmd:"" help:"Collect states, events, configuration, kernel state, logs and manifests, without secrets."`
-	Version   cli.VersionCommand `cmd:"" help:"Print the version."`
+	Status     statusCommand      `cmd:"" help:"Show every pod and its problems. Exit status 1 if there is one."`
+	Explain    explainCommand     `cmd:"" help:"Show each step of a VIP's traffic in every pod, with the remedy. Exit status 1 if one is broken."`
+	Events     eventsCommand      `cmd:"" help:"Show the last events of all pods, ordered by time."`
+	Drain      drainCommand       `cmd:"" help:"Drain all VIPs of a pod, or a VIP in all pods. It survives restarts of containers."`
+	Undrain    undrainCommand     `cmd:"" help:"End the drains of a pod, or of a VIP in all pods."`
+	Dashboard  dashboardCommand   `cmd:"" help:"Show all pods live on a page for a browser of this machine."`
+	Sysdump    sysdumpCommand     `cmd:"" help:"Collect states, events, configuration, kernel state, logs and manifests, without secrets."`
+	Quickstart quickstart.Command `cmd:"" help:"Create a laboratory in network namespaces: a trench pod, gateways and targets."`
+	Version    cli.VersionCommand `cmd:"" help:"Print the version."`
 
 	sourceFlags
 	cli.Globals

@@ -23,6 +23,9 @@ var update = flag.Bool("update", false, "write the generated texts instead of co
 // the names of its flags, which test/style counts. The test runs in cmd/NAME.
 func Texts(t *testing.T, name string, documented bool, k *kong.Kong, variables []string) {
 	t.Helper()
+	if *pages != "" {
+		harness.Must(t, WritePages(*pages, installed(name), k))
+	}
 	if documented {
 		harness.Check(t, Flags("../../docs/configuration.md", name, k, *update))
 	}

@@ -26,9 +26,9 @@ processors=$(nproc)
 echo "== unit tests, with the race detector"
 go test -race -p $((2 * processors)) -timeout 10m ./pkg/... ./cmd/... ./test/lab/... ./test/load/... ./test/birds || status=1
 # Never from the cache, which does not know the programs that they build.
-echo "== end to end: real BIRD, real wires; the demo, the documents and the benchmark"
+echo "== end to end: real BIRD, real wires; the demo, the documents, the benchmark, the package"
 go test -count=1 -p 2 -parallel $((3 * processors)) -timeout 15m ./test/e2e/... ./test/demo/... ./test/docs/... \
-	./test/bench ./test/replay || status=1
+	./test/bench ./test/replay ./test/install || status=1
 echo
 kube=$(grep -c 'make test-kube' "$VIPGATE_TEST_SKIPPED" || true)
 [ "$kube" = 0 ] || echo "make test-kube runs $kube more tests, which need an API server"

@@ -17,7 +17,11 @@ import (
 
 // writeDockerArchives writes a docker archive of each image, as docker save does.
 func (r *release) writeDockerArchives() error {
-	for _, imageName := range images {
+	for _, p := range programs {
+		if !p.image {
+			continue
+		}
+		imageName := p.name
 		spec, err := readDockerfile(filepath.Join("deployments/images", imageName+".Dockerfile"))
 		if err != nil {
 			return err

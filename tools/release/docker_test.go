@@ -26,8 +26,8 @@ func archives(t *testing.T, bases map[string]string) (string, error) {
 		t.Fatal(err)
 	}
 	files := []string{bird}
-	for _, program := range binaries {
-		files = append(files, r.binary(program, runtime.GOARCH))
+	for _, p := range programs {
+		files = append(files, r.binary(p.name, runtime.GOARCH))
 	}
 	for _, file := range files {
 		if err := os.WriteFile(file, []byte(filepath.Base(file)), 0o755); err != nil {

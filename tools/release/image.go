@@ -22,7 +22,11 @@ import (
 
 // writeImages writes an OCI archive of each image for both architectures.
 func (r *release) writeImages() error {
-	for _, name := range images {
+	for _, p := range programs {
+		if !p.image {
+			continue
+		}
+		name := p.name
 		spec, err := readDockerfile(filepath.Join("deployments/images", name+".Dockerfile"))
 		if err != nil {
 			return err
@@ -39,7 +43,7 @@ func (r *release) writeImages() error {
 		}
 		// Readers of OCI archives want one entry: the index of both architectures, with its tag.
 		tagged := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: index, Descriptor: v1.Descriptor{
-			Annotations: map[string]string{"org.opencontainers.image.ref.name": r.version},
+			Annotations: refName(r.version),
 		}})
 		archive := filepath.Join(r.out, fmt.Sprintf("%s_%s.oci.tar", name, r.version))
 		if err := r.writeArchive(tagged, archive); err != nil {
@@ -68,7 +72,7 @@ func (r *release) image(name, arch string, spec *imageSpec) (v1.Image, error) {
 		}
 	} else if spec.bird {
 		layers = append(layers, func(w *tar.Writer) error {
-			return addTree(w, filepath.Join(r.base, arch, "root"), r.time)
+			return addTree(w, filepath.Join(r.base, arch, "root"), "", r.time)
 		})
 	}
 	layers = append(layers, func(w *tar.Writer) error { return r.addPrograms(w, arch, spec) })
@@ -136,8 +140,13 @@ func layerOf(write func(*tar.Writer) error) (v1.Layer, error) {
 	}, tarball.WithMediaType(types.OCILayer))
 }
 
-// addTree adds the files of a directory in lexical order, owned by root.
-func addTree(w *tar.Writer, root string, at time.Time) error {
+// refName returns the annotation by which an OCI archive names its image.
+func refName(version string) map[string]string {
+	return map[string]string{"org.opencontainers.image.ref.name": version}
+}
+
+// addTree adds the files of a directory in lexical order, owned by root, below a prefix.
+func addTree(w *tar.Writer, root, prefix string, at time.Time) error {
 	return filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
 		if err != nil || file == root {
 			return err
@@ -165,7 +174,8 @@ func addTree(w *tar.Writer, root string, at time.Time) error {
 			slash = "/"
 		}
 		*header = tar.Header{
-			Typeflag: header.Typeflag, Name: relative + slash, Linkname: link, Mode: header.Mode, Size: header.Size, ModTime: at,
+			Typeflag: header.Typeflag, Name: prefix + relative + slash, Linkname: link, Mode: header.Mode,
+			Size: header.Size, ModTime: at,
 		}
 		if !info.Mode().IsRegular() {
 			return add(w, header, nil, nil)
@@ -209,7 +219,7 @@ func (r *release) writeArchive(index v1.ImageIndex, archive string) error {
 	}
 	defer file.Close()
 	w := tar.NewWriter(file)
-	if err := addTree(w, dir, r.time); err != nil {
+	if err := addTree(w, dir, "", r.time); err != nil {
 		return err
 	}
 	if err := w.Close(); err != nil {

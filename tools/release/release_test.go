@@ -82,9 +82,9 @@ func TestSBOM(t *testing.T) {
 	write := func() string {
 		dir := t.TempDir()
 		r := &release{version: "v0", time: time.Unix(0, 0).UTC(), base: dir, out: dir, architectures: []string{"amd64"}}
-		for _, program := range binaries {
+		for _, p := range programs {
 			// The test itself has the build information of a program.
-			if err := os.Symlink("/proc/self/exe", r.binary(program, "amd64")); err != nil {
+			if err := os.Symlink("/proc/self/exe", r.binary(p.name, "amd64")); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -33,9 +33,9 @@ func (r *release) writeSBOM() error {
 			Creators: []common.Creator{{CreatorType: "Tool", Creator: "vipgate-tools-release"}},
 		},
 	}}
-	for _, program := range binaries {
+	for _, p := range programs {
 		for _, arch := range r.architectures {
-			file := r.binary(program, arch)
+			file := r.binary(p.name, arch)
 			info, err := buildinfo.ReadFile(file)
 			if err != nil {
 				return err
