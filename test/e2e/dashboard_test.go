@@ -62,7 +62,9 @@ func TestDashboard(t *testing.T) {
 	})
 	harness.Must(t, err)
 	t.Cleanup(func() { harness.Check(t, topology.Close()) })
-	f := &dataPlaneFixture{t, topology, harness.Context(t, 4*waitTimeout), topology.Pods[0]}
+	f := &dataPlaneFixture{
+		t: t, Topology: topology, ctx: harness.Context(t, 4*waitTimeout), pod: topology.Pods[0],
+	}
 	for _, target := range f.Targets {
 		f.must(target.Start())
 	}
