@@ -94,10 +94,14 @@ func (r *release) writeCharts() error {
 
 // chartArchive returns the files of a chart in a directory with its name.
 func (r *release) chartArchive(name string) ([]byte, error) {
+	return compressedTar(func(w *tar.Writer) error { return addTree(w, filepath.Join("charts", name), name+"/", r.time) })
+}
+
+func compressedTar(write func(*tar.Writer) error) ([]byte, error) {
 	var data bytes.Buffer
 	compressed := gzip.NewWriter(&data)
 	w := tar.NewWriter(compressed)
-	if err := addTree(w, filepath.Join("charts", name), name+"/", r.time); err != nil {
+	if err := write(w); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(w.Close(), compressed.Close()); err != nil {

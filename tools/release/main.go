@@ -77,8 +77,8 @@ func main() {
 	syscall.Umask(0o022) // the modes of written files are in the archives
 	r.version, r.base, r.out = *version, *base, *out
 	steps := []func() error{
-		r.check, r.writeNotes, r.buildBinaries, r.checkVersions, r.writePages, r.writePackages, r.writeImages,
-		r.writeCharts, r.writeSBOM, r.writeProvenance, r.writeChecksums, r.signChecksums,
+		r.check, r.writeNotes, r.buildBinaries, r.checkVersions, r.writePages, r.writePackages, r.writeKrew,
+		r.writeImages, r.writeCharts, r.writeSBOM, r.writeProvenance, r.writeChecksums, r.signChecksums,
 	}
 	switch {
 	case *onlyCheck:

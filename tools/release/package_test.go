@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,13 +25,15 @@ func TestPackages(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := r.writePackages(); err != nil {
-			t.Fatal(err)
+		for _, step := range []func() error{r.writePackages, r.writeKrew} {
+			if err := step(); err != nil {
+				t.Fatal(err)
+			}
 		}
 		return r.out
 	}
 	first, second := write(), write()
-	for _, file := range []string{"vipgate_0.1.0-1_amd64.deb", "vipgate-0.1.0-1.x86_64.rpm"} {
+	for _, file := range []string{"vipgate_0.1.0-1_amd64.deb", "vipgate-0.1.0-1.x86_64.rpm", "kubectl-vipgate.yaml"} {
 		a, err := os.ReadFile(filepath.Join(first, file))
 		if err != nil {
 			t.Fatal(err)
@@ -37,6 +41,21 @@ func TestPackages(t *testing.T) {
 		if b, err := os.ReadFile(filepath.Join(second, file)); err != nil || !bytes.Equal(a, b) {
 			t.Errorf("a second run writes another %s: %v", file, err)
 		}
+	}
+	// The manifest has the checksum of the archive.
+	archive := filepath.Join(first, "kubectl-vipgate_linux_amd64.tar.gz")
+	content, err := os.ReadFile(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := os.ReadFile(filepath.Join(first, "kubectl-vipgate.yaml"))
+	if sum := fmt.Sprintf("sha256: %x", sha256.Sum256(content)); err != nil || !strings.Contains(string(manifest), sum) ||
+		!strings.Contains(string(manifest), "/download/v0.1.0/") || strings.Contains(string(manifest), "LINUX_AMD64") {
+		t.Errorf("the manifest lacks %s, %v:\n%s", sum, err, manifest)
+	}
+	files, err := exec.CommandContext(t.Context(), "tar", "-tzf", archive).Output()
+	if err != nil || string(files) != "LICENSE\nkubectl-vipgate\n" {
+		t.Errorf("the plugin's archive has %q, %v", files, err)
 	}
 	list := func(args ...string) string {
 		args = append(args, filepath.Join(first, "vipgate_0.1.0-1_amd64.deb"))
