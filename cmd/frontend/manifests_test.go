@@ -430,8 +430,12 @@ func TestTheLBMayForward(t *testing.T) {
 
 // A kustomization names every file of its directory, and each name has a file.
 func TestKustomizationsAreComplete(t *testing.T) {
-	// The last four belong to the cluster, to the owner of another namespace, and to the application.
-	apart := []string{"kustomization.yaml", "identities.yaml", "namespace-role.yaml", "service.yaml", "application.yaml"}
+	// The others belong to the cluster, to the owners of another namespace and of Alertmanager, and to
+	// the application.
+	apart := []string{
+		"kustomization.yaml", "identities.yaml", "namespace-role.yaml", "alertmanager.yaml", "service.yaml",
+		"application.yaml",
+	}
 	files, err := filepath.Glob(components + "*/kustomization.yaml")
 	if err != nil || len(files) < 5 {
 		t.Fatal(files, err)
