@@ -3,6 +3,7 @@ package kubee2e
 import (
 	"archive/tar"
 	"bufio"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/base64"
@@ -10,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -52,6 +54,7 @@ func TestVipgate(t *testing.T) {
 	p.sockets()
 	p.drains()
 	p.events()
+	p.dashboard()
 	p.sysdump()
 	p.documented()
 	p.broken()
@@ -371,6 +374,36 @@ func (p *plugin) events() {
 		return nil
 	})
 	p.want(0, "no VIP is drained").by("undrain", vip4)
+}
+
+// dashboard reads the stream of the page until both pods have answered through the API server.
+func (p *plugin) dashboard() {
+	p.t.Helper()
+	ctx := harness.Context(p.t, waitTimeout)
+	cmd := p.command(ctx, "dashboard")
+	out, err := cmd.StdoutPipe()
+	p.must(err)
+	p.must(cmd.Start())
+	lines := bufio.NewScanner(out)
+	if !lines.Scan() {
+		p.t.Fatalf("dashboard printed no address: %v", cmd.Wait())
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, lines.Text()+"stream", nil)
+	p.must(err)
+	response, err := http.DefaultClient.Do(request)
+	p.must(err)
+	defer response.Body.Close()
+	last := ""
+	for stream := bufio.NewScanner(response.Body); stream.Scan(); {
+		last = cmp.Or(stream.Text(), last)
+		if strings.Contains(last, "trench-a-1") && strings.Contains(last, "trench-a-2") &&
+			strings.Contains(last, vip4) && strings.Contains(last, "gateway-a4") {
+			p.must(cmd.Process.Signal(syscall.SIGINT))
+			p.must(cmd.Wait())
+			return
+		}
+	}
+	p.t.Errorf("the stream ended with %s", last)
 }
 
 // followers counts the processes that follow events in the pods.
