@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// LocalAS is the announcer's private AS (RFC 6996). It is rejected as a gateway's AS.
+	// LocalAS is the private AS of the announcer (RFC 6996).
 	LocalAS = 4200000000
 	// DefaultHoldTime is the minimum of RFC 4271 section 4.2.
 	DefaultHoldTime = 3 * time.Second

@@ -25,7 +25,7 @@ func manyVIPs(n int) []vip.VIP {
 func toAll(n int, a Advertisement) []Change {
 	changes := make([]Change, 0, n)
 	for _, v := range manyVIPs(n) {
-		changes = append(changes, Change{v, a})
+		changes = append(changes, Change{v, Route{Advertisement: a}})
 	}
 	return changes
 }
@@ -86,7 +86,7 @@ func BenchmarkFlip(b *testing.B) {
 				if i%2 == 1 {
 					to = Announced
 				}
-				a.Post(Batch{Changes: []Change{{v, to}}, Revision: uint64(i), Cause: cause})
+				a.Post(Batch{Changes: []Change{{v, Route{Advertisement: to}}}, Revision: uint64(i), Cause: cause})
 				if s.owned {
 					b.Fatal("the socket did not take the change")
 				}

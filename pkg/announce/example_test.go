@@ -31,7 +31,7 @@ func Example() {
 		Local: netip.MustParseAddr("127.0.0.1"),
 	})
 	a.Post(announce.Batch{Revision: 1, Changes: []announce.Change{
-		{VIP: vip.Require("20.0.0.1/32"), Advertisement: announce.Announced},
+		{VIP: vip.Require("20.0.0.1/32"), Route: announce.Route{Advertisement: announce.Announced}},
 	}})
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

@@ -37,7 +37,7 @@ func FuzzReadMessage(f *testing.F) {
 	var c changes
 	for _, v := range []string{"20.0.0.1/32", "30.0.0.0/24", "2000::1/128"} {
 		for a := Withdrawn; a <= Announced; a++ {
-			c.add(vip.Require(v), a)
+			c.add(vip.Require(v), Route{Advertisement: a})
 		}
 	}
 	updates := e.appendUpdates(nil, &c)

@@ -3,10 +3,12 @@ package announce
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,13 +41,21 @@ func encode(t fatal, e *encoder, want map[vip.VIP]Advertisement) []byte {
 	t.Helper()
 	var c changes
 	for v, a := range want {
-		c.add(v, a)
+		c.add(v, Route{Advertisement: a})
 	}
 	b := e.appendUpdates(nil, &c)
 	if library := encodeWithLibrary(t, want); !bytes.Equal(b, library) {
 		t.Fatalf("encoded as % x, by the library as % x", b, library)
 	}
 	return b
+}
+
+// overheadOf is the size of an UPDATE without prefixes.
+func overheadOf(f vip.Family, a Advertisement) int {
+	if a == Depreferred {
+		return overhead[f][a] + 7 // a community
+	}
+	return overhead[f][a]
 }
 
 // encodeWithLibrary encodes the same UPDATEs as encode with the BGP library only.
@@ -67,7 +77,7 @@ func encodeWithLibrary(t fatal, want map[vip.VIP]Advertisement) (b []byte) {
 			attributes = append(attributes, nextHop4)
 		}
 		if a == Depreferred {
-			attributes = append(attributes, bgp.NewPathAttributeCommunities([]uint32{gracefulShutdown}))
+			attributes = append(attributes, bgp.NewPathAttributeCommunities([]uint32{GracefulShutdown}))
 		}
 		switch {
 		case f == vip.IPv4 && a == Withdrawn:
@@ -100,7 +110,7 @@ func encodeWithLibrary(t fatal, want map[vip.VIP]Advertisement) (b []byte) {
 				}
 			}
 			for len(rest) > 0 {
-				n, size := 0, overhead[f][a]
+				n, size := 0, overheadOf(f, a)
 				for n < len(rest) && size+rest[n].NLRI.Len() <= bgp.BGP_MAX_MESSAGE_LENGTH {
 					size += rest[n].NLRI.Len()
 					n++
@@ -245,7 +255,7 @@ func TestUpdatesAreFull(t *testing.T) {
 				if f == vip.IPv6 {
 					size = 17
 				}
-				if body := int(ms[0].Header.Len) - overhead[f][a]; body%size != 0 {
+				if body := int(ms[0].Header.Len) - overheadOf(f, a); body%size != 0 {
 					t.Errorf("%d bytes of prefixes, want a multiple of %d", body, size)
 				}
 				for _, m := range ms[:len(ms)-1] {
@@ -373,4 +383,50 @@ func openMessage(t fatal, as uint32, hold uint16, families ...bgp.Family) *bgp.B
 		t.Fatalf("%v", err)
 	}
 	return m
+}
+
+// VIPs with the same communities share UPDATEs, which are full; others have UPDATEs of their own.
+func TestCommunitiesGroupUpdates(t *testing.T) {
+	e := testEncoder(t)
+	attributes, err := NewAttributes([]uint32{64512<<16 | 100}, []LargeCommunity{{64512, 1, 2}})
+	harness.Must(t, err)
+	var c changes
+	want := map[string]string{}
+	for i := range 3000 {
+		v, route := numbered(i), Route{Advertisement: Announced}
+		if want[v.String()] = ""; i%3 > 0 {
+			route.Attributes, want[v.String()] = attributes, "64512:100 64512:1:2"
+		}
+		c.add(v, route)
+	}
+	got, messages := map[string]string{}, split(t, e.appendUpdates(nil, &c))
+	for _, m := range messages {
+		update := m.Body.(*bgp.BGPUpdate)
+		var communities []string
+		prefixes := update.NLRI
+		for _, attribute := range update.PathAttributes {
+			switch a := attribute.(type) {
+			case *bgp.PathAttributeCommunities:
+				for _, community := range a.Value {
+					communities = append(communities, fmt.Sprintf("%d:%d", community>>16, community&0xffff))
+				}
+			case *bgp.PathAttributeLargeCommunities:
+				for _, community := range a.Values {
+					communities = append(communities, community.String())
+				}
+			case *bgp.PathAttributeMpReachNLRI:
+				prefixes = a.Value
+			}
+		}
+		for _, prefix := range prefixes {
+			got[prefix.NLRI.String()] = strings.Join(communities, " ")
+		}
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("%d VIPs differ from %d", len(got), len(want))
+	}
+	// Two families, with and without communities; 1 000 VIPs of IPv6 take 5 messages.
+	if len(messages) > 14 {
+		t.Errorf("%d messages", len(messages))
+	}
 }

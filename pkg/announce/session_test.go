@@ -31,7 +31,7 @@ type advertisements map[vip.VIP]Advertisement
 func (as advertisements) list() []Change {
 	changes := make([]Change, 0, len(as))
 	for v, a := range as {
-		changes = append(changes, Change{v, a})
+		changes = append(changes, Change{v, Route{Advertisement: a}})
 	}
 	return changes
 }

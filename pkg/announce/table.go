@@ -17,15 +17,21 @@ const (
 	Announced   = gate.Announced   // without a community
 )
 
-// Change is the new advertisement of one VIP.
-type Change struct {
-	VIP           vip.VIP
+// Route is how a VIP is advertised. Routes are comparable.
+type Route struct {
 	Advertisement Advertisement
+	Attributes    Attributes // none of a withdrawn VIP
+}
+
+// Change is the new route of one VIP.
+type Change struct {
+	VIP vip.VIP
+	Route
 }
 
 // Batch is one decision of the gate.
 type Batch struct {
-	// Changes holds every VIP whose advertisement changes, no VIP twice, in any order; absent VIPs
+	// Changes holds every VIP whose route changes, no VIP twice, in any order; absent VIPs
 	// are unchanged. The zero VIP is ignored.
 	Changes []Change
 	// Revision is the number of the decision. [State].Written returns it once everything up to it
@@ -35,7 +41,7 @@ type Batch struct {
 	Cause time.Time
 }
 
-// table holds the posted and the sent advertisement of each VIP.
+// table holds the posted and the sent route of each VIP.
 type table struct {
 	// adverts keeps withdrawn VIPs, so that a VIP that comes and goes allocates nothing.
 	adverts map[vip.VIP]*advert
@@ -57,9 +63,9 @@ type table struct {
 // advert is the advertisement of one VIP.
 type advert struct {
 	vip    vip.VIP
-	to     Advertisement // posted last
-	sent   Advertisement // sent to the peer in this session
-	queued bool          // in table.queue
+	to     Route // posted last
+	sent   Route // sent to the peer in this session
+	queued bool  // in table.queue
 	// next followed in an earlier batch. Batches have the same order, so most adverts are found
 	// without a map lookup.
 	next *advert
@@ -73,13 +79,13 @@ func newTable() table { return table{adverts: make(map[vip.VIP]*advert), limit: 
 // post stores a batch and, if queue is set, queues its changes for the session.
 func (table *table) post(batch Batch, queue bool) {
 	for _, change := range batch.Changes {
-		to := change.Advertisement
-		if to > Announced {
-			to = Withdrawn
+		to := change.Route
+		if to.Advertisement == Withdrawn || to.Advertisement > Announced {
+			to = Route{}
 		}
 		held := table.find(change.VIP)
 		switch {
-		case held == nil && (to == Withdrawn || change.VIP.IsZero()):
+		case held == nil && (to == Route{} || change.VIP.IsZero()):
 			continue
 		case held == nil:
 			held = &advert{vip: change.VIP}
@@ -87,8 +93,8 @@ func (table *table) post(batch Batch, queue bool) {
 			table.follow(held)
 			table.withdrawn++
 		}
-		if (to == Withdrawn) != (held.to == Withdrawn) {
-			if to == Withdrawn {
+		if (to == Route{}) != (held.to == Route{}) {
+			if (to == Route{}) {
 				table.withdrawn++
 			} else {
 				table.withdrawn--
@@ -144,9 +150,9 @@ func (table *table) removeWithdrawn(session bool) {
 	table.withdrawn = 0
 	for v, advert := range table.adverts {
 		switch {
-		case advert.to != Withdrawn:
+		case advert.to != Route{}:
 			adverts[v] = advert
-		case session && (advert.queued || advert.sent != Withdrawn):
+		case session && (advert.queued || advert.sent != Route{}):
 			adverts[v] = advert
 			table.withdrawn++
 		default:
@@ -158,7 +164,7 @@ func (table *table) removeWithdrawn(session bool) {
 }
 
 // takeChanges moves the queued changes to c and marks them as sent. It skips VIPs whose posted
-// advertisement equals the sent one.
+// route equals the sent one.
 func (table *table) takeChanges(changes *changes) {
 	for _, advert := range table.queue {
 		advert.queued = false
@@ -176,8 +182,8 @@ func (table *table) takeAll(changes *changes) {
 	table.sent = [len(vip.Families)]int{}
 	for _, advert := range table.adverts {
 		advert.sent, advert.queued = advert.to, false
-		table.count(advert.vip, Withdrawn, advert.to)
-		if advert.to != Withdrawn {
+		table.count(advert.vip, Route{}, advert.to)
+		if (advert.to != Route{}) {
 			changes.add(advert.vip, advert.to)
 		}
 	}
@@ -187,7 +193,7 @@ func (table *table) takeAll(changes *changes) {
 // repeat adds the sent advertisements of a family to c.
 func (table *table) repeat(family vip.Family, changes *changes) {
 	for _, advert := range table.adverts {
-		if advert.sent != Withdrawn && advert.vip.Family() == family {
+		if (advert.sent != Route{}) && advert.vip.Family() == family {
 			changes.add(advert.vip, advert.sent)
 		}
 	}
@@ -206,11 +212,11 @@ func (table *table) discardQueue() {
 	table.queue, table.posted, table.cause = table.queue[:0], false, time.Time{}
 }
 
-func (table *table) count(v vip.VIP, from, advertisement Advertisement) {
-	if from != Withdrawn {
+func (table *table) count(v vip.VIP, from, to Route) {
+	if (from != Route{}) {
 		table.sent[v.Family()]--
 	}
-	if advertisement != Withdrawn {
+	if (to != Route{}) {
 		table.sent[v.Family()]++
 	}
 }

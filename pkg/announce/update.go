@@ -13,8 +13,37 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// gracefulShutdown is the well-known community 65535:0 (RFC 8326 section 4.1).
-const gracefulShutdown = 65535 << 16
+// GracefulShutdown is the well-known community 65535:0 (RFC 8326 section 4.1).
+const GracefulShutdown = 65535 << 16
+
+// Attributes are encoded communities (RFC 1997, RFC 8092); "" for those of the advertisement only.
+type Attributes string
+
+// NewAttributes encodes communities, of which a de-preferred VIP has [GracefulShutdown], too.
+func NewAttributes(communities []uint32, large []LargeCommunity) (Attributes, error) {
+	var encoded []byte
+	var errs []error
+	add := func(attribute bgp.PathAttributeInterface) {
+		b, err := attribute.Serialize()
+		encoded, errs = append(encoded, b...), append(errs, err)
+	}
+	if len(communities) > 0 {
+		add(bgp.NewPathAttributeCommunities(communities))
+	}
+	if len(large) > 0 {
+		var list []*bgp.LargeCommunity
+		for _, community := range large {
+			list = append(list, &bgp.LargeCommunity{
+				ASN: community[0], LocalData1: community[1], LocalData2: community[2],
+			})
+		}
+		add(bgp.NewPathAttributeLargeCommunities(list))
+	}
+	return Attributes(encoded), errors.Join(errs...)
+}
+
+// LargeCommunity is a community of three numbers (RFC 8092).
+type LargeCommunity [3]uint32
 
 // nextHop6 is the next hop of IPv6 VIPs, discard-only (RFC 6666): BIRD 2.0.12 requires a global
 // address on an IPv4 session, and its import filter replaces the next hop.
@@ -22,20 +51,42 @@ var nextHop6 = netip.AddrFrom16([16]byte{0x01, 0x00, 15: 1})
 
 var codecFamily = [len(vip.Families)]bgp.Family{vip.IPv4: bgp.RF_IPv4_UC, vip.IPv6: bgp.RF_IPv6_UC}
 
-// changes holds the changes of one write, by family and advertisement: each group shares UPDATEs.
-type changes [len(vip.Families)][Announced + 1][]vip.VIP
-
-func (changes *changes) add(v vip.VIP, advertisement Advertisement) {
-	family := v.Family()
-	changes[family][advertisement] = append(changes[family][advertisement], v)
+// changes holds the changes of one write, by the attributes that they share: each group has its own
+// UPDATEs.
+type changes struct {
+	groups []group
+	last   int // the group of the last change
 }
+
+type group struct {
+	family vip.Family
+	route  Route
+	vips   []vip.VIP
+}
+
+func (changes *changes) add(v vip.VIP, route Route) {
+	family := v.Family()
+	is := func(group group) bool { return group.family == family && group.route == route }
+	if changes.last >= len(changes.groups) || !is(changes.groups[changes.last]) {
+		if changes.last = slices.IndexFunc(changes.groups, is); changes.last < 0 {
+			changes.last = len(changes.groups)
+			changes.groups = append(changes.groups, group{family: family, route: route})
+		}
+	}
+	group := &changes.groups[changes.last]
+	group.vips = append(group.vips, v)
+}
+
+// maxKeptGroups bounds the memory that changes keeps.
+const maxKeptGroups = 64
 
 // reset removes all changes and keeps their memory.
 func (changes *changes) reset() {
-	for family := range changes {
-		for advertisement := range changes[family] {
-			changes[family][advertisement] = changes[family][advertisement][:0]
-		}
+	if len(changes.groups) > maxKeptGroups {
+		changes.groups = nil
+	}
+	for i := range changes.groups {
+		changes.groups[i].vips = changes.groups[i].vips[:0]
 	}
 }
 
@@ -45,6 +96,7 @@ type encoder struct {
 	keepalive []byte
 	header    []byte // of an UPDATE, without its length
 	parts     [len(vip.Families)][Announced + 1]parts
+	shutdown  Attributes // the communities of a de-preferred VIP without others
 }
 
 // parts are the constant parts of an UPDATE.
@@ -52,14 +104,14 @@ type parts struct {
 	// reach is the value of MP_REACH_NLRI or MP_UNREACH_NLRI before the prefixes (RFC 4760).
 	reach     []byte
 	reachType bgp.BGPAttrType
-	// attributes are the other path attributes.
+	// attributes are the other path attributes, without communities.
 	attributes []byte
 }
 
-// overhead is the size of an UPDATE without prefixes.
+// overhead is the size of an UPDATE without prefixes and communities.
 var overhead = [len(vip.Families)][Announced + 1]int{
-	vip.IPv4: {Withdrawn: 23, Depreferred: 50, Announced: 43},
-	vip.IPv6: {Withdrawn: 30, Depreferred: 68, Announced: 61},
+	vip.IPv4: {Withdrawn: 23, Depreferred: 43, Announced: 43},
+	vip.IPv6: {Withdrawn: 30, Depreferred: 61, Announced: 61},
 }
 
 // attributeHeader is the size of a path attribute's flags, type and short length.
@@ -106,14 +158,13 @@ func newEncoder(options Options) (*encoder, error) {
 	path := bgp.NewPathAttributeAsPath([]bgp.AsPathParamInterface{
 		bgp.NewAs4PathParam(bgp.BGP_ASPATH_ATTR_TYPE_SEQ, []uint32{LocalAS}),
 	})
-	shutdown := bgp.NewPathAttributeCommunities([]uint32{gracefulShutdown})
 	reach6 := parts{reachType: bgp.BGP_ATTR_TYPE_MP_REACH_NLRI, reach: constant(reach)}
-	encoder := &encoder{}
-	encoder.parts[vip.IPv4][Announced].attributes = encoded(origin, path, nextHop4)
-	encoder.parts[vip.IPv4][Depreferred].attributes = encoded(origin, path, nextHop4, shutdown)
-	encoder.parts[vip.IPv6][Announced], encoder.parts[vip.IPv6][Depreferred] = reach6, reach6
-	encoder.parts[vip.IPv6][Announced].attributes = encoded(origin, path)
-	encoder.parts[vip.IPv6][Depreferred].attributes = encoded(origin, path, shutdown)
+	encoder := &encoder{shutdown: Attributes(encoded(bgp.NewPathAttributeCommunities([]uint32{GracefulShutdown})))}
+	reach6.attributes = encoded(origin, path)
+	for _, advertisement := range []Advertisement{Depreferred, Announced} {
+		encoder.parts[vip.IPv4][advertisement].attributes = encoded(origin, path, nextHop4)
+		encoder.parts[vip.IPv6][advertisement] = reach6
+	}
 	encoder.parts[vip.IPv6][Withdrawn] = parts{
 		reachType: bgp.BGP_ATTR_TYPE_MP_UNREACH_NLRI, reach: constant(unreach),
 	}
@@ -142,24 +193,38 @@ func newEncoder(options Options) (*encoder, error) {
 func (encoder *encoder) appendUpdates(b []byte, changes *changes) []byte {
 	for _, advertisement := range [...]Advertisement{Withdrawn, Depreferred, Announced} {
 		for _, family := range vip.Families {
-			slices.SortFunc(changes[family][advertisement], vip.Compare)
-			for rest := changes[family][advertisement]; len(rest) > 0; {
-				count, size, room := 0, 0, bgp.BGP_MAX_MESSAGE_LENGTH-overhead[family][advertisement]
-				for count < len(rest) && size+encodedLen(rest[count]) <= room {
-					size += encodedLen(rest[count])
-					count++
+			for _, group := range changes.groups {
+				if group.family == family && group.route.Advertisement == advertisement {
+					b = encoder.appendGroup(b, group)
 				}
-				b = encoder.appendUpdate(b, family, advertisement, rest[:count], size)
-				rest = rest[count:]
 			}
 		}
 	}
 	return b
 }
 
+func (encoder *encoder) appendGroup(b []byte, group group) []byte {
+	slices.SortFunc(group.vips, vip.Compare)
+	communities := group.route.Attributes
+	if group.route.Advertisement == Depreferred && communities == "" {
+		communities = encoder.shutdown
+	}
+	room := bgp.BGP_MAX_MESSAGE_LENGTH - overhead[group.family][group.route.Advertisement] - len(communities)
+	for rest := group.vips; len(rest) > 0; {
+		count, size := 0, 0
+		for count < len(rest) && size+encodedLen(rest[count]) <= room {
+			size += encodedLen(rest[count])
+			count++
+		}
+		b = encoder.appendUpdate(b, group.family, group.route.Advertisement, communities, rest[:count], size)
+		rest = rest[count:]
+	}
+	return b
+}
+
 // appendUpdate encodes one UPDATE (RFC 4271 section 4.3) with prefixes of size bytes.
-func (encoder *encoder) appendUpdate(b []byte, family vip.Family, advertisement Advertisement, prefixes []vip.VIP,
-	size int,
+func (encoder *encoder) appendUpdate(b []byte, family vip.Family, advertisement Advertisement, communities Attributes,
+	prefixes []vip.VIP, size int,
 ) []byte {
 	parts := &encoder.parts[family][advertisement]
 	start := len(b)
@@ -169,8 +234,8 @@ func (encoder *encoder) appendUpdate(b []byte, family vip.Family, advertisement 
 		b = appendPrefixes(binary.BigEndian.AppendUint16(b, uint16(size)), prefixes)
 		b = append(b, 0, 0) // no path attributes
 	case family == vip.IPv4:
-		b = binary.BigEndian.AppendUint16(append(b, 0, 0), uint16(len(parts.attributes)))
-		b = appendPrefixes(append(b, parts.attributes...), prefixes)
+		b = binary.BigEndian.AppendUint16(append(b, 0, 0), uint16(len(parts.attributes)+len(communities)))
+		b = appendPrefixes(append(append(b, parts.attributes...), communities...), prefixes)
 	default:
 		b = append(b, 0, 0)
 		lengthAt := len(b)
@@ -183,7 +248,7 @@ func (encoder *encoder) appendUpdate(b []byte, family vip.Family, advertisement 
 			b = append(b, byte(bgp.BGP_ATTR_FLAG_OPTIONAL), byte(parts.reachType), byte(value))
 		}
 		b = appendPrefixes(append(b, parts.reach...), prefixes)
-		b = append(b, parts.attributes...)
+		b = append(append(b, parts.attributes...), communities...)
 		binary.BigEndian.PutUint16(b[lengthAt:], uint16(len(b)-lengthAt-2))
 	}
 	binary.BigEndian.PutUint16(b[start+markerLength:], uint16(len(b)-start))

@@ -54,7 +54,7 @@ func TestPostWritesAtOnce(t *testing.T) {
 		p.expect(bgp.BGP_MSG_UPDATE)
 	}
 	p.expectUpdates(0, change)
-	a.Post(Batch{Changes: []Change{{numbered(0), Withdrawn}}, Revision: 2})
+	a.Post(Batch{Changes: []Change{{numbered(0), Route{Advertisement: Withdrawn}}}, Revision: 2})
 	p.expect(bgp.BGP_MSG_UPDATE)
 	change[numbered(0)] = Withdrawn
 	p.expectUpdates(0, change)
@@ -80,7 +80,7 @@ func TestRestOfPostIsWritten(t *testing.T) {
 		t.Error("the session's goroutine was not woken")
 	}
 	for i := range 10 {
-		a.Post(Batch{Changes: []Change{{numbered(i), Withdrawn}}, Revision: uint64(2 + i)})
+		a.Post(Batch{Changes: []Change{{numbered(i), Route{Advertisement: Withdrawn}}}, Revision: uint64(2 + i)})
 		want[numbered(i)] = Withdrawn
 	}
 	sent := make(chan error, 1)
@@ -99,7 +99,7 @@ func TestRestOfPostIsWritten(t *testing.T) {
 		t.Errorf("the writes of Post have the deadline %v", d)
 	}
 	// After yield, Post writes to the socket.
-	a.Post(Batch{Changes: []Change{{numbered(0), Depreferred}}, Revision: 12})
+	a.Post(Batch{Changes: []Change{{numbered(0), Route{Advertisement: Depreferred}}}, Revision: 12})
 	want[numbered(0)] = Depreferred
 	p.expectUpdates(1, want)
 }
@@ -111,7 +111,7 @@ func TestStopWritesRestBeforeCease(t *testing.T) {
 		all[numbered(i)] = Announced
 	}
 	a.Post(Batch{Changes: all.list(), Revision: 1})
-	a.Post(Batch{Changes: []Change{{numbered(0), Withdrawn}}, Revision: 2})
+	a.Post(Batch{Changes: []Change{{numbered(0), Route{Advertisement: Withdrawn}}}, Revision: 2})
 	stopped := make(chan error, 1)
 	go func() { stopped <- s.stop() }()
 	p.expectNotification(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN)
@@ -120,7 +120,7 @@ func TestStopWritesRestBeforeCease(t *testing.T) {
 	if !maps.Equal(p.table, all) {
 		t.Errorf("the peer has %d of %d VIPs, the first %v", len(p.table), len(all), p.table[numbered(0)])
 	}
-	a.Post(Batch{Changes: []Change{{numbered(1), Withdrawn}}, Revision: 3})
+	a.Post(Batch{Changes: []Change{{numbered(1), Route{Advertisement: Withdrawn}}}, Revision: 3})
 	if st := a.State().Load(); st.Written != 2 {
 		t.Errorf("changes after the Cease: %+v", st)
 	}
@@ -133,7 +133,7 @@ func TestPostAfterReset(t *testing.T) {
 	rev := uint64(0)
 	for s.failure == nil { // until the reset has arrived
 		rev++
-		a.Post(Batch{Changes: []Change{{vipA, Advertisement(rev % 3)}}, Revision: rev})
+		a.Post(Batch{Changes: []Change{{vipA, Route{Advertisement: Advertisement(rev % 3)}}}, Revision: rev})
 	}
 	if a.State().Load().Written == rev {
 		t.Error("a failed write counts as written")
@@ -141,7 +141,7 @@ func TestPostAfterReset(t *testing.T) {
 	if err := s.send(nil); err == nil || !s.failed {
 		t.Errorf("a failed write of Post ended with %v, failed %v", err, s.failed)
 	}
-	a.Post(Batch{Changes: []Change{{vipA, Announced}}, Revision: rev + 1})
+	a.Post(Batch{Changes: []Change{{vipA, Route{Advertisement: Announced}}}, Revision: rev + 1})
 	if a.State().Load().Written == rev+1 {
 		t.Error("written to a session that has failed")
 	}
@@ -156,7 +156,7 @@ func TestWithdrawnVIPsAreRemoved(t *testing.T) {
 			post := func(revision, from, to int, as Advertisement) {
 				b := Batch{Revision: uint64(revision)}
 				for i := from; i < to; i++ {
-					b.Changes = append(b.Changes, Change{numbered(i), as})
+					b.Changes = append(b.Changes, Change{numbered(i), Route{Advertisement: as}})
 				}
 				table.post(b, session)
 				c.reset()
@@ -172,7 +172,7 @@ func TestWithdrawnVIPsAreRemoved(t *testing.T) {
 				}
 			}
 			for i := 100 * 499; i < 100*500; i++ {
-				if table.adverts[numbered(i)].to != Announced {
+				if table.adverts[numbered(i)].to.Advertisement != Announced {
 					t.Fatalf("%s was removed", numbered(i))
 				}
 			}

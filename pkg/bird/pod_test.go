@@ -348,7 +348,7 @@ func (p *pod) Announce(how announce.Advertisement, vips ...vip.VIP) {
 	p.t.Helper()
 	var changes []announce.Change
 	for _, v := range vips {
-		changes = append(changes, announce.Change{VIP: v, Advertisement: how})
+		changes = append(changes, announce.Change{VIP: v, Route: announce.Route{Advertisement: how}})
 	}
 	p.revision++
 	p.Announcer.Post(announce.Batch{Changes: changes, Revision: p.revision, Cause: time.Now()})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/policy"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -111,7 +112,12 @@ func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 	f.configured = configured
 	// Install source routing first: a new VIP attracts traffic as soon as it is advertised.
 	f.route()
-	err := f.controller.Do(ctx, func(g *gate.Gate, _ time.Time) {
+	policies, err := policy.New(a.Policies)
+	if err != nil {
+		return err
+	}
+	err = f.controller.Do(ctx, func(g *gate.Gate, now time.Time) {
+		f.controller.setPolicies(policies, a.VIPs, now)
 		g.Configure(a.VIPs)
 		f.attractor.leave(f.leaving)
 	})

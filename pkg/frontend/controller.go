@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/policy"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/tick"
@@ -47,6 +48,7 @@ type controller struct {
 	deadline *time.Timer // of the gate
 	revision uint64      // counts batches of decisions
 	applied  readiness.Position
+	policies policy.Policies
 	batch    []announce.Change // reused, because Post copies the changes
 	states   []gate.VIPState   // reused, because the gate copies the states
 }
@@ -217,16 +219,22 @@ func (c *controller) evaluate(now, cause time.Time, update *readiness.Update) {
 	}
 }
 
-// post passes the changed advertisements to the announcer.
+// post passes the changed routes to the announcer.
 func (c *controller) post(cause time.Time, changes []gate.Change) {
+	c.batch = c.policies.Changes(c.batch[:0], changes)
+	c.send(cause)
+}
+
+// setPolicies puts policies in force. It is called by a command.
+func (c *controller) setPolicies(next policy.Policies, vips []vip.VIP, now time.Time) {
+	c.batch = c.policies.Replaced(c.batch[:0], next, vips, c.gate.Decision)
+	c.policies = next
+	c.send(now)
+}
+
+// send passes the batch to the announcer.
+func (c *controller) send(cause time.Time) {
 	c.revision++
-	c.batch = c.batch[:0]
-	for _, ch := range changes {
-		// A new reason alone needs no UPDATE.
-		if ch.From.Advertisement != ch.To.Advertisement {
-			c.batch = append(c.batch, announce.Change{VIP: ch.VIP, Advertisement: ch.To.Advertisement})
-		}
-	}
 	if len(c.batch) > 0 {
 		c.announcer.Post(announce.Batch{Changes: c.batch, Revision: c.revision, Cause: cause})
 	}

@@ -80,6 +80,8 @@ type Attractor struct {
 	Interface string `yaml:"interface" form:"interface"`
 	// The external routers. Write one for each family of a router that has both.
 	Gateways []Gateway `yaml:"gateways"`
+	// What BGP gateways learn about the VIPs besides the path: communities and preferences.
+	Policies []Policy `yaml:"policies"`
 }
 
 // Gateway is an external router that speaks BGP with the frontend and gets the VIPs of the family
@@ -109,6 +111,33 @@ type Gateway struct {
 	// Absolute path of the file with the TCP-MD5 password. While it is missing or refused the gateway
 	// has no session.
 	PasswordFile string `yaml:"passwordFile" form:"password file" only:"bgp"` // "" without a password
+}
+
+// Policy is path attributes of VIPs by their state. A state that is left out has those of ready. A
+// change is one UPDATE for each VIP.
+type Policy struct {
+	// VIPs of the attractor, each in one policy. Left out: all VIPs without a policy of their own.
+	VIPs []vip.VIP `yaml:"vips" empty:"the field for all other VIPs"`
+	// While the VIP is announced.
+	Ready Attributes `yaml:"ready"`
+	// While it drains; with GRACEFUL_SHUTDOWN and a worse path, too.
+	Draining *Attributes `yaml:"draining"`
+	// While the load balancer does not answer, in the grace period.
+	Unknown *Attributes `yaml:"unknown"`
+	// While it is the last resort of its stream; as draining.
+	Backup *Attributes `yaml:"backup"`
+}
+
+// Attributes is path attributes of a route (RFC 4271, RFC 1997, RFC 8092).
+type Attributes struct {
+	// Communities such as 64512:100, and large ones such as 64512:1:100.
+	Communities []string `yaml:"communities" form:"community" max:"20"`
+	// MULTI_EXIT_DISC; the lower, the better, among routes of one AS. 0: none.
+	MED int64 `yaml:"med" min:"0" max:"4294967295"`
+	// How often the local AS number is added to the path toward another AS.
+	Prepend int `yaml:"prepend" min:"0" max:"10"`
+	// LOCAL_PREF toward gateways of the same AS; the higher, the better. 0: the default of 100.
+	LocalPreference int64 `yaml:"localPreference" min:"0" max:"4294967295"`
 }
 
 // Family returns the address family of the session. Only VIPs of this family are advertised over

@@ -183,7 +183,7 @@ func (field *Field) parseNumber(text string, to reflect.Value) bool {
 	}
 	// Check the bounds before the conversion to a type that may be smaller.
 	number, err := strconv.ParseUint(text, 10, 63)
-	if err != nil || text[0] == '0' || int64(number) < field.min || int64(number) > field.max {
+	if err != nil || text[0] == '0' && text != "0" || int64(number) < field.min || int64(number) > field.max {
 		return false
 	}
 	if to.CanUint() {
@@ -282,6 +282,8 @@ var forms = map[string]form{
 		`write numbers and ranges between 200 and 599, such as "200-399,404", at most 20`, checkStatus),
 	"confirmation": newForm(`^[vt][0-9a-f]{8}(,[vt][0-9a-f]{8})*$`,
 		"write an identifier that the status shows, such as v1f3a5b7c, or remove the field", nil),
+	"community": newForm(`^[0-9]{1,5}:[0-9]{1,5}$|^[0-9]{1,10}:[0-9]{1,10}:[0-9]{1,10}$`,
+		communityRemedy, checkCommunity),
 	"transport": newForm(`^(tcp|udp|sctp)$`, "write tcp, udp or sctp", nil),
 }
 

@@ -213,6 +213,7 @@ func (attractor *Attractor) check(result *validation, path string) {
 	} else {
 		result.checkVIPs(member(path, "vips"), attractor.VIPs)
 	}
+	attractor.checkPolicies(result, member(path, "policies"))
 	// The name becomes the name of BIRD's protocol, and BIRD has one session for an address.
 	gateways := member(path, "gateways")
 	names := collect(attractor.Gateways, func(gateway *Gateway) string { return gateway.Name })
@@ -257,6 +258,15 @@ func (result *validation) checkVIPs(path string, vips []vip.VIP) {
 	}
 }
 
+// inAttractor reports a VIP that the attractor does not have.
+func (result *validation) inAttractor(path string, served vip.VIP) {
+	_, found := slices.BinarySearchFunc(result.sorted, served, vip.Compare)
+	if result.vipsKnown && !found && !served.IsZero() {
+		result.report(path, fmt.Sprintf("VIP %s is not one of the attractor", served),
+			"add it to attractor.vips or remove it here")
+	}
+}
+
 // outsideVIPs reports an address in a VIP.
 func (result *validation) outsideVIPs(path string, address netip.Addr, remedy string) {
 	if wide, ok := vip.Containing(result.covers, address); ok {
@@ -279,11 +289,7 @@ func (stream *Stream) check(result *validation, path string) {
 	place := func(i int) string { return index(member(path, "vips"), i) }
 	unique(result, "VIP", stream.VIPs, place)
 	for i, served := range stream.VIPs {
-		if _, found := slices.BinarySearchFunc(result.sorted, served, vip.Compare); result.vipsKnown && !found &&
-			!served.IsZero() {
-			result.report(place(i), fmt.Sprintf("VIP %s is not one of the attractor", served),
-				"add it to attractor.vips or remove it here")
-		}
+		result.inAttractor(place(i), served)
 	}
 	stream.checkMatch(result, member(path, "match"))
 	if count := len(stream.Earlier); count > MaxEarlier {

@@ -241,6 +241,10 @@ type frrPath struct {
 	Community struct {
 		Text string `json:"string"`
 	} `json:"community"`
+	LargeCommunity struct {
+		Text string `json:"string"`
+	} `json:"largeCommunity"`
+	MED      *uint32 `json:"metric"`
 	NextHops []struct {
 		IP netip.Addr `json:"ip"`
 	} `json:"nexthops"`
@@ -284,6 +288,10 @@ func parseFRRRoutes(out string, routes map[netip.Prefix]Route) error {
 			if p.LocalPref != nil {
 				r.LocalPref = strconv.FormatUint(uint64(*p.LocalPref), 10)
 			}
+			r.Communities = append(r.Communities, frrCommunities(p.LargeCommunity.Text)...)
+			if p.MED != nil {
+				r.MED = strconv.FormatUint(uint64(*p.MED), 10)
+			}
 			if len(p.NextHops) > 0 {
 				r.NextHop = p.NextHops[0].IP
 			}
@@ -300,8 +308,8 @@ func frrCommunities(text string) []string {
 		if word == "graceful-shutdown" {
 			word = "65535:0"
 		}
-		if high, low, ok := strings.Cut(word, ":"); ok {
-			word = "(" + high + "," + low + ")"
+		if strings.Contains(word, ":") {
+			word = "(" + strings.ReplaceAll(word, ":", ",") + ")"
 		}
 		all = append(all, word)
 	}

@@ -115,8 +115,9 @@ type Route struct {
 	Prefix      netip.Prefix
 	NextHop     netip.Addr
 	ASPath      []string
-	Communities []string
+	Communities []string // also large ones, without spaces
 	LocalPref   string
+	MED         string // "" or "0" without one
 }
 
 // GracefulShutdown reports whether the route carries 65535:0 (RFC 8326).
@@ -164,8 +165,13 @@ func parseRoutes(out string, routes map[netip.Prefix]Route) {
 			}
 		case strings.HasSuffix(words[0], "as_path:"):
 			r.ASPath = words[1:]
+		case strings.HasSuffix(words[0], "large_community:"):
+			list := strings.ReplaceAll(strings.Join(words[1:], " "), ", ", ",")
+			r.Communities = append(r.Communities, strings.Fields(list)...)
 		case strings.HasSuffix(words[0], "community:"):
-			r.Communities = words[1:]
+			r.Communities = append(words[1:len(words):len(words)], r.Communities...)
+		case strings.HasSuffix(words[0], "med:") && len(words) > 1:
+			r.MED = words[1]
 		case strings.HasSuffix(words[0], "local_pref:") && len(words) > 1:
 			r.LocalPref = words[1]
 		}

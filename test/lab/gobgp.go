@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -155,8 +156,9 @@ type goBGPAttribute struct {
 	ASPaths []struct {
 		ASNs []uint32 `json:"asns"`
 	} `json:"as_paths"`
-	NextHop     string   `json:"nexthop"`
-	Communities []uint32 `json:"communities"`
+	NextHop     string          `json:"nexthop"`
+	Communities []uint32        `json:"communities"`
+	Metric      json.RawMessage `json:"metric"`
 	// Value is a number or, of the attributes of RFC 4760, a list of prefixes.
 	Value json.RawMessage `json:"value"`
 }
@@ -165,10 +167,13 @@ type goBGPAttribute struct {
 const (
 	attributeASPath      = 2
 	attributeNextHop     = 3
+	attributeMED         = 4
 	attributeLocalPref   = 5
 	attributeCommunities = 8
 	attributeReach       = 14
 	attributeUnreach     = 15
+
+	attributeLargeCommunities = 32
 )
 
 // Routes returns the routes learned over BGP, by prefix: of several routes to one prefix, the
@@ -226,6 +231,16 @@ func (a goBGPAttribute) addTo(r *Route) error {
 		}
 	case attributeLocalPref:
 		r.LocalPref = string(a.Value)
+	case attributeMED:
+		r.MED = cmp.Or(string(a.Metric), string(a.Value))
+	case attributeLargeCommunities:
+		var large []struct{ ASN, LocalData1, LocalData2 uint32 }
+		if err := json.Unmarshal(a.Value, &large); err != nil {
+			return fmt.Errorf("large communities: %w", err)
+		}
+		for _, c := range large {
+			r.Communities = append(r.Communities, fmt.Sprintf("(%d,%d,%d)", c.ASN, c.LocalData1, c.LocalData2))
+		}
 	case attributeCommunities:
 		for _, c := range a.Communities {
 			r.Communities = append(r.Communities, fmt.Sprintf("(%d,%d)", c>>16, c&0xffff))

@@ -86,6 +86,11 @@ func parse(gateway, route, session string) *frontendv1.Export {
 			for community := range strings.FieldsSeq(value) {
 				export.Communities = append(export.Communities, strings.ReplaceAll(strings.Trim(community, "()"), ",", ":"))
 			}
+		case "large_community":
+			text := strings.ReplaceAll(value, ", ", ":") // (1, 2, 3)
+			for community := range strings.FieldsSeq(text) {
+				export.Communities = append(export.Communities, strings.Trim(community, "()"))
+			}
 		case "med":
 			med := number(value)
 			export.Med = &med

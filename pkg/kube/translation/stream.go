@@ -44,7 +44,7 @@ func message(format string, args ...any) string {
 var annotations = map[string]string{
 	"vips": v1alpha1.VIPsAnnotation, "check": v1alpha1.CheckAnnotation, "minReady": v1alpha1.MinReadyAnnotation,
 	"drainTime": v1alpha1.DrainTimeAnnotation, "maglev": v1alpha1.MaglevAnnotation,
-	"lastResort": v1alpha1.LastResortAnnotation,
+	"lastResort": v1alpha1.LastResortAnnotation, "policy": v1alpha1.PolicyAnnotation,
 }
 
 // newStream returns the stream of a Service without targets.
@@ -74,6 +74,9 @@ func (state *translator) newStream(service *corev1.Service) (*trench.Stream, *re
 	if refused := readPorts(service, &stream); refused != nil {
 		return nil, refused
 	}
+	if refused := state.readPolicy(service, &stream); refused != nil {
+		return nil, refused
+	}
 	// The Service alone is refused for its stream, so that it cannot break the trench file.
 	complete := stream.Complete()
 	if problems := trench.ValidateStream(&complete, state.settings.vips); len(problems) > 0 {
@@ -86,15 +89,11 @@ func (state *translator) newStream(service *corev1.Service) (*trench.Stream, *re
 func readAnnotations(service *corev1.Service, stream *trench.Stream) *refusal {
 	fields := map[string]any{}
 	for _, name := range []string{"check", "maglev"} {
-		text, ok := service.Annotations[annotations[name]]
-		if !ok {
-			continue
+		if object, refused := readObject(service, name); refused != nil {
+			return refused
+		} else if object != nil {
+			fields[name] = object
 		}
-		object, err := parseObject(text)
-		if err != nil {
-			return refuse(ReasonInvalidAnnotation, "annotation %s: %v", annotations[name], err)
-		}
-		fields[name] = object
 	}
 	for _, name := range []string{"minReady", "drainTime", "lastResort"} {
 		if text, ok := service.Annotations[annotations[name]]; ok {
@@ -104,6 +103,48 @@ func readAnnotations(service *corev1.Service, stream *trench.Stream) *refusal {
 	if problems := trenchfile.Decode(fields, stream); len(problems) > 0 {
 		return refuse(ReasonInvalidAnnotation, "%s", joined(problems, origin))
 	}
+	return nil
+}
+
+// readObject returns the object in the annotation for a field; nil without the annotation.
+func readObject(service *corev1.Service, field string) (map[string]any, *refusal) {
+	text, ok := service.Annotations[annotations[field]]
+	if !ok {
+		return nil, nil
+	}
+	object, err := parseObject(text)
+	if err != nil {
+		return nil, refuse(ReasonInvalidAnnotation, "annotation %s: %v", annotations[field], err)
+	}
+	return object, nil
+}
+
+// readPolicy reads the policy of a Service. Its VIPs must have none in the Trench.
+func (state *translator) readPolicy(service *corev1.Service, stream *trench.Stream) *refusal {
+	object, refused := readObject(service, "policy")
+	delete(state.policies, stream.Name) // of another form of the Service
+	if object == nil {
+		return refused
+	}
+	var read trench.Policy
+	problems := trenchfile.Decode(object, &read)
+	if len(problems) > 0 {
+		return refuse(ReasonInvalidAnnotation, "%s",
+			joined(problems, func(path string) string { return origin("policy." + path) }))
+	}
+	if len(read.VIPs) > 0 {
+		return refuse(ReasonInvalidAnnotation, "annotation %s: vips: are those of the Service: remove the field",
+			v1alpha1.PolicyAnnotation)
+	}
+	for _, policy := range state.settings.config.Attractor.Policies {
+		for _, served := range stream.VIPs {
+			if slices.Contains(policy.VIPs, served) {
+				return refuse(ReasonInvalidAnnotation, "annotation %s: the Trench has a policy of VIP %s: remove one of them",
+					v1alpha1.PolicyAnnotation, served)
+			}
+		}
+	}
+	state.policies[stream.Name] = read
 	return nil
 }
 

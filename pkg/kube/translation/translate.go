@@ -23,6 +23,7 @@ type translator struct {
 	pods     map[label][]*endpoint
 	slices   map[label][]*discoveryv1.EndpointSlice
 	streams  []*trench.Stream
+	policies map[string]trench.Policy // of Services, by stream
 }
 
 // Translate returns the trench file of a Trench and its Services. It is pure: the result depends
@@ -57,7 +58,7 @@ func (result *Result) translate(objects Objects, options Options) error {
 	if err != nil {
 		return err
 	}
-	state := &translator{settings: settings}
+	state := &translator{settings: settings, policies: map[string]trench.Policy{}}
 	if err := state.readDefaults(); err != nil {
 		return err
 	}
@@ -112,8 +113,13 @@ func reference(service *corev1.Service) corev1.ObjectReference {
 func (state *translator) file() (*trench.Config, []byte, error) {
 	config := *state.settings.config
 	config.Streams = slices.Clone(config.Streams)
+	config.Attractor.Policies = slices.Clone(config.Attractor.Policies)
 	for _, stream := range state.streams {
 		config.Streams = append(config.Streams, *stream)
+		if policy, ok := state.policies[stream.Name]; ok {
+			policy.VIPs = stream.VIPs
+			config.Attractor.Policies = append(config.Attractor.Policies, policy)
+		}
 	}
 	if problems := trench.Validate(config.Complete(trench.DefaultDefaults())); len(problems) > 0 {
 		return nil, nil, errors.New(joined(problems, state.path))

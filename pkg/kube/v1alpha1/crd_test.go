@@ -69,7 +69,7 @@ func (c converter) addresses(name string) (object, bool) {
 }
 
 // whole lists the patterns of quoted integers, which Kubernetes does not accept as numbers.
-var whole = regexp.MustCompile(`^\^\[1-9\]\[0-9\]\{0,[0-9]+\}\$$`)
+var whole = regexp.MustCompile(`^\^(\(0\|)?\[1-9\]\[0-9\]\{0,[0-9]+\}\)?\$$`)
 
 func (c converter) convert(in object) object {
 	if ref, ok := in["$ref"].(string); ok {
@@ -144,7 +144,7 @@ func (c converter) setType(out object) {
 		if items["type"] == "object" {
 			out["x-kubernetes-list-type"] = "map"
 			out["x-kubernetes-list-map-keys"] = []any{"name"}
-			if !slices.Contains(items["required"].([]any), any("name")) {
+			if required, _ := items["required"].([]any); !slices.Contains(required, any("name")) {
 				out["x-kubernetes-list-type"] = "atomic"
 				delete(out, "x-kubernetes-list-map-keys")
 			}

@@ -41,6 +41,8 @@ const (
 	MinReadyAnnotation   = Group + "/min-ready"
 	DrainTimeAnnotation  = Group + "/drain-time"
 	LastResortAnnotation = Group + "/last-resort"
+	// PolicyAnnotation has path attributes by state, a policy of the attractor without vips.
+	PolicyAnnotation = Group + "/policy"
 	MaglevAnnotation     = Group + "/maglev"
 )
 

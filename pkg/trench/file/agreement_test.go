@@ -94,6 +94,10 @@ attractor:
        localPort: 179, remotePort: 1179, holdTime: 9s, bfd: {minTx: 100ms, minRx: 200ms, multiplier: 5},
 	passwordFile: /etc/key}
     - {name: gw6, address: "fd00:100::150"}
+  policies:
+    - {vips: ['20.0.0.1/32'], ready: {communities: ["64512:100", "64512:1:2"], med: 50, prepend: 3,
+       localPreference: 200}, draining: {med: 60}, unknown: {med: 70}, backup: {med: 80}}
+    - {ready: {communities: [65535:65281]}}
 streams:
   - {name: s1, vips: [20.0.0.1/32], minReady: 2,
      check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, drainTime: 7s,
@@ -252,6 +256,24 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"stream.check", "check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}", "", taken},
 		{"stream.check", "check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}", "targets: []", taken},
 		{"stream.check", "check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}", "check:", refused},
+		{"attractor.policies", "policies:", "policies: []\n  policy:", refused},
+		{"policy.vips", "- {vips: ['20.0.0.1/32'], ready", "- {vips: [], ready", refused},
+		{"policy.vips", "- {vips: ['20.0.0.1/32'], ready", "- {vips: [20.0.0.9/32], ready", onlySchema}, // of no attractor
+		{"policy.vips", "- {vips: ['20.0.0.1/32'], ready", "- {ready", onlySchema},                      // two for all others
+		{"policy.ready", "- {ready: {", "- {ready: [], draining: {", refused},
+		{"policy.draining", "draining: {med: 60}", "draining: {}", taken},
+		{"policy.draining", "draining: {med: 60}", "draining: 60", refused},
+		{"policy.unknown", "unknown: {med: 70}", "unknown: {mde: 70}", refused},
+		{"policy.backup", "backup: {med: 80}", "backup: {med: 80, prepend: '2'}", taken},
+		{"attributes.communities", "64512:1:2", "64512:1:2:3", refused},
+		{"attributes.communities", "64512:1:2", "65536:2", onlySchema},
+		{"attributes.communities", "64512:1:2", "65535:0", onlySchema},
+		{"attributes.communities", "64512:1:2", "4200000000:2:7", onlySchema},
+		{"attributes.med", "med: 60", "med: 0", taken},
+		{"attributes.med", "med: 60", "med: '0'", taken},
+		{"attributes.med", "med: 60", "med: 4294967296", refused},
+		{"attributes.prepend", "prepend: 3", "prepend: 11", refused},
+		{"attributes.localPreference", "localPreference: 200", "localPreference: -1", refused},
 		{"stream.lastResort", "drainTime: 7s", "drainTime: 7s, lastResort: depreferred", taken},
 		{"stream.lastResort", "drainTime: 7s", "drainTime: 7s, lastResort: withdrawn", taken},
 		{"stream.lastResort", "drainTime: 7s", "drainTime: 7s, lastResort: announced", refused},

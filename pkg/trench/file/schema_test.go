@@ -102,7 +102,8 @@ func numbers(lo, hi uint64) ordered {
 		{"type", []string{"integer", "string"}},
 		{"minimum", lo},
 		{"maximum", hi},
-		{"pattern", fmt.Sprintf("^[1-9][0-9]{0,%d}$", len(strconv.FormatUint(hi, 10))-1)},
+		{"pattern", fmt.Sprintf(map[bool]string{false: "^[1-9][0-9]{0,%d}$", true: "^(0|[1-9][0-9]{0,%d})$"}[lo == 0],
+			len(strconv.FormatUint(hi, 10))-1)},
 	}
 }
 

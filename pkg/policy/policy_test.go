@@ -1,0 +1,111 @@
+package policy
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/vipgate/vipgate/pkg/announce"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
+)
+
+var own, other = vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")
+
+// decode returns the communities in attributes.
+func decode(t *testing.T, attributes announce.Attributes) (texts []string) {
+	t.Helper()
+	for rest := []byte(attributes); len(rest) > 0; {
+		attribute, err := bgp.GetPathAttribute(rest)
+		harness.Must(t, err)
+		harness.Must(t, attribute.DecodeFromBytes(rest))
+		rest = rest[attribute.Len():]
+		texts = append(texts, attribute.String())
+	}
+	return texts
+}
+
+func TestRouteByState(t *testing.T) {
+	policies, err := New([]trench.Policy{
+		{
+			VIPs: []vip.VIP{own},
+			Ready: trench.Attributes{
+				Communities: []string{"64512:100", "64512:1:2"}, MED: 50, Prepend: 2, LocalPreference: 300,
+			},
+			Draining: &trench.Attributes{Communities: []string{"64512:666"}},
+			Backup:   &trench.Attributes{},
+		},
+		{Ready: trench.Attributes{MED: 7}},
+	})
+	harness.Must(t, err)
+	const shutdown = "planned-shut" // GRACEFUL_SHUTDOWN in the library
+	ready := []string{
+		"{Communities: 64512:100}", "{LargeCommunity: [ 64512:1:2, 4200000000:1:50, 4200000000:2:2, 4200000000:3:300]}",
+	}
+	for _, tt := range []struct {
+		v        vip.VIP
+		decision gate.Decision
+		want     []string
+	}{
+		{own, gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready}, ready},
+		{own, gate.Decision{Advertisement: gate.Announced, Reason: gate.NotExported}, ready},
+		{own, gate.Decision{Advertisement: gate.Announced, Reason: gate.LBStale}, ready}, // no unknown: as ready
+		{own, gate.Decision{Advertisement: gate.Depreferred, Reason: gate.LBStale}, []string{
+			"{Communities: " + shutdown + ", 64512:100}", ready[1],
+		}},
+		{own, gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Drained}, []string{
+			"{Communities: " + shutdown + ", 64512:666}",
+		}},
+		{own, gate.Decision{Advertisement: gate.Depreferred, Reason: gate.LastResort}, []string{
+			"{Communities: " + shutdown + "}",
+		}},
+		{own, gate.Decision{Advertisement: gate.Withdrawn, Reason: gate.LBNotReady}, nil},
+		{other, gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready}, []string{
+			"{LargeCommunity: [ 4200000000:1:7]}",
+		}},
+	} {
+		route := policies.Route(tt.v, tt.decision)
+		if route.Advertisement != tt.decision.Advertisement {
+			t.Errorf("%s, %+v: %v", tt.v, tt.decision, route.Advertisement)
+		}
+		if d := cmp.Diff(tt.want, decode(t, route.Attributes)); d != "" {
+			t.Errorf("%s, %+v: %s", tt.v, tt.decision, d)
+		}
+	}
+}
+
+// Without policies a route is the advertisement alone, and only its change is a change.
+func TestNoPolicies(t *testing.T) {
+	none, err := New(nil)
+	harness.Must(t, err)
+	drained := gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Drained}
+	stopping := gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Stopping}
+	for _, policies := range []Policies{{}, none} {
+		if got := policies.Route(own, drained); got != (announce.Route{Advertisement: gate.Depreferred}) {
+			t.Errorf("%+v", got)
+		}
+		if got := policies.Changes(nil, []gate.Change{{VIP: own, From: drained, To: stopping}}); got != nil {
+			t.Errorf("a reason alone: %+v", got)
+		}
+	}
+}
+
+// An edit announces the VIPs whose attributes differ again, and no other.
+func TestReplacedPolicies(t *testing.T) {
+	before, err := New([]trench.Policy{{Ready: trench.Attributes{MED: 7}}})
+	harness.Must(t, err)
+	after, err := New([]trench.Policy{
+		{VIPs: []vip.VIP{own}, Ready: trench.Attributes{MED: 8}}, {Ready: trench.Attributes{MED: 7}},
+	})
+	harness.Must(t, err)
+	ready := gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready}
+	announced := func(vip.VIP) gate.Decision { return ready }
+	got := before.Replaced(nil, after, []vip.VIP{own, other}, announced)
+	if d := cmp.Diff([]announce.Change{{VIP: own, Route: after.Route(own, ready)}}, got,
+		cmp.Comparer(func(a, b vip.VIP) bool { return a == b })); d != "" {
+		t.Error(d)
+	}
+}
