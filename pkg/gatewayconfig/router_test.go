@@ -21,7 +21,8 @@ attractor:
   name: attractor-a
   vips: [20.0.0.1/32, 20.0.1.0/24, "2000::1/128"]
   gateways:
-    - {name: a4, address: 169.254.100.150, localASN: 65001, remoteASN: 65002, passwordFile: /run/a.key, holdTime: 9s}
+    - {name: a4, address: 169.254.100.150, localASN: 65001, remoteASN: 65002, passwordFile: /run/a.key, holdTime: 9s,
+       ttlSecurity: true}
     - name: a6
       address: fd00:100::150
       localASN: 65002

@@ -105,6 +105,8 @@ type Gateway struct {
 	RemotePort int `yaml:"remotePort" min:"1" max:"65535" only:"bgp"`
 	// BGP hold time in whole seconds. The default is 3 s.
 	HoldTime time.Duration `yaml:"holdTime" min:"3s" max:"65535s" only:"bgp"`
+	// Accepts only packets that crossed no router (RFC 5082, TTL 255). The gateway needs it, too.
+	TTLSecurity bool `yaml:"ttlSecurity" only:"bgp"`
 	// Guards the session, or the routes of a static gateway, by BFD; {} takes the defaults. Left out: no
 	// BFD.
 	BFD *BFD `yaml:"bfd" null:"for no BFD"`

@@ -15,19 +15,24 @@ import (
 // a default route and accepts exactly the VIPs of the trench file.
 func TestGatewayConfigOfEachKind(t *testing.T) {
 	t.Parallel()
-	for _, kind := range kinds {
-		t.Run(string(kind), func(t *testing.T) {
+	const bfd, ttl = ", bfd: {minTx: 400ms, minRx: 200ms, multiplier: 5}", ", ttlSecurity: true"
+	for _, test := range []struct {
+		kind     lab.Kind
+		settings string
+	}{
+		{lab.KindBIRD, bfd + ttl},
+		{lab.KindFRR, bfd}, {lab.KindFRR, ttl}, // FRR 8.4.4 has multihop BFD with ttl-security
+		{lab.KindGoBGP, ttl},
+	} {
+		kind, withBFD := test.kind, strings.Contains(test.settings, bfd)
+		t.Run(string(kind)+test.settings, func(t *testing.T) {
 			t.Parallel()
 			need(t, kind)
 			f := newFixture(t)
 			f.must(f.gateway.Process.Kill())
 			key := filepath.Join(f.Dir, "a.key")
 			f.must(os.WriteFile(key, []byte("SECRET\n"), 0o600)) // the placeholder of the text
-			settings := ", holdTime: 9s, localASN: 65001, passwordFile: " + key
-			if kind != lab.KindGoBGP {
-				settings += ", bfd: {minTx: 400ms, minRx: 200ms, multiplier: 5}"
-			}
-			trench := trenchWith(t, settings)
+			trench := trenchWith(t, ", holdTime: 9s, localASN: 65001, passwordFile: "+key+test.settings)
 			f.must(f.pod.WriteTrench(trench))
 			// The router does not know the VIPs of target 2.
 			few := filepath.Join(f.Dir, "few.yaml")
@@ -44,14 +49,14 @@ func TestGatewayConfigOfEachKind(t *testing.T) {
 				t.Fatalf("exit status %d: %s", status, printed)
 			}
 			c := lab.GatewayA()
-			c.Name, c.BFD, c.Text = "router-a", kind != lab.KindGoBGP, printed
+			c.Name, c.BFD, c.Text = "router-a", withBFD, printed
 			router := f.startRouter(kind, f.Gateway, c)
 			f.up(f.target1, f.target2)
 			f.startPod()
 			f.waitRouter(router, vipA4, vipA6)
 			for _, name := range []string{"gateway-a4", "gateway-a6"} {
 				f.waitGateway(name, func(g *frontendv1.GatewayStatus) bool {
-					return g.GetExported() == 2 && g.GetImported() == 1 && (kind == lab.KindGoBGP || g.GetBfd() == "Up")
+					return g.GetExported() == 2 && g.GetImported() == 1 && (!withBFD || g.GetBfd() == "Up")
 				})
 			}
 			f.waitRouter(router, vipA4, vipA6)

@@ -43,7 +43,7 @@ const (
 	LastResortAnnotation = Group + "/last-resort"
 	// PolicyAnnotation has path attributes by state, a policy of the attractor without vips.
 	PolicyAnnotation = Group + "/policy"
-	MaglevAnnotation     = Group + "/maglev"
+	MaglevAnnotation = Group + "/maglev"
 )
 
 // Types of conditions of a Trench; with the prefix of the group, of a Service.

@@ -25,6 +25,7 @@ func Reset(was, is trench.Gateway) (parameters []string) {
 		{"remote AS", was.RemoteASN != is.RemoteASN},
 		{"local port", was.LocalPort != is.LocalPort},
 		{"remote port", was.RemotePort != is.RemotePort},
+		{"TTL security", was.TTLSecurity != is.TTLSecurity},
 		{"hold time", was.HoldTime != is.HoldTime},
 		{"password file", was.PasswordFile != is.PasswordFile},
 	} {

@@ -25,6 +25,7 @@ func TestRestarts(t *testing.T) {
 	static := func(g *trench.Gateway) {
 		*g = trench.Gateway{Name: g.Name, Address: g.Address, Protocol: trench.Static}
 	}
+	guarded := func(g *trench.Gateway) { g.TTLSecurity = true }
 	fast := func(g *trench.Gateway) { g.BFD = &trench.BFD{Multiplier: 3} }
 	a, b, c := "192.0.2.1", "192.0.2.2", "2001:db8::1"
 	both := []trench.Gateway{gateway("a", a), gateway("b", b), gateway("c", c)}
@@ -41,6 +42,7 @@ func TestRestarts(t *testing.T) {
 		"names swapped":  {both, []trench.Gateway{gateway("b", a), gateway("a", b), both[2]}, []string{"a", "b"}, nil},
 		"added":          {both[:1], both, nil, nil},
 		"removed":        {both, both[:1], nil, nil},
+		"TTL security":   {both[:1], []trench.Gateway{gateway("a", a, guarded)}, []string{"a"}, []string{"a"}},
 		"BFD":            {both[:1], []trench.Gateway{gateway("a", a, fast)}, nil, nil},
 		"becomes static": {both[:1], []trench.Gateway{gateway("a", a, static)}, []string{"a"}, []string{"a"}},
 		"static": {

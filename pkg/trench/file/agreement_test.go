@@ -91,7 +91,7 @@ attractor:
   vips: [20.0.0.1/32, "2000::1/128"]
   gateways:
     - {name: gw4, address: 169.254.100.150, protocol: bgp, localASN: 64512, remoteASN: 64513,
-       localPort: 179, remotePort: 1179, holdTime: 9s, bfd: {minTx: 100ms, minRx: 200ms, multiplier: 5},
+       localPort: 179, remotePort: 1179, holdTime: 9s, ttlSecurity: true, bfd: {minTx: 100ms, minRx: 200ms, multiplier: 5},
 	passwordFile: /etc/key}
     - {name: gw6, address: "fd00:100::150"}
   policies:
@@ -256,6 +256,8 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"stream.check", "check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}", "", taken},
 		{"stream.check", "check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}", "targets: []", taken},
 		{"stream.check", "check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}", "check:", refused},
+		{"gateway.ttlSecurity", "ttlSecurity: true", "ttlSecurity: false", taken},
+		{"gateway.ttlSecurity", "ttlSecurity: true", "ttlSecurity: 1", refused},
 		{"attractor.policies", "policies:", "policies: []\n  policy:", refused},
 		{"policy.vips", "- {vips: ['20.0.0.1/32'], ready", "- {vips: [], ready", refused},
 		{"policy.vips", "- {vips: ['20.0.0.1/32'], ready", "- {vips: [20.0.0.9/32], ready", onlySchema}, // of no attractor
