@@ -21,7 +21,8 @@ func TestGatewayConfigOfEachKind(t *testing.T) {
 		settings string
 	}{
 		{lab.KindBIRD, bfd + ttl},
-		{lab.KindFRR, bfd}, {lab.KindFRR, ttl}, // FRR 8.4.4 has multihop BFD with ttl-security
+		{lab.KindFRR, bfd}, // FRR 8.4.4 has multihop BFD with ttl-security
+		{lab.KindFRR, ttl},
 		{lab.KindGoBGP, ttl},
 	} {
 		kind, withBFD := test.kind, strings.Contains(test.settings, bfd)

@@ -91,8 +91,8 @@ attractor:
   vips: [20.0.0.1/32, "2000::1/128"]
   gateways:
     - {name: gw4, address: 169.254.100.150, protocol: bgp, localASN: 64512, remoteASN: 64513,
-       localPort: 179, remotePort: 1179, holdTime: 9s, ttlSecurity: true, bfd: {minTx: 100ms, minRx: 200ms, multiplier: 5},
-	passwordFile: /etc/key}
+       localPort: 179, remotePort: 1179, holdTime: 9s, ttlSecurity: true,
+       bfd: {minTx: 100ms, minRx: 200ms, multiplier: 5}, passwordFile: /etc/key}
     - {name: gw6, address: "fd00:100::150"}
   policies:
     - {vips: ['20.0.0.1/32'], ready: {communities: ["64512:100", "64512:1:2"], med: 50, prepend: 3,

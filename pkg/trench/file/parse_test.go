@@ -211,8 +211,8 @@ func manyPorts(n int) string {
 
 func TestRefusedFiles(t *testing.T) {
 	const fields = "trench, attractor, streams, maxRemoval, confirm, onePodAtATime"
-	const gatewayFields = "name, address, protocol, localASN, remoteASN, localPort, remotePort, holdTime, ttlSecurity, bfd, " +
-		"passwordFile"
+	const gatewayFields = "name, address, protocol, localASN, remoteASN, localPort, remotePort, holdTime, " +
+		"ttlSecurity, bfd, passwordFile"
 	const checkFields = "tcp, http, grpc, interval, fastInterval, timeout, rise, fall, families, via, source"
 	tests := []struct {
 		name     string
