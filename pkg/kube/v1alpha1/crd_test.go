@@ -205,6 +205,7 @@ func crd(t *testing.T) object {
 		},
 	}
 	c.nested = true
+	at(attractor, "properties")["policies"] = c.convert(at(schema, "$defs", "attractor", "properties", "policies"))
 	streams := c.convert(at(schema, "properties", "streams"))
 	c.nested = false
 	streams["description"] = "Streams for targets that are no Pods, as in the trench file."
