@@ -26,7 +26,7 @@ func TestConfigurationDocument(t *testing.T) {
 
 func TestNameOfThePlugin(t *testing.T) {
 	for executable, want := range map[string]string{
-		"/usr/bin/vipgate": "vipgate", "/root/.krew/bin/kubectl-vipgate": "kubectl vipgate",
+		"/usr/bin/vipgate": "vipgate", "/home/operator/.krew/bin/kubectl-vipgate": "kubectl vipgate",
 		"kubectl-vipgate": "kubectl vipgate",
 	} {
 		if got := program(executable).Name; got != want {

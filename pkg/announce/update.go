@@ -55,7 +55,7 @@ var codecFamily = [len(vip.Families)]bgp.Family{vip.IPv4: bgp.RF_IPv4_UC, vip.IP
 // UPDATEs.
 type changes struct {
 	groups []group
-	last   int // the group of the last change
+	last   [len(vip.Families)]int // the group of the last change of a family
 }
 
 type group struct {
@@ -66,14 +66,16 @@ type group struct {
 
 func (changes *changes) add(v vip.VIP, route Route) {
 	family := v.Family()
-	is := func(group group) bool { return group.family == family && group.route == route }
-	if changes.last >= len(changes.groups) || !is(changes.groups[changes.last]) {
-		if changes.last = slices.IndexFunc(changes.groups, is); changes.last < 0 {
-			changes.last = len(changes.groups)
+	at := changes.last[family]
+	if at >= len(changes.groups) || changes.groups[at].family != family || changes.groups[at].route != route {
+		at = slices.IndexFunc(changes.groups, func(g group) bool { return g.family == family && g.route == route })
+		if at < 0 {
+			at = len(changes.groups)
 			changes.groups = append(changes.groups, group{family: family, route: route})
 		}
+		changes.last[family] = at
 	}
-	group := &changes.groups[changes.last]
+	group := &changes.groups[at]
 	group.vips = append(group.vips, v)
 }
 
