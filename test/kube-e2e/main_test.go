@@ -17,8 +17,8 @@ import (
 // binaries is the folder of kube, lb, frontend and vipgate, built once for all tests.
 var binaries string
 
-// leaks accepts the goroutine of an exec's SPDY connection at a kubelet. If the API server closes the
-// connection first, it waits up to 1 s for a reader of its error, which cri-streaming does not have.
+// leaks accepts the goroutine of an exec's SPDY connection at a kubelet. If the API server closes
+// the connection first, it waits up to 1 s for a reader of its error, and cri-streaming has none.
 func leaks(options ...goleak.Option) []goleak.Option {
 	return append(options, goleak.IgnoreTopFunction("github.com/moby/spdystream.(*Connection).shutdown"))
 }
