@@ -20,26 +20,25 @@ const GracefulShutdown = 65535 << 16
 type Attributes string
 
 // NewAttributes encodes communities, of which a de-preferred VIP has [GracefulShutdown], too.
-func NewAttributes(communities []uint32, large []LargeCommunity) (Attributes, error) {
+func NewAttributes(communities []uint32, large []LargeCommunity) Attributes {
 	var encoded []byte
-	var errs []error
-	add := func(attribute bgp.PathAttributeInterface) {
-		b, err := attribute.Serialize()
-		encoded, errs = append(encoded, b...), append(errs, err)
-	}
-	if len(communities) > 0 {
-		add(bgp.NewPathAttributeCommunities(communities))
-	}
-	if len(large) > 0 {
-		var list []*bgp.LargeCommunity
-		for _, community := range large {
-			list = append(list, &bgp.LargeCommunity{
-				ASN: community[0], LocalData1: community[1], LocalData2: community[2],
-			})
+	add := func(kind bgp.BGPAttrType, numbers []uint32) {
+		if len(numbers) == 0 {
+			return
 		}
-		add(bgp.NewPathAttributeLargeCommunities(list))
+		flags := bgp.BGP_ATTR_FLAG_OPTIONAL | bgp.BGP_ATTR_FLAG_TRANSITIVE | bgp.BGP_ATTR_FLAG_EXTENDED_LENGTH
+		encoded = binary.BigEndian.AppendUint16(append(encoded, byte(flags), byte(kind)), uint16(4*len(numbers)))
+		for _, number := range numbers {
+			encoded = binary.BigEndian.AppendUint32(encoded, number)
+		}
 	}
-	return Attributes(encoded), errors.Join(errs...)
+	add(bgp.BGP_ATTR_TYPE_COMMUNITIES, communities)
+	var numbers []uint32
+	for _, community := range large {
+		numbers = append(numbers, community[:]...)
+	}
+	add(bgp.BGP_ATTR_TYPE_LARGE_COMMUNITY, numbers)
+	return Attributes(encoded)
 }
 
 // LargeCommunity is a community of three numbers (RFC 8092).

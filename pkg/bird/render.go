@@ -177,8 +177,8 @@ func render(input renderInput) ([]byte, error) {
 		// Names and prefixes of names of protocols.
 		LoopbackName, BFDName, GatewayPrefix, EgressPrefix string
 		// Functions of large communities, see [trench.PolicyAS].
-		MED, Prepend, Preference int
-		Prepends                 []int
+		MED, Prepend, Preference, Bandwidth int
+		Prepends                            []int
 	}{
 		renderInput: input, LogFile: logFile,
 		VIP4: strings.Join(set[vip.IPv4], ", "), VIP6: strings.Join(set[vip.IPv6], ", "),
@@ -189,7 +189,8 @@ func render(input renderInput) ([]byte, error) {
 		BIRD:     LoopbackBIRD, Announcer: LoopbackAnnouncer, BIRDAS: LoopbackPeerAS, AnnouncerAS: LoopbackAS,
 		LoopbackName: LoopbackName, BFDName: bfdName, GatewayPrefix: gatewayPrefix, EgressPrefix: egressPrefix,
 		MED: trench.MEDFunction, Prepend: trench.PrependFunction, Preference: trench.PreferenceFunction,
-		Prepends: []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10},
+		Bandwidth: trench.BandwidthFunction,
+		Prepends:  []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10},
 	}
 	for _, session := range input.Sessions {
 		if session.IsStatic() && session.BFD != nil {

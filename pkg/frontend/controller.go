@@ -199,10 +199,8 @@ func (c *controller) evaluate(now, cause time.Time, update *readiness.Update) {
 	if update != nil {
 		c.observer.updated(*update) // before the decisions that follow from it
 	}
-	if len(changes) > 0 {
-		c.observer.decided(decisions{
-			At: now, Revision: c.revision, Position: c.position(), Changes: slices.Clone(changes),
-		})
+	if decided := slices.DeleteFunc(slices.Clone(changes), gate.Change.IsWeight); len(decided) > 0 {
+		c.observer.decided(decisions{At: now, Revision: c.revision, Position: c.position(), Changes: decided})
 	}
 	// The position follows its decisions, because the load balancer takes it as their end.
 	if position := c.position(); position != c.applied {
@@ -227,6 +225,9 @@ func (c *controller) post(cause time.Time, changes []gate.Change) {
 
 // setPolicies puts policies in force. It is called by a command.
 func (c *controller) setPolicies(next policy.Policies, vips []vip.VIP, now time.Time) {
+	if next.Weigh() {
+		c.gate.Weigh(now)
+	}
 	c.batch = c.policies.Replaced(c.batch[:0], next, vips, c.gate.Decision)
 	c.policies = next
 	c.send(now)
@@ -312,6 +313,7 @@ func lbUpdate(u readiness.Update, states []gate.VIPState) gate.LBUpdate {
 			VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd,
 			Reconfigured: r.Reason == readinessv1.VipReason_VIP_REASON_RECONFIGURED,
 			LastResort:   r.Reason == readinessv1.VipReason_VIP_REASON_LAST_RESORT,
+			Weight:       r.ReadyTargets,
 		})
 	}
 	return g

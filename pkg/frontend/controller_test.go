@@ -240,12 +240,13 @@ func TestLBUpdate(t *testing.T) {
 	got := lbUpdate(readiness.Update{
 		Position: readiness.Position{InstanceID: "lb", Revision: 7}, Synced: true, LeaseEnd: at(1), EndedAt: at(2),
 		StaleGrace: time.Second, GoingAway: true, DrainEnd: at(3), Complete: true,
-		Changed: []readiness.VIPReadiness{{VIP: vipA, State: vip.Draining, DrainEnd: at(4)}}, Removed: []vip.VIP{vipB},
+		Changed: []readiness.VIPReadiness{{VIP: vipA, State: vip.Draining, DrainEnd: at(4), ReadyTargets: 9}},
+		Removed: []vip.VIP{vipB},
 	}, nil)
 	want := gate.LBUpdate{
 		Instance: "lb", Revision: 7, Live: true, LeaseEnd: at(1), EndedAt: at(2), Grace: time.Second,
 		GoingAway: true, DrainEnd: at(3), Complete: true,
-		VIPs: []gate.VIPState{{VIP: vipA, State: vip.Draining, DrainEnd: at(4)}}, Removed: []vip.VIP{vipB},
+		VIPs: []gate.VIPState{{VIP: vipA, State: vip.Draining, DrainEnd: at(4), Weight: 9}}, Removed: []vip.VIP{vipB},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)

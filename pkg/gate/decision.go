@@ -51,6 +51,8 @@ func (reason Reason) String() string {
 type Decision struct {
 	Advertisement Advertisement
 	Reason        Reason
+	// Weight is the number of ready targets of an advertised VIP, if weights are in use.
+	Weight uint32
 }
 
 // Advertised reports whether gateways receive the VIP.
@@ -62,4 +64,10 @@ func (decision Decision) Advertised() bool {
 type Change struct {
 	VIP      vip.VIP
 	From, To Decision
+}
+
+// IsWeight reports whether nothing but the weight changed.
+func (change Change) IsWeight() bool {
+	change.From.Weight = change.To.Weight
+	return change.From == change.To
 }

@@ -40,6 +40,8 @@ type Gate struct {
 	gateways     Gateways
 	announcer    Announcer
 
+	weighs bool // decisions have weights
+
 	// The frontend itself.
 	stopEnd time.Time // zero: not stopping
 	// operatorDrain returns the end of the drain time of an operator's drain; zero without a drain.
@@ -71,6 +73,9 @@ type entry struct {
 	operatorDrainEnd time.Time // zero: not drained by an operator
 	flaps            flaps
 	riseAt           time.Time // end of the flap damping
+	weight           uint32    // newest, reported by the load balancer
+	nextWeight       time.Time // when the weight of decision may change alone
+	weightTimer      time.Time // newest timer for nextWeight
 	decision         Decision
 	// attracts is the advertisement under the assumption that a gateway is always up.
 	attracts Advertisement
@@ -351,6 +356,12 @@ func (gate *Gate) Drained() map[vip.VIP]time.Time {
 // as a flap only if countFlap is set: the same live instance reported both, of this VIP. A last
 // resort is no flap, since the VIP is not withdrawn.
 func (gate *Gate) setState(now time.Time, entry *entry, state VIPState, countFlap bool) {
+	if entry.weight != state.Weight {
+		entry.weight = state.Weight
+		if gate.weighs {
+			gate.markDirty(entry)
+		}
+	}
 	if entry.reported && entry.state == state.State && entry.lastResort == state.LastResort &&
 		entry.drainEnd.Equal(state.DrainEnd) {
 		return
@@ -432,6 +443,7 @@ func (gate *Gate) decide(now time.Time, entry *entry) (used bool) {
 		attracts = gate.evaluateTable(now, entry, entry.attracts, usable).Advertisement
 	}
 	gate.count(entry, decision.Reason != NotConfigured, attracts)
+	decision.Weight = gate.weigh(now, entry, decision)
 	if decision != entry.decision {
 		gate.changes = append(gate.changes, Change{VIP: entry.vip, From: entry.decision, To: decision})
 		entry.decision = decision

@@ -95,7 +95,7 @@ func (b *fixture) advance(d time.Duration, renew bool) {
 
 func (b *fixture) want(v vip.VIP, a Advertisement, r Reason) {
 	b.t.Helper()
-	if got := b.g.Decision(v); got != (Decision{a, r}) {
+	if got := b.g.Decision(v); got != (Decision{Advertisement: a, Reason: r}) {
 		b.t.Fatalf("%s: %s (%s), want %s (%s)", v, got.Advertisement, got.Reason, a, r)
 	}
 }
@@ -468,8 +468,8 @@ func TestSharedStateDoesNotFlap(t *testing.T) {
 
 func TestAdvertised(t *testing.T) {
 	for d, want := range map[Decision]bool{
-		{Announced, Ready}: true, {Depreferred, Drained}: true, {Announced, NotExported}: false,
-		{Withdrawn, NotAccepted}: false, {Announced, LBStale}: true,
+		{Announced, Ready, 1}: true, {Depreferred, Drained, 1}: true, {Announced, NotExported, 1}: false,
+		{Withdrawn, NotAccepted, 0}: false, {Announced, LBStale, 0}: true,
 	} {
 		if d.Advertised() != want {
 			t.Errorf("%v is advertised: %v", d, !want)

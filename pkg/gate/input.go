@@ -30,6 +30,8 @@ type VIPState struct {
 	// LastResort reports whether a VIP that is not ready is to stay advertised, with the worst
 	// preference, if it was ready before.
 	LastResort bool
+	// Weight is the number of ready targets; 0 if the load balancer does not count them.
+	Weight uint32
 }
 
 // LBUpdate holds the changes of the load balancer's state since the last one. All times are on

@@ -10,48 +10,49 @@ import (
 // reason of an advertised VIP. Shared conditions come from gate.last, so that one Evaluate decides
 // all VIPs on the same state.
 func (gate *Gate) evaluateTable(now time.Time, entry *entry, current Advertisement, path path) Decision {
-	decision := gate.firstRow(now, entry, current, path)
+	var decision Decision
+	decision.Advertisement, decision.Reason = gate.firstRow(now, entry, current, path)
 	if decision.Advertisement != Withdrawn && !gate.exports(entry.vip) { // row 12
 		decision.Reason = NotExported
 	}
 	return decision
 }
 
-func (gate *Gate) firstRow(now time.Time, entry *entry, current Advertisement, path path) Decision {
+func (gate *Gate) firstRow(now time.Time, entry *entry, current Advertisement, path path) (Advertisement, Reason) {
 	gated := !gate.options.Ungated
 	switch {
 	case !entry.configured: // row 1
-		return Decision{Withdrawn, NotConfigured}
+		return Withdrawn, NotConfigured
 	case gated && !entry.reported: // row 2
-		return Decision{Withdrawn, LBNeverSeen}
+		return Withdrawn, LBNeverSeen
 	case gated && entry.state == vip.NotReady && !(entry.lastResort && entry.wasReady): // row 2
-		return Decision{Withdrawn, LBNotReady}
+		return Withdrawn, LBNotReady
 	case !entry.routed: // row 3
-		return Decision{Withdrawn, NoSourceRouting}
+		return Withdrawn, NoSourceRouting
 	case path == noGateway: // row 4
-		return Decision{Withdrawn, NoGateway}
+		return Withdrawn, NoGateway
 	case path == notAccepted: // row 5
-		return Decision{Withdrawn, NotAccepted}
+		return Withdrawn, NotAccepted
 	case gated && gate.last.freshness == Lost && gate.options.OnLoss == WithdrawOnLoss: // row 6
-		return Decision{Withdrawn, LBLost}
+		return Withdrawn, LBLost
 	}
 	if phase, reason := gate.drain(now, entry); phase == drainOver { // row 8
-		return Decision{Withdrawn, reason}
+		return Withdrawn, reason
 	} else if phase == draining { // row 7; never raises
-		return Decision{min(current, Depreferred), reason}
+		return min(current, Depreferred), reason
 	}
 	switch {
 	case gated && gate.last.freshness != Live: // row 9; never raises
 		if gate.last.finalGrace {
 			current = min(current, Depreferred)
 		}
-		return Decision{current, LBStale}
+		return current, LBStale
 	case gated && entry.state == vip.NotReady: // row 10
-		return Decision{Depreferred, LastResort}
+		return Depreferred, LastResort
 	case gated && now.Before(entry.riseAt): // row 11
-		return Decision{Withdrawn, Flapping}
+		return Withdrawn, Flapping
 	}
-	return Decision{Announced, Ready} // row 13
+	return Announced, Ready // row 13
 }
 
 // exports reports whether the routing daemon exports v to a gateway, as far as known.

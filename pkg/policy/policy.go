@@ -2,6 +2,8 @@ package policy
 
 import (
 	"fmt"
+	"math"
+	"slices"
 
 	"github.com/vipgate/vipgate/pkg/announce"
 	"github.com/vipgate/vipgate/pkg/gate"
@@ -21,13 +23,27 @@ const (
 )
 
 // byState holds the attributes of a policy, by state and advertisement.
-type byState [states][announce.Announced + 1]announce.Attributes
+type byState [states][announce.Announced + 1]*template
 
-// Policies are the policies of an attractor. The zero value has none.
-type Policies struct {
-	own  map[vip.VIP]*byState
-	rest *byState // of VIPs without a policy of their own; nil without one
+// template encodes the attributes of a state.
+type template struct {
+	communities []uint32
+	large       []announce.LargeCommunity
+	// bandwidth is the link bandwidth of a ready target in bytes per second; 0 for none.
+	bandwidth float32
+	encoded   map[uint32]announce.Attributes // by weight, as far as used
 }
+
+// Policies are the policies of an attractor. The zero value has none. They are not safe for
+// concurrent use.
+type Policies struct {
+	own    map[vip.VIP]*byState
+	rest   *byState // of VIPs without a policy of their own; nil without one
+	weighs bool
+}
+
+// Weigh reports whether attributes depend on the weights of decisions.
+func (all Policies) Weigh() bool { return all.weighs }
 
 // New returns the policies of a valid attractor.
 func New(policies []trench.Policy) (all Policies, err error) {
@@ -40,8 +56,9 @@ func New(policies []trench.Policy) (all Policies, err error) {
 			if attributes == nil {
 				attributes = &policy.Ready
 			}
+			all.weighs = all.weighs || attributes.TargetBandwidth > 0
 			for _, advertisement := range []announce.Advertisement{announce.Depreferred, announce.Announced} {
-				if encoded[of][advertisement], err = encode(attributes, advertisement); err != nil {
+				if encoded[of][advertisement], err = newTemplate(attributes, advertisement); err != nil {
 					return Policies{}, fmt.Errorf("failed to encode policy %d: %w", i, err)
 				}
 			}
@@ -56,33 +73,56 @@ func New(policies []trench.Policy) (all Policies, err error) {
 	return all, nil
 }
 
-// encode returns the communities for the announcer.
-func encode(attributes *trench.Attributes, advertisement announce.Advertisement) (announce.Attributes, error) {
-	var communities []uint32
-	var large []announce.LargeCommunity
+// megabit is 1 Mbit/s in bytes per second, the unit of link bandwidths.
+const megabit = 1e6 / 8
+
+// newTemplate returns the communities for the announcer.
+func newTemplate(attributes *trench.Attributes, advertisement announce.Advertisement) (*template, error) {
+	all := &template{
+		bandwidth: megabit * float32(attributes.TargetBandwidth), encoded: map[uint32]announce.Attributes{},
+	}
 	if advertisement == announce.Depreferred {
-		communities = append(communities, announce.GracefulShutdown)
+		all.communities = append(all.communities, announce.GracefulShutdown)
 	}
 	for _, text := range attributes.Communities {
 		community, ok := trench.ParseCommunity(text)
 		switch {
 		case !ok:
-			return "", fmt.Errorf("%q is no community", text)
+			return nil, fmt.Errorf("%q is no community", text)
 		case len(community) == 2:
-			communities = append(communities, community[0]<<16|community[1])
+			all.communities = append(all.communities, community[0]<<16|community[1])
 		default:
-			large = append(large, announce.LargeCommunity(community))
+			all.large = append(all.large, announce.LargeCommunity(community))
 		}
 	}
 	carry := func(function uint32, value int64) {
 		if value > 0 {
-			large = append(large, announce.LargeCommunity{trench.PolicyAS, function, uint32(value)})
+			all.large = append(all.large, announce.LargeCommunity{trench.PolicyAS, function, uint32(value)})
 		}
 	}
 	carry(trench.MEDFunction, attributes.MED)
 	carry(trench.PrependFunction, int64(attributes.Prepend))
 	carry(trench.PreferenceFunction, attributes.LocalPreference)
-	return announce.NewAttributes(communities, large)
+	return all, nil
+}
+
+// encode returns the attributes of a VIP by its weight. Without a weight it has no link bandwidth, so
+// that routers share flows equally.
+func (all *template) encode(weight uint32) announce.Attributes {
+	if all.bandwidth == 0 {
+		weight = 0
+	}
+	encoded, known := all.encoded[weight]
+	if !known {
+		large := slices.Clip(all.large)
+		if weight > 0 {
+			bits := math.Float32bits(float32(weight) * all.bandwidth)
+			large = append(large, announce.LargeCommunity{trench.PolicyAS, trench.BandwidthFunction, bits})
+		}
+		encoded = announce.NewAttributes(all.communities, large)
+		all.encoded[weight] = encoded
+	}
+	return encoded
 }
 
 // Route returns the route of a VIP by a decision.
@@ -104,7 +144,7 @@ func (all Policies) Route(v vip.VIP, decision gate.Decision) announce.Route {
 	case decision.Advertisement == gate.Depreferred:
 		of = draining
 	}
-	route.Attributes = encoded[of][decision.Advertisement]
+	route.Attributes = encoded[of][decision.Advertisement].encode(decision.Weight)
 	return route
 }
 

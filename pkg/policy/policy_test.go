@@ -77,6 +77,46 @@ func TestRouteByState(t *testing.T) {
 	}
 }
 
+// The link bandwidth depends on the weight of the decision, by state. A change of the weight alone is
+// a new route only under a policy with it.
+func TestRouteByWeight(t *testing.T) {
+	policies, err := New([]trench.Policy{
+		{VIPs: []vip.VIP{own}, Ready: trench.Attributes{MED: 7, TargetBandwidth: 10}, Draining: &trench.Attributes{MED: 7}},
+		{Ready: trench.Attributes{MED: 7}},
+	})
+	harness.Must(t, err)
+	if !policies.Weigh() {
+		t.Error("weights are not used")
+	}
+	announced := func(weight uint32) gate.Decision {
+		return gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready, Weight: weight}
+	}
+	const med = "{LargeCommunity: [ 4200000000:1:7]}"
+	for _, tt := range []struct {
+		v        vip.VIP
+		decision gate.Decision
+		want     string
+	}{
+		{own, announced(0), med},
+		{own, announced(1), "{LargeCommunity: [ 4200000000:1:7, 4200000000:4:1234736768]}"}, // 1 250 000 bytes/s
+		{own, announced(3), "{LargeCommunity: [ 4200000000:1:7, 4200000000:4:1248125376]}"}, // 3 750 000 bytes/s
+		{own, announced(1), "{LargeCommunity: [ 4200000000:1:7, 4200000000:4:1234736768]}"},
+		{own, gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Drained, Weight: 3}, med},
+		{other, announced(3), med},
+	} {
+		got := decode(t, policies.Route(tt.v, tt.decision).Attributes)
+		if got := got[len(got)-1]; got != tt.want {
+			t.Errorf("%s, %+v: %s, want %s", tt.v, tt.decision, got, tt.want)
+		}
+	}
+	got := policies.Changes(nil, []gate.Change{
+		{VIP: own, From: announced(1), To: announced(2)}, {VIP: other, From: announced(1), To: announced(2)},
+	})
+	if len(got) != 1 || got[0].VIP != own {
+		t.Errorf("changes %+v", got)
+	}
+}
+
 // Without policies a route is the advertisement alone, and only its change is a change.
 func TestNoPolicies(t *testing.T) {
 	none, err := New(nil)

@@ -70,6 +70,9 @@ func attributes(export *frontendv1.Export) string {
 		path = strings.Trim(fmt.Sprint(export.GetAsPath()), "[]")
 	}
 	text := " (next hop " + cmp.Or(export.GetNextHop(), none) + ", AS path " + path
+	if bandwidth := export.GetLinkBandwidth(); bandwidth > 0 {
+		text += fmt.Sprintf(", link bandwidth %.4g Mbit/s", bandwidth*8/1e6)
+	}
 	if export.LocalPreference != nil {
 		text += fmt.Sprintf(", LOCAL_PREF %d", export.GetLocalPreference())
 	}

@@ -140,6 +140,8 @@ type Attributes struct {
 	Prepend int `yaml:"prepend" min:"0" max:"10"`
 	// LOCAL_PREF toward gateways of the same AS; the higher, the better. 0: the default of 100.
 	LocalPreference int64 `yaml:"localPreference" min:"0" max:"4294967295"`
+	// Mbit/s of link bandwidth (an extended community) per ready target: routers weigh pods. 0: none.
+	TargetBandwidth int `yaml:"targetBandwidth" min:"0" max:"100"`
 }
 
 // Family returns the address family of the session. Only VIPs of this family are advertised over

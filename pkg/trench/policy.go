@@ -8,14 +8,16 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The announcer passes MED, prepends and LOCAL_PREF to BIRD as large communities of its AS number
-// with these functions, because BIRD takes no such attribute from a session with another AS. No
-// gateway receives them.
+// The announcer passes MED, prepends, LOCAL_PREF and the link bandwidth to BIRD as large communities
+// of its AS number with these functions, because BIRD takes no such attribute from a session with
+// another AS, and the link bandwidth contains the AS number toward a gateway. No gateway receives
+// them.
 const (
 	PolicyAS           = 4_200_000_000
 	MEDFunction        = 1
 	PrependFunction    = 2
 	PreferenceFunction = 3
+	BandwidthFunction  = 4 // with the bits of an IEEE float, in bytes per second
 )
 
 const communityRemedy = "write two numbers up to 65535 such as 64512:100, or three up to 4294967295 such as " +
@@ -46,8 +48,8 @@ func checkCommunity(text string) Problem {
 	case len(community) == 2 && community[0] == 65535 && community[1] == 0:
 		return newProblem("is GRACEFUL_SHUTDOWN (RFC 8326), which vipgate sets while a VIP drains", "remove it")
 	case len(community) == 3 && community[0] == PolicyAS && community[1] >= MEDFunction &&
-		community[1] <= PreferenceFunction:
-		return newProblem(fmt.Sprintf("is %s, which vipgate reserves for MED, prepends and LOCAL_PREF", text),
+		community[1] <= BandwidthFunction:
+		return newProblem(fmt.Sprintf("is %s, which vipgate reserves for its own attributes", text),
 			"take another number")
 	}
 	return Problem{}

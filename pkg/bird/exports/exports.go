@@ -3,6 +3,7 @@ package exports
 import (
 	"context"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 
@@ -91,6 +92,8 @@ func parse(gateway, route, session string) *frontendv1.Export {
 			for community := range strings.FieldsSeq(text) {
 				export.Communities = append(export.Communities, strings.Trim(community, "()"))
 			}
+		case "ext_community":
+			export.LinkBandwidth = linkBandwidth(value)
 		case "med":
 			med := number(value)
 			export.Med = &med
@@ -101,6 +104,18 @@ func parse(gateway, route, session string) *frontendv1.Export {
 		}
 	}
 	return export
+}
+
+// linkBandwidth returns the link bandwidth of extended communities, 0 without one. BIRD has no name for
+// the type and shows (unknown 0x4, 8103, 1260617728), with the bits of the number.
+func linkBandwidth(communities string) float32 {
+	for community := range strings.SplitSeq(communities, "(") {
+		fields := strings.Split(strings.Trim(community, ") "), ", ")
+		if len(fields) == 3 && fields[0] == "unknown 0x4" {
+			return math.Float32frombits(number(fields[2]))
+		}
+	}
+	return 0
 }
 
 // number returns the number of a text, 0 without one.

@@ -27,10 +27,12 @@ func TestAttributes(t *testing.T) {
 	}{
 		"BIRD 2, de-preferred": {
 			"	BGP.origin: IGP\n	BGP.as_path: 8103 8103\n	BGP.next_hop: 127.0.0.2\n	BGP.local_pref: 100\n" +
-				"	BGP.community: (65535,0) (8103,7)\n	BGP.large_community: (8103, 1, 2) (8103, 1, 3)\n",
+				"	BGP.community: (65535,0) (8103,7)\n	BGP.large_community: (8103, 1, 2) (8103, 1, 3)\n" +
+				"	BGP.ext_community: (rt, 8103, 7) (unknown 0x4, 8103, 1248125376)\n",
 			"4248829953",
 			&frontendv1.Export{
 				AsPath: []uint32{8103, 8103, 8103}, Communities: []string{"65535:0", "8103:7", "8103:1:2", "8103:1:3"},
+				LinkBandwidth: 3_750_000, // 30 Mbit/s
 			},
 		},
 		"BIRD 3": {

@@ -96,7 +96,7 @@ attractor:
     - {name: gw6, address: "fd00:100::150"}
   policies:
     - {vips: ['20.0.0.1/32'], ready: {communities: ["64512:100", "64512:1:2"], med: 50, prepend: 3,
-       localPreference: 200}, draining: {med: 60}, unknown: {med: 70}, backup: {med: 80}}
+       localPreference: 200, targetBandwidth: 10}, draining: {med: 60}, unknown: {med: 70}, backup: {med: 80}}
     - {ready: {communities: [65535:65281]}}
 streams:
   - {name: s1, vips: [20.0.0.1/32], minReady: 2,
@@ -270,12 +270,13 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"attributes.communities", "64512:1:2", "64512:1:2:3", refused},
 		{"attributes.communities", "64512:1:2", "65536:2", onlySchema},
 		{"attributes.communities", "64512:1:2", "65535:0", onlySchema},
-		{"attributes.communities", "64512:1:2", "4200000000:2:7", onlySchema},
+		{"attributes.communities", "64512:1:2", "4200000000:4:7", onlySchema},
 		{"attributes.med", "med: 60", "med: 0", taken},
 		{"attributes.med", "med: 60", "med: '0'", taken},
 		{"attributes.med", "med: 60", "med: 4294967296", refused},
 		{"attributes.prepend", "prepend: 3", "prepend: 11", refused},
 		{"attributes.localPreference", "localPreference: 200", "localPreference: -1", refused},
+		{"attributes.targetBandwidth", "targetBandwidth: 10", "targetBandwidth: 101", refused},
 		{"stream.lastResort", "drainTime: 7s", "drainTime: 7s, lastResort: depreferred", taken},
 		{"stream.lastResort", "drainTime: 7s", "drainTime: 7s, lastResort: withdrawn", taken},
 		{"stream.lastResort", "drainTime: 7s", "drainTime: 7s, lastResort: announced", refused},

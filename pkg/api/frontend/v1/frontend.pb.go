@@ -190,7 +190,9 @@ type Export struct {
 	// LOCAL_PREF; absent toward another AS, which does not receive it.
 	LocalPreference *uint32 `protobuf:"varint,5,opt,name=local_preference,json=localPreference,proto3,oneof" json:"local_preference,omitempty"`
 	// MULTI_EXIT_DISC; absent without one.
-	Med           *uint32 `protobuf:"varint,6,opt,name=med,proto3,oneof" json:"med,omitempty"`
+	Med *uint32 `protobuf:"varint,6,opt,name=med,proto3,oneof" json:"med,omitempty"`
+	// The link bandwidth (draft-ietf-idr-link-bandwidth) in bytes per second; 0 without one.
+	LinkBandwidth float32 `protobuf:"fixed32,7,opt,name=link_bandwidth,json=linkBandwidth,proto3" json:"link_bandwidth,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -263,6 +265,13 @@ func (x *Export) GetLocalPreference() uint32 {
 func (x *Export) GetMed() uint32 {
 	if x != nil && x.Med != nil {
 		return *x.Med
+	}
+	return 0
+}
+
+func (x *Export) GetLinkBandwidth() float32 {
+	if x != nil {
+		return x.LinkBandwidth
 	}
 	return 0
 }
@@ -1417,14 +1426,15 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x12ListExportsRequest\x12\x10\n" +
 	"\x03vip\x18\x01 \x01(\tR\x03vip\"L\n" +
 	"\x13ListExportsResponse\x125\n" +
-	"\aexports\x18\x01 \x03(\v2\x1b.vipgate.frontend.v1.ExportR\aexports\"\xdc\x01\n" +
+	"\aexports\x18\x01 \x03(\v2\x1b.vipgate.frontend.v1.ExportR\aexports\"\x83\x02\n" +
 	"\x06Export\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\tR\agateway\x12\x17\n" +
 	"\aas_path\x18\x02 \x03(\rR\x06asPath\x12 \n" +
 	"\vcommunities\x18\x03 \x03(\tR\vcommunities\x12\x19\n" +
 	"\bnext_hop\x18\x04 \x01(\tR\anextHop\x12.\n" +
 	"\x10local_preference\x18\x05 \x01(\rH\x00R\x0flocalPreference\x88\x01\x01\x12\x15\n" +
-	"\x03med\x18\x06 \x01(\rH\x01R\x03med\x88\x01\x01B\x13\n" +
+	"\x03med\x18\x06 \x01(\rH\x01R\x03med\x88\x01\x01\x12%\n" +
+	"\x0elink_bandwidth\x18\a \x01(\x02R\rlinkBandwidthB\x13\n" +
 	"\x11_local_preferenceB\x06\n" +
 	"\x04_med\"k\n" +
 	"\x1dSetAdvertisedElsewhereRequest\x12\x12\n" +

@@ -1,0 +1,40 @@
+package gate
+
+import "time"
+
+// weightInterval is the minimum time between two changes of the weight alone: each is an UPDATE, and
+// routers hash flows again.
+const weightInterval = 10 * time.Second
+
+// Weigh adds weights to all decisions, from now on. The weights of the current decisions are not
+// returned as changes.
+func (gate *Gate) Weigh(now time.Time) {
+	if gate.weighs {
+		return
+	}
+	gate.weighs = true
+	for _, entry := range gate.entries {
+		entry.decision.Weight = gate.weigh(now, entry, entry.decision)
+	}
+}
+
+// weigh returns the weight of a new decision. A decision that differs in another way has the newest
+// weight.
+func (gate *Gate) weigh(now time.Time, entry *entry, decision Decision) uint32 {
+	if !gate.weighs || decision.Advertisement == Withdrawn {
+		return 0
+	}
+	current := entry.decision.Weight
+	decision.Weight = current
+	if decision == entry.decision && entry.weight != current && now.Before(entry.nextWeight) {
+		if !entry.weightTimer.Equal(entry.nextWeight) {
+			entry.weightTimer = entry.nextWeight
+			gate.scheduleDirty(entry.nextWeight, entry.vip)
+		}
+		return current
+	}
+	if entry.weight != current {
+		entry.nextWeight = now.Add(weightInterval)
+	}
+	return entry.weight
+}
