@@ -16,9 +16,16 @@ import (
 // policies are the policies of TestPolicyOfEachKind.
 const policies = `  policies:
   - vips: ["20.0.0.1/32", "2000::1/128"]
-    ready: {communities: ["64512:100", "64512:1:100"], med: 50, prepend: 2, localPreference: 300}
+    ready: {communities: ["64512:100", "64512:1:100"], med: 50, prepend: 2, localPreference: 300,
+      targetBandwidth: 10}
     draining: {communities: ["64512:666"], med: 500, localPreference: 7}
 `
+
+// bandwidth is the link bandwidth of one ready target, as gateways show it.
+var bandwidth = map[lab.Kind]string{
+	lab.KindBIRD: "(unknown 0x4, 8103, 1234736768)", lab.KindFRR: "LB:8103:1250000 (10.000 Mbps)",
+	lab.KindGoBGP: "?",
+}
 
 // withPolicies adds policies to a trench file.
 func withPolicies(trench, policies string) string {
@@ -53,7 +60,8 @@ func TestPolicyOfEachKind(t *testing.T) {
 							!slices.ContainsFunc(r.ASPath, func(as string) bool { return as != us })
 						isPreferred := preference == "" || r.LocalPref == preference
 						slices.Sort(r.Communities)
-						return isVIP(r) && isPath && isPreferred && r.MED == med && slices.Equal(r.Communities, communities)
+						return isVIP(r) && isPath && isPreferred && r.MED == med && slices.Equal(r.Communities, communities) &&
+							(r.Bandwidth == bandwidth[kind]) == (what != "draining")
 					})
 				}
 				want("ready", 3, "300", "50", "(64512,1,100)", "(64512,100)")
@@ -61,7 +69,7 @@ func TestPolicyOfEachKind(t *testing.T) {
 				admin := "--admin-socket=unix://" + w.pod.FrontendAdmin()
 				// The communities and MED 50, as BIRD exports them.
 				out, _ := w.run("frontend", "explain", admin, "20.0.0.1")
-				for _, attribute := range []string{"community 64512:100", "community 64512:1:100", "MED 50"} {
+				for _, attribute := range []string{"community 64512:100", "community 64512:1:100", "MED 50", "link bandwidth 10 Mbit/s"} {
 					if !strings.Contains(out, attribute) {
 						t.Errorf("explain lacks %s:\n%s", attribute, out)
 					}

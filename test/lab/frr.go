@@ -244,6 +244,9 @@ type frrPath struct {
 	LargeCommunity struct {
 		Text string `json:"string"`
 	} `json:"largeCommunity"`
+	ExtendedCommunity struct {
+		Text string `json:"string"`
+	} `json:"extendedCommunity"`
 	MED      *uint32 `json:"metric"`
 	NextHops []struct {
 		IP netip.Addr `json:"ip"`
@@ -281,7 +284,7 @@ func parseFRRRoutes(out string, routes map[netip.Prefix]Route) error {
 			if !p.BestPath.Overall || p.ASPath == nil || p.Sourced {
 				continue // not a path, not the best one, or originated here
 			}
-			r := Route{Prefix: prefix, Communities: frrCommunities(p.Community.Text)}
+			r := Route{Prefix: prefix, Communities: frrCommunities(p.Community.Text), Bandwidth: p.ExtendedCommunity.Text}
 			if p.ASPath.Text != "Local" {
 				r.ASPath = strings.Fields(p.ASPath.Text)
 			}

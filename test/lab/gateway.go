@@ -118,6 +118,7 @@ type Route struct {
 	Communities []string // also large ones, without spaces
 	LocalPref   string
 	MED         string // "" or "0" without one
+	Bandwidth   string // of the link (draft-ietf-idr-link-bandwidth), as the daemon shows it; "" without one
 }
 
 // GracefulShutdown reports whether the route carries 65535:0 (RFC 8326).
@@ -168,6 +169,8 @@ func parseRoutes(out string, routes map[netip.Prefix]Route) {
 		case strings.HasSuffix(words[0], "large_community:"):
 			list := strings.ReplaceAll(strings.Join(words[1:], " "), ", ", ",")
 			r.Communities = append(r.Communities, strings.Fields(list)...)
+		case strings.HasSuffix(words[0], "ext_community:"):
+			r.Bandwidth = strings.Join(words[1:], " ")
 		case strings.HasSuffix(words[0], "community:"):
 			r.Communities = append(words[1:len(words):len(words)], r.Communities...)
 		case strings.HasSuffix(words[0], "med:") && len(words) > 1:

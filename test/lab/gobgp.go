@@ -173,7 +173,8 @@ const (
 	attributeReach       = 14
 	attributeUnreach     = 15
 
-	attributeLargeCommunities = 32
+	attributeExtendedCommunities = 16
+	attributeLargeCommunities    = 32
 )
 
 // Routes returns the routes learned over BGP, by prefix: of several routes to one prefix, the
@@ -241,6 +242,8 @@ func (a goBGPAttribute) addTo(r *Route) error {
 		for _, c := range large {
 			r.Communities = append(r.Communities, fmt.Sprintf("(%d,%d,%d)", c.ASN, c.LocalData1, c.LocalData2))
 		}
+	case attributeExtendedCommunities:
+		r.Bandwidth = string(a.Value)
 	case attributeCommunities:
 		for _, c := range a.Communities {
 			r.Communities = append(r.Communities, fmt.Sprintf("(%d,%d)", c>>16, c&0xffff))

@@ -1,0 +1,160 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/test/harness"
+	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/load"
+)
+
+// newWeights creates pods whose gateway is an FRR with its defaults.
+func newWeights(t *testing.T) *dataPlaneFixture {
+	t.Helper()
+	need(t, lab.KindFRR)
+	f := newDataPlaneFixtureOf(t, 2, 4)
+	f.must(f.gateway.Process.Kill())
+	c := f.GatewayConfig()
+	c.Name = "router-a"
+	router, err := f.StartRouter(lab.KindFRR, f.Gateway, c)
+	f.must(err)
+	f.Routers = []lab.Router{router}
+	return f
+}
+
+// weighed returns a trench file with the policy of the document.
+func weighed(t *testing.T, targets ...int) string {
+	t.Helper()
+	document, err := os.ReadFile("../../docs/gateways.md")
+	harness.Must(t, err)
+	_, example, _ := strings.Cut(string(document), "```yaml weights\n")
+	example, _, _ = strings.Cut(example, "```")
+	_, policies, found := strings.Cut(example, "  policies:")
+	if !found {
+		t.Fatal("the document has no example with weights")
+	}
+	return withPolicies(dataPlaneTrench(targets...), "  policies:"+policies)
+}
+
+// startPods starts pods with these targets each.
+func (f *dataPlaneFixture) startPods(bird string, targets ...[]int) {
+	f.t.Helper()
+	for i, pod := range f.Pods {
+		f.must(pod.WriteTrench(weighed(f.t, targets[i]...)))
+		f.must(pod.StartLB("--dataplane=nftables"))
+		f.must(pod.StartFrontend("--ecmp", "--bird-executable="+bird))
+	}
+}
+
+// wantWeights waits until the gateway's kernel has routes to each VIP with these weights of the pods.
+func (f *dataPlaneFixture) wantWeights(want ...int) {
+	f.t.Helper()
+	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
+		for _, v := range f.VIPs {
+			family := map[bool]string{true: "-4", false: "-6"}[v.Is4()]
+			out, err := f.Gateway.Run(f.ctx, "ip", family, "-json", "route", "show", netip.PrefixFrom(v, v.BitLen()).String())
+			if err != nil {
+				return err
+			}
+			var routes []struct{ Nexthops []struct{ Weight int } }
+			if err := json.Unmarshal([]byte(out), &routes); err != nil {
+				return err
+			}
+			var got []int
+			for _, route := range routes {
+				for _, hop := range route.Nexthops {
+					got = append(got, hop.Weight)
+				}
+			}
+			if !slices.Equal(got, want) {
+				return fmt.Errorf("the weights of %s are %v, want %v: %s", v, got, want, out)
+			}
+		}
+		return nil
+	}))
+}
+
+// FRR without any option shares new flows by the ready targets of the pods, with each BIRD in the
+// pods. The last target that fails is one UPDATE for each VIP.
+func TestWeightsShareFlows(t *testing.T) {
+	t.Parallel()
+	others, err := filepath.Glob("../../bin/birds/*/bird")
+	harness.Must(t, err)
+	for _, version := range []string{"2.0", "2.17.6", "3.4.0"} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			bird := lab.BIRD()
+			if version != "2.0" {
+				i := slices.IndexFunc(others, func(path string) bool { return strings.Contains(path, version) })
+				if i < 0 {
+					lab.Skip(t, "BIRD "+version+" (test/setup/birds.sh)")
+				}
+				bird, err = filepath.Abs(others[i])
+				harness.Must(t, err)
+			}
+			f := newWeights(t)
+			f.startPods(bird, []int{1}, []int{2, 3, 4})
+			f.wantWeights(25, 75)
+			g, err := f.Load(f.ctx, 1000, 0, load.Config{})
+			f.must(err)
+			defer g.Stop(f.ctx)
+			f.must(g.WaitAnswered(f.ctx, 4000))
+			result := g.Now()
+			if share := 100 * result.ByTarget["target-1"] / result.Answered; share < 20 || share > 30 {
+				t.Errorf("target-1 has %d %% of the flows, want 25: %v", share, result.ByTarget)
+			}
+			g.Stop(f.ctx)
+
+			before, err := f.Routers[0].Trace()
+			f.must(err)
+			f.must(f.Targets[3].Unhealthy())
+			f.wantWeights(33, 66)
+			trace, err := f.Routers[0].Trace()
+			f.must(err)
+			if got := changes(trace[len(before):]); !slices.Equal(got, []string{announced, announced}) {
+				t.Errorf("UPDATEs of two VIPs: %v", got)
+			}
+		})
+	}
+}
+
+// A new weight moves flows to another pod, and none to another target: pods with the same targets
+// choose the same target of a flow. Only flows of the target that failed may move.
+func TestWeightChangeMovesNoFlow(t *testing.T) {
+	t.Parallel()
+	f := newWeights(t)
+	all := []int{1, 2, 3, 4}
+	f.startPods(lab.BIRD(), all, all)
+	f.wantWeights(50, 50)
+	g, err := f.Load(f.ctx, 0, 400, load.Config{})
+	f.must(err)
+	defer g.Stop(f.ctx)
+	f.must(g.WaitFlows(f.ctx))
+	keep := func(what string, left ...string) {
+		t.Helper()
+		result, err := g.Take(f.ctx)
+		f.must(err)
+		if err := result.Lost(left...); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	// Pod 1 does not reach the health port of target 4.
+	from := lab.PodInternal(1)
+	_, err = f.Targets[3].NS.Run(f.ctx, "nft", fmt.Sprintf("table inet block { chain in { type filter hook input priority 0; "+
+		"ip saddr %s tcp dport %d drop; ip6 saddr %s tcp dport %[2]d drop; } }", from[0], lab.HealthPort, from[1]))
+	f.must(err)
+	f.wantWeights(42, 57)
+	keep("a target less", "target-4")
+
+	f.must(f.Pods[1].WriteTrench(strings.Replace(weighed(t, all...), "targetBandwidth: 10", "targetBandwidth: 90", 1)))
+	f.wantWeights(7, 92)
+	keep("an edit", "target-4")
+}
