@@ -24,7 +24,7 @@ const policies = `  policies:
 // bandwidth is the link bandwidth of one ready target, as gateways show it.
 var bandwidth = map[lab.Kind]string{
 	lab.KindBIRD: "(unknown 0x4, 8103, 1234736768)", lab.KindFRR: "LB:8103:1250000 (10.000 Mbps)",
-	lab.KindGoBGP: "?",
+	lab.KindGoBGP: `[{"type":64,"subtype":4,"asn":8103,"bandwidth":1250000}]`,
 }
 
 // withPolicies adds policies to a trench file.

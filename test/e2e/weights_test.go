@@ -44,11 +44,11 @@ func weighed(t *testing.T, targets ...int) string {
 	return withPolicies(dataPlaneTrench(targets...), "  policies:"+policies)
 }
 
-// startPods starts pods with these targets each.
-func (f *dataPlaneFixture) startPods(bird string, targets ...[]int) {
+// startPods starts pods with these trench files.
+func (f *dataPlaneFixture) startPods(bird string, trench ...string) {
 	f.t.Helper()
 	for i, pod := range f.Pods {
-		f.must(pod.WriteTrench(weighed(f.t, targets[i]...)))
+		f.must(pod.WriteTrench(trench[i]))
 		f.must(pod.StartLB("--dataplane=nftables"))
 		f.must(pod.StartFrontend("--ecmp", "--bird-executable="+bird))
 	}
@@ -101,7 +101,7 @@ func TestWeightsShareFlows(t *testing.T) {
 				harness.Must(t, err)
 			}
 			f := newWeights(t)
-			f.startPods(bird, []int{1}, []int{2, 3, 4})
+			f.startPods(bird, weighed(t, 1), weighed(t, 2, 3, 4))
 			f.wantWeights(25, 75)
 			g, err := f.Load(f.ctx, 1000, 0, load.Config{})
 			f.must(err)
@@ -131,7 +131,7 @@ func TestWeightsShareFlows(t *testing.T) {
 func TestWeightChangeMovesNoFlow(t *testing.T) {
 	t.Parallel()
 	f := newWeights(t)
-	all := []int{1, 2, 3, 4}
+	all := viaAddress(weighed(t, 1, 2, 3, 4)) // only then do checks have an address of the pod
 	f.startPods(lab.BIRD(), all, all)
 	f.wantWeights(50, 50)
 	g, err := f.Load(f.ctx, 0, 400, load.Config{})
@@ -148,13 +148,15 @@ func TestWeightChangeMovesNoFlow(t *testing.T) {
 	}
 	// Pod 1 does not reach the health port of target 4.
 	from := lab.PodInternal(1)
-	_, err = f.Targets[3].NS.Run(f.ctx, "nft", fmt.Sprintf("table inet block { chain in { type filter hook input priority 0; "+
-		"ip saddr %s tcp dport %d drop; ip6 saddr %s tcp dport %[2]d drop; } }", from[0], lab.HealthPort, from[1]))
-	f.must(err)
+	f.Targets[3].NS.Shell(t, fmt.Sprintf(`nft 'table inet block {
+		chain in { type filter hook input priority 0; }
+	}'
+	nft add rule inet block in ip saddr %s tcp dport %d drop
+	nft add rule inet block in ip6 saddr %s tcp dport %[2]d drop`, from[0], lab.HealthPort, from[1]))
 	f.wantWeights(42, 57)
 	keep("a target less", "target-4")
 
-	f.must(f.Pods[1].WriteTrench(strings.Replace(weighed(t, all...), "targetBandwidth: 10", "targetBandwidth: 90", 1)))
+	f.must(f.Pods[1].WriteTrench(strings.Replace(all, "targetBandwidth: 10", "targetBandwidth: 90", 1)))
 	f.wantWeights(7, 92)
 	keep("an edit", "target-4")
 }
