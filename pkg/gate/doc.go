@@ -10,6 +10,7 @@
 //     kernel, a gateway of its family is up, and the load balancer reports READY under a valid
 //     lease.
 //   - Evaluate lowers an advertisement without delay; only a rise is delayed (flap damping).
+//   - A new weight alone is a new decision at most once in 10 s.
 //   - A stale state or a drain never raises a withdrawn VIP.
 //   - [Gate.Attract], which static gateways follow, does not depend on the gateways.
 //   - VIPs and address families are independent of each other.

@@ -1,9 +1,8 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
-	"net/netip"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -55,27 +54,16 @@ func (f *dataPlaneFixture) startPods(bird string, trench ...string) {
 }
 
 // wantWeights waits until the gateway's kernel has routes to each VIP with these weights of the pods.
-func (f *dataPlaneFixture) wantWeights(want ...int) {
+func (f *dataPlaneFixture) wantWeights(pod1, pod2 int) {
 	f.t.Helper()
 	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
 		for _, v := range f.VIPs {
-			family := map[bool]string{true: "-4", false: "-6"}[v.Is4()]
-			out, err := f.Gateway.Run(f.ctx, "ip", family, "-json", "route", "show", netip.PrefixFrom(v, v.BitLen()).String())
+			got, err := f.Weights(f.ctx, v)
 			if err != nil {
 				return err
 			}
-			var routes []struct{ Nexthops []struct{ Weight int } }
-			if err := json.Unmarshal([]byte(out), &routes); err != nil {
-				return err
-			}
-			var got []int
-			for _, route := range routes {
-				for _, hop := range route.Nexthops {
-					got = append(got, hop.Weight)
-				}
-			}
-			if !slices.Equal(got, want) {
-				return fmt.Errorf("the weights of %s are %v, want %v: %s", v, got, want, out)
+			if !maps.Equal(got, map[int]int{1: pod1, 2: pod2}) {
+				return fmt.Errorf("the weights of %s are %v, want %d and %d", v, got, pod1, pod2)
 			}
 		}
 		return nil

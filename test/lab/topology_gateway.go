@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -108,6 +109,16 @@ func (t *Topology) Via(ctx context.Context, vip netip.Addr) ([]int, error) {
 
 // viaOf is Via of any gateway.
 func (t *Topology) viaOf(ctx context.Context, gateway *NetNS, vip netip.Addr) ([]int, error) {
+	weights, err := t.weightsOf(ctx, gateway, vip)
+	return slices.Sorted(maps.Keys(weights)), err
+}
+
+// Weights returns the weights of the pods in the first gateway's kernel, 0 for a single next hop.
+func (t *Topology) Weights(ctx context.Context, vip netip.Addr) (map[int]int, error) {
+	return t.weightsOf(ctx, t.Gateway, vip)
+}
+
+func (t *Topology) weightsOf(ctx context.Context, gateway *NetNS, vip netip.Addr) (map[int]int, error) {
 	family := "-4"
 	if vip.Is6() {
 		family = "-6"
@@ -118,6 +129,7 @@ func (t *Topology) viaOf(ctx context.Context, gateway *NetNS, vip netip.Addr) ([
 	}
 	type hop struct {
 		Gateway string `json:"gateway"`
+		Weight  int    `json:"weight"`
 		Via     struct {
 			Host string `json:"host"`
 		} `json:"via"`
@@ -129,18 +141,17 @@ func (t *Topology) viaOf(ctx context.Context, gateway *NetNS, vip netip.Addr) ([
 	if err := json.Unmarshal([]byte(out), &routes); err != nil {
 		return nil, fmt.Errorf("routes to %s at the gateway: %w: %s", vip, err, out)
 	}
-	var pods []int
+	weights := map[int]int{}
 	for _, r := range routes {
 		for _, h := range append(r.Nexthops, r.hop) {
 			for n := range t.Pods {
 				if h.Gateway != "" && slices.Contains(t.hopNames(n+1), h.Gateway) {
-					pods = append(pods, n+1)
+					weights[n+1] = h.Weight
 				}
 			}
 		}
 	}
-	slices.Sort(pods)
-	return slices.Compact(pods), nil
+	return weights, nil
 }
 
 // hopNames returns the addresses by which a pod may appear as a next hop.
