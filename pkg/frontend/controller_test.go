@@ -16,6 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/policy"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -126,6 +127,44 @@ func TestUpdateByReceiver(t *testing.T) {
 	if c.tryUpdate() || s.taken != taken {
 		t.Fatal("an update was taken after the end of the loop")
 	}
+}
+
+// A new weight alone is announced, and is no decision for logs, events and reports.
+func TestWeightAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, _ := testObserver()
+		c, s := newReadyController(o, gate.New(gate.Options{}))
+		policies, err := policy.New([]trench.Policy{{Ready: trench.Attributes{TargetBandwidth: 10}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.setPolicies(policies, []vip.VIP{vipA, vipB}, time.Now())
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- c.Run(ctx) }()
+		<-c.ready
+		s.update.Changed[0].ReadyTargets = 1
+		await.True(t, "an update that is taken", c.tryUpdate)
+		o.queue.Drain(func([]input, int) {})
+		s.update.Changed = []readiness.VIPReadiness{{VIP: vipA, State: vip.Ready, ReadyTargets: 2}}
+		await.True(t, "an update that is taken", c.tryUpdate)
+		<-time.After(11 * time.Second)
+		if got := c.gate.Decision(vipA).Weight; got != 2 {
+			t.Errorf("weight %d", got)
+		}
+		if len(c.batch) != 1 || c.batch[0].VIP != vipA {
+			t.Errorf("announced last: %v", c.batch)
+		}
+		o.queue.Drain(func(queue []input, _ int) {
+			for _, in := range queue {
+				if len(in.Changes) > 0 {
+					t.Errorf("decided %+v", in.Changes)
+				}
+			}
+		})
+		cancel()
+		<-ended
+	})
 }
 
 // runController runs a controller without inputs until stop; apply is called in each evaluation.

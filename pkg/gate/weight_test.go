@@ -32,10 +32,14 @@ func TestWeight(t *testing.T) {
 			[]report{ready(0, 3), ready(14, 2), ready(15, 1), ready(20, 4)},
 			"0 announced 3, 14 announced 2, 24 announced 4",
 		},
-		"back within 10 s":          {[]report{ready(0, 3), ready(4, 2), ready(6, 3)}, "0 announced 3"},
-		"back, and changed at last": {[]report{ready(0, 3), ready(4, 2), ready(6, 3), ready(8, 1)}, "0 announced 3, 10 announced 1"},
-		"pending count of zero":     {[]report{ready(0, 3), ready(4, 0)}, "0 announced 3, 10 announced 0"},
-		"state within 10 s":         {[]report{ready(0, 3), ready(4, 2), {6, vip.Draining, 1}}, "0 announced 3, 6 depreferred 1"},
+		"back within 10 s": {[]report{ready(0, 3), ready(4, 2), ready(6, 3)}, "0 announced 3"},
+		"back, and changed at last": {
+			[]report{ready(0, 3), ready(4, 2), ready(6, 3), ready(8, 1)}, "0 announced 3, 10 announced 1",
+		},
+		"pending count of zero": {[]report{ready(0, 3), ready(4, 0)}, "0 announced 3, 10 announced 0"},
+		"state within 10 s": {
+			[]report{ready(0, 3), ready(4, 2), {6, vip.Draining, 1}}, "0 announced 3, 6 depreferred 1",
+		},
 		"after the state, 10 s more": {
 			[]report{ready(0, 3), {6, vip.Draining, 1}, {7, vip.Draining, 2}},
 			"0 announced 3, 6 depreferred 1, 16 depreferred 2",
@@ -90,7 +94,8 @@ func TestWeight(t *testing.T) {
 	}
 }
 
-// Weights do not differ, and cost nothing, before they are in use. From then on decisions have them.
+// Weights do not differ, and cost nothing, before they are in use. From then on decisions have
+// them.
 func TestWeightsInUse(t *testing.T) {
 	b := newFixture(t, Options{})
 	weigh := func(weight uint32) {

@@ -106,8 +106,8 @@ func newTemplate(attributes *trench.Attributes, advertisement announce.Advertise
 	return all, nil
 }
 
-// encode returns the attributes of a VIP by its weight. Without a weight it has no link bandwidth, so
-// that routers share flows equally.
+// encode returns the attributes of a VIP by its weight. Without a weight it has no link bandwidth,
+// so that routers share flows equally.
 func (all *template) encode(weight uint32) announce.Attributes {
 	if all.bandwidth == 0 {
 		weight = 0

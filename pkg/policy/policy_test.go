@@ -77,8 +77,8 @@ func TestRouteByState(t *testing.T) {
 	}
 }
 
-// The link bandwidth depends on the weight of the decision, by state. A change of the weight alone is
-// a new route only under a policy with it.
+// The link bandwidth depends on the weight of the decision, by state. A change of the weight alone
+// is a new route only under a policy with it.
 func TestRouteByWeight(t *testing.T) {
 	policies, err := New([]trench.Policy{
 		{VIPs: []vip.VIP{own}, Ready: trench.Attributes{MED: 7, TargetBandwidth: 10}, Draining: &trench.Attributes{MED: 7}},

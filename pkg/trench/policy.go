@@ -8,10 +8,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The announcer passes MED, prepends, LOCAL_PREF and the link bandwidth to BIRD as large communities
-// of its AS number with these functions, because BIRD takes no such attribute from a session with
-// another AS, and the link bandwidth contains the AS number toward a gateway. No gateway receives
-// them.
+// The announcer passes MED, prepends, LOCAL_PREF and the link bandwidth to BIRD as large
+// communities of its AS number with these functions, because BIRD takes no such attribute from a
+// session with another AS, and the link bandwidth contains the AS number toward a gateway. No
+// gateway receives them.
 const (
 	PolicyAS           = 4_200_000_000
 	MEDFunction        = 1

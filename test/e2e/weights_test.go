@@ -53,7 +53,8 @@ func (f *dataPlaneFixture) startPods(bird string, trench ...string) {
 	}
 }
 
-// wantWeights waits until the gateway's kernel has routes to each VIP with these weights of the pods.
+// wantWeights waits until the gateway's kernel has routes to each VIP with these weights of the
+// pods.
 func (f *dataPlaneFixture) wantWeights(pod1, pod2 int) {
 	f.t.Helper()
 	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {

@@ -106,8 +106,8 @@ func parse(gateway, route, session string) *frontendv1.Export {
 	return export
 }
 
-// linkBandwidth returns the link bandwidth of extended communities, 0 without one. BIRD has no name for
-// the type and shows (unknown 0x4, 8103, 1260617728), with the bits of the number.
+// linkBandwidth returns the link bandwidth of extended communities, 0 without one. BIRD has no name
+// for the type and shows (unknown 0x4, 8103, 1260617728), with the bits of the number.
 func linkBandwidth(communities string) float32 {
 	for community := range strings.SplitSeq(communities, "(") {
 		fields := strings.Split(strings.Trim(community, ") "), ", ")
