@@ -36,10 +36,10 @@ func TestParseGoBGPTrace(t *testing.T) {
 func TestParseGoBGPRoutes(t *testing.T) {
 	routes := map[netip.Prefix]Route{}
 	err := parseGoBGPRoutes(`{"0.0.0.0/0":[{"best":true,"attrs":[{"type":1,"value":2},{"type":3,"nexthop":"0.0.0.0"}]}],
-"20.0.0.1/32":[{"best":true,"attrs":[{"type":1,"value":0},{"type":2,"as_paths":[{"asns":[8103]}]},{"type":3,"nexthop":"169.254.100.1"},{"type":4,"metric":50},{"type":5,"value":100},{"type":8,"communities":[4294901760]},{"type":32,"value":[{"ASN":64512,"LocalData1":1,"LocalData2":100}]}],"neighbor-ip":"169.254.100.1"},
+"20.0.0.1/32":[{"best":true,"attrs":[{"type":1,"value":0},{"type":2,"as_paths":[{"asns":[8103]}]},{"type":3,"nexthop":"169.254.100.1"},{"type":4,"metric":50},{"type":5,"value":100},{"type":8,"communities":[4294901760]},{"type":16,"value":[7]},{"type":32,"value":[{"ASN":64512,"LocalData1":1,"LocalData2":100}]}],"neighbor-ip":"169.254.100.1"},
 {"best":false,"attrs":[{"type":3,"nexthop":"169.254.100.2"}],"neighbor-ip":"169.254.100.2"}]}`, routes)
 	harness.Must(t, err)
-	want := "map[20.0.0.1/32:{20.0.0.1/32 169.254.100.1 [8103] [(65535,0) (64512,1,100)] 100 50}]"
+	want := "map[20.0.0.1/32:{20.0.0.1/32 169.254.100.1 [8103] [(65535,0) (64512,1,100)] 100 50 [7]}]"
 	if got := fmt.Sprint(routes); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

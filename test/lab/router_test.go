@@ -53,6 +53,7 @@ Table master4:
 	BGP.local_pref: 100
 	BGP.med: 50
 	BGP.community: (64512,7)
+	BGP.ext_community: (unknown 0x4, 8103, 7)
 	BGP.large_community: (64512, 1, 100) (64512, 1, 101)
                      unicast [trench2 07:33:20.438] (100) [AS8103i]
 	via 169.254.100.2 on trench0
@@ -62,8 +63,8 @@ Table master4:
 20.0.0.2/32          unicast [trench0 07:33:20.132] * (100) [AS8103i]
 	via 169.254.100.1 on trench0
 `, routes)
-	want := "map[20.0.0.1/32:{20.0.0.1/32 169.254.100.1 [8103] [(64512,7) (64512,1,100) (64512,1,101)] 100 50} " +
-		"20.0.0.2/32:{20.0.0.2/32 169.254.100.1 [] []  }]"
+	want := "map[20.0.0.1/32:{20.0.0.1/32 169.254.100.1 [8103] [(64512,7) (64512,1,100) (64512,1,101)] 100 50 (unknown 0x4, 8103, 7)} " +
+		"20.0.0.2/32:{20.0.0.2/32 169.254.100.1 [] []   }]"
 	if got := fmt.Sprint(routes); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
