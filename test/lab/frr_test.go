@@ -47,7 +47,8 @@ func TestParseFRRRoutes(t *testing.T) {
 {"aspath":{"string":"8103","length":1},"locPrf":0,"metric":50,"largeCommunity":{"string":"64512:1:100"},"extendedCommunity":{"string":"LB:8103:1250000 (10.000 Mbps)"},"valid":true,"bestpath":{"overall":true},"community":{"string":"graceful-shutdown 1:2"},"nexthops":[{"ip":"169.254.100.1"}],"peer":{"peerId":"169.254.100.1"}}],
 "0.0.0.0/0":[{"prefix":"0.0.0.0/0"},{"aspath":{"string":"Local","length":0},"sourced":true,"local":true,"bestpath":{"overall":true},"nexthops":[{"ip":"0.0.0.0"}],"peer":{"peerId":"0.0.0.0"}}]}}`, routes)
 	harness.Must(t, err)
-	want := "map[20.0.0.1/32:{20.0.0.1/32 169.254.100.1 [8103] [(65535,0) (1,2) (64512,1,100)] 0 50 LB:8103:1250000 (10.000 Mbps)}]"
+	want := "map[20.0.0.1/32:{20.0.0.1/32 169.254.100.1 [8103] [(65535,0) (1,2) (64512,1,100)] 0 50 " +
+		"LB:8103:1250000 (10.000 Mbps)}]"
 	if got := fmt.Sprint(routes); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
