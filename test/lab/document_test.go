@@ -21,8 +21,8 @@ const gatewaysDocument = "../../docs/gateways.md"
 // blockPattern matches a fenced block with the router's side of the document's gateways.
 var blockPattern = regexp.MustCompile("(?m)^```[a-z]+ gateway-config=(\\S+)\n((?s:.*?))^```$")
 
-// yamlPattern matches the trench file of the document, or of its static gateways.
-var yamlPattern = regexp.MustCompile("(?m)^```(yaml|yaml static)\n((?s:.*?))^```$")
+// yamlPattern matches a trench file of the document.
+var yamlPattern = regexp.MustCompile("(?m)^```(yaml(?: [a-z]+)?)\n((?s:.*?))^```$")
 
 // The configurations in docs/gateways.md are the output of gateway-config for its trench file.
 func TestGatewaysDocument(t *testing.T) {
