@@ -238,7 +238,7 @@ func TestTwoSites(t *testing.T) {
 			admin := "--admin-socket=unix://" + f.Pods[siteA-1].FrontendAdmin()
 			_, err = f.Pods[siteA-1].Run(f.ctx, "frontend", "drain", "--all", "--force", admin)
 			f.must(err)
-			f.want("drained", siteB)
+			f.want("A is drained", siteB)
 			if frr, ok := f.router.router.(*lab.FRR); ok { // over eBGP it honors GRACEFUL_SHUTDOWN as well
 				out, err := frr.Command(f.ctx, "show route-map PODS")
 				f.must(err)
@@ -246,6 +246,9 @@ func TestTwoSites(t *testing.T) {
 					t.Errorf("the VIPs have no drain community:\n%s", out)
 				}
 			}
+			_, err = f.Pods[siteA-1].Run(f.ctx, "frontend", "undrain", admin)
+			f.must(err)
+			f.want("A is not drained", siteA)
 			for _, vip := range []string{vipA4, vipA6} {
 				if got := f.router.routerUpdates(f.router.router, mark, vip); slices.Contains(got, withdrawn) {
 					t.Errorf("%s was withdrawn: %v", vip, got)
