@@ -96,22 +96,22 @@ func (f *fixture) deleteService(g *load.Generator) {
 	f.must(f.core.Services(namespace).Delete(f.t.Context(), serviceName, metav1.DeleteOptions{}))
 	f.wait(func(context.Context) error {
 		for _, prefix := range []string{route4, route6} {
-			if n := f.gateway.Updates(prefix); n < 4*trenchPods {
+			if n := f.gateway.Updates(prefix); n < 5*trenchPods {
 				return fmt.Errorf("the gateway received %d updates of %s", n, prefix)
 			}
 		}
 		return nil
 	})
-	f.wantUpdates(4) // de-preferred
+	f.wantUpdates(5) // de-preferred
 	f.wantRoutes(route4, route6)
 	f.wantAnswers(g)
 	f.lost(g.Stop(f.t.Context()))
 	f.wantRoutes()
-	f.wantUpdates(5)
+	f.wantUpdates(6)
 }
 
-// editPolicies adds a policy to the Trench and one to the Service, which replaces it. Each is one
-// UPDATE from each pod.
+// editPolicies adds a policy to the Trench and one to the Service, which replaces it until it is
+// removed. Each edit is one UPDATE from each pod.
 func (f *fixture) editPolicies(g *load.Generator) {
 	f.t.Helper()
 	want := func(updates int, med, community string) {
@@ -137,6 +137,8 @@ func (f *fixture) editPolicies(g *load.Generator) {
 	f.cluster.Apply(f.t, strings.Replace(service, drain,
 		drain+`    vipgate.io/policy: '{"ready": {"communities": ["64512:7"]}}'`+"\n", 1))
 	want(3, "", "(64512,7)")
+	f.cluster.Apply(f.t, service)
+	want(4, "50", "")
 }
 
 // rollingUpdate replaces pods one after the other under traffic, like a Deployment with maxSurge 1,
@@ -181,7 +183,7 @@ func (f *fixture) apiServerAway(g *load.Generator) {
 			return nil
 		})
 	}
-	f.wantUpdates(1)
+	f.wantUpdates(4)
 	f.wantStatus(metav1.ConditionTrue)
 }
 
