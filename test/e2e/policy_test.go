@@ -47,7 +47,6 @@ func TestPolicyOfEachKind(t *testing.T) {
 }
 
 func testPolicy(t *testing.T, kind lab.Kind, bird string, as uint32) {
-	t.Helper()
 	flag, us, internal := podBIRD(t, bird), strconv.Itoa(lab.PodAS), as == lab.PodAS
 	w := newInterop(t, kind, func(c *lab.GatewayConfig) { c.LocalAS = as })
 	usual := replaceAll(t, trenchWith(t, fmt.Sprintf(", remoteASN: %d", as)),
