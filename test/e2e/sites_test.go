@@ -128,6 +128,7 @@ func newSitesFixture(t *testing.T, kind lab.Kind, siteA, siteB string) *sitesFix
 	for i, pod := range f.Pods {
 		f.must(pod.StartLB("--dataplane=nftables"))
 		f.must(pod.StartFrontend("--ecmp", "--drain-time=10m", "--require-route", birds[i]))
+		f.must(f.WantVia(f.ctx, i+1)) // the second pod, which is A, is better
 	}
 	return f
 }
@@ -190,7 +191,6 @@ func TestTwoSites(t *testing.T) {
 		t.Run(string(test.kind)+" "+test.birdA+" "+test.birdB, func(t *testing.T) {
 			t.Parallel()
 			f := newSitesFixture(t, test.kind, test.birdA, test.birdB)
-			f.must(f.WantVia(f.ctx, siteA))
 			var err error
 			f.load, err = f.Load(f.ctx, 200, 0, load.Config{Observe: func(o load.Outcome) {
 				f.mu.Lock()
