@@ -20,8 +20,6 @@ const basicPath = "^(TestGatewayReceivesAnnouncedVIPs|TestGatewayWithoutHoldTime
 
 // TestOtherVersions runs the basic path with each BIRD that test/setup/birds.sh unpacked.
 func TestOtherVersions(t *testing.T) {
-	birds, err := filepath.Abs("../../bin/birds")
-	harness.Must(t, err)
 	tests := filepath.Join(t.TempDir(), "bird.test")
 	if out, err := exec.CommandContext(t.Context(), "go", "test", "-race", "-c", "-o", tests, "../../pkg/bird").
 		CombinedOutput(); err != nil {
@@ -33,15 +31,15 @@ func TestOtherVersions(t *testing.T) {
 	// t.Parallel would limit them to the number of processors.
 	var running sync.WaitGroup
 	for i, version := range versions {
-		found, err := filepath.Glob(filepath.Join(birds, version+".*", "bird"))
+		executable, err := lab.BIRDOf(version)
 		harness.Must(t, err)
-		if len(found) == 0 {
+		if executable == "" {
 			continue
 		}
-		executables[i] = found[0]
+		executables[i] = executable
 		cmd := exec.CommandContext(t.Context(), tests, "-test.run", basicPath)
 		cmd.Dir = "../../pkg/bird"
-		cmd.Env = append(os.Environ(), "VIPGATE_TEST_BIRD="+found[0])
+		cmd.Env = append(os.Environ(), "VIPGATE_TEST_BIRD="+executable)
 		running.Go(func() { outputs[i], results[i] = cmd.CombinedOutput() })
 	}
 	running.Wait()

@@ -2,15 +2,12 @@ package e2e
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vipgate/vipgate/test/lab"
-	"github.com/vipgate/vipgate/test/load"
 )
 
 // policies are the policies of TestPolicyOfEachKind.
@@ -19,6 +16,8 @@ const policies = `  policies:
     ready: {communities: ["64512:100", "64512:1:100"], med: 50, prepend: 2, localPreference: 300,
       targetBandwidth: 10}
     draining: {communities: ["64512:666"], med: 500, localPreference: 7}
+    unknown: {communities: ["64512:777"], prepend: 1}
+    backup: {med: 600}
 `
 
 // bandwidth is the link bandwidth of one ready target, as gateways show it.
@@ -32,120 +31,87 @@ func withPolicies(trench, policies string) string {
 	return strings.Replace(trench, "streams:", policies+"streams:", 1)
 }
 
-// Each kind of gateway receives the attributes of the policy and no other, by the state of the VIP.
-// An edit is one UPDATE for each VIP that it changes, and resets no session.
+// Each kind of gateway receives from each BIRD the attributes of the policy and no other, by the
+// state of the VIP. An edit and a change of the state are one UPDATE for each VIP, and reset no
+// session.
 func TestPolicyOfEachKind(t *testing.T) {
 	t.Parallel()
-	us := strconv.Itoa(lab.PodAS)
 	for _, kind := range kinds {
-		for session, as := range map[string]uint32{"eBGP": lab.GatewayAS, "iBGP": lab.PodAS} {
-			if session == "iBGP" && kind == lab.KindGoBGP {
-				continue // one speaker is enough to see LOCAL_PREF; two are compared
-			}
-			t.Run(string(kind)+"/"+session, func(t *testing.T) {
+		for _, bird := range []string{"2.0", "2.17", "3.4"} {
+			t.Run(string(kind)+" "+bird, func(t *testing.T) {
 				t.Parallel()
-				internal := session == "iBGP"
-				w := newInterop(t, kind, func(c *lab.GatewayConfig) { c.LocalAS = as })
-				usual := trenchWith(t, fmt.Sprintf(", remoteASN: %d", as))
-				w.must(w.pod.WriteTrench(withPolicies(usual, policies)))
-				w.up(w.target1)
-				w.startPod("--drain-time=10m")
-				want := func(what string, path int, preference, med string, communities ...string) {
-					t.Helper()
-					if !internal {
-						preference = ""
-					}
-					w.waitBest(what, func(r lab.Route) bool {
-						isPath := internal && len(r.ASPath) == 0 || !internal && len(r.ASPath) == path &&
-							!slices.ContainsFunc(r.ASPath, func(as string) bool { return as != us })
-						isPreferred := preference == "" || r.LocalPref == preference
-						slices.Sort(r.Communities)
-						return isVIP(r) && isPath && isPreferred && r.MED == med && slices.Equal(r.Communities, communities) &&
-							(r.Bandwidth == bandwidth[kind]) == (what != "draining")
-					})
-				}
-				want("ready", 3, "300", "50", "(64512,1,100)", "(64512,100)")
-
-				admin := "--admin-socket=unix://" + w.pod.FrontendAdmin()
-				// The communities and MED 50, as BIRD exports them.
-				out, _ := w.run("frontend", "explain", admin, "20.0.0.1")
-				for _, attribute := range []string{
-					"community 64512:100", "community 64512:1:100", "MED 50", "link bandwidth 10 Mbit/s",
-				} {
-					if !strings.Contains(out, attribute) {
-						t.Errorf("explain lacks %s:\n%s", attribute, out)
-					}
-				}
-
-				mark := w.routerMark(w.router)
-				w.must(w.pod.WriteTrench(withPolicies(usual, strings.Replace(policies, "med: 50,", "med: 60,", 1))))
-				want("changed", 3, "300", "60", "(64512,1,100)", "(64512,100)")
-				w.wantRouterUpdates(w.router, mark, vipA4, "announced")
-				w.wantRouterUpdates(w.router, mark, vipA6, "announced")
-
-				if out, status := w.run("frontend", "drain", "--all", "--force", admin); status != 0 {
-					t.Fatalf("frontend drain ended with %d: %s", status, out)
-				}
-				want("draining", 4, "7", "500", "(64512,666)", "(65535,0)")
+				testPolicy(t, kind, bird, lab.GatewayAS)
 			})
 		}
 	}
+	// LOCAL_PREF is for iBGP only.
+	for kind, bird := range map[lab.Kind]string{lab.KindBIRD: "2.0", lab.KindFRR: "2.17", lab.KindGoBGP: "3.4"} {
+		t.Run(string(kind)+" "+bird+" iBGP", func(t *testing.T) {
+			t.Parallel()
+			testPolicy(t, kind, bird, lab.PodAS)
+		})
+	}
 }
 
-// Two sites advertise the same VIPs, B with a worse policy: A gets the traffic while it has a ready
-// target, B otherwise, and the last resort of A if neither has one. An edit loses no request, and a
-// move only those under way.
-func TestPolicyOfTwoSites(t *testing.T) {
-	t.Parallel()
-	f := newDataPlaneFixtureOf(t, 2, 2)
-	site := func(target int, policy string) string {
-		text := strings.Replace(dataPlaneTrench(target), "drainTime:", "lastResort: depreferred\n    drainTime:", 1)
-		return withPolicies(text, "  policies: ["+policy+"]\n")
-	}
-	f.must(f.Pods[0].WriteTrench(site(1, "")))
-	f.must(f.Pods[1].WriteTrench(site(2, "{ready: {prepend: 1}}")))
-	for _, pod := range f.Pods {
-		f.must(pod.StartLB("--dataplane=nftables"))
-		f.must(pod.StartFrontend("--ecmp"))
-	}
-	f.must(f.WantVia(f.ctx, 1))
-	g, err := f.Load(f.ctx, 200, 0, load.Config{})
-	f.must(err)
-	defer g.Stop(f.ctx)
-	take := func() load.Result {
+func testPolicy(t *testing.T, kind lab.Kind, bird string, as uint32) {
+	flag, us, internal := podBIRD(t, bird), strconv.Itoa(lab.PodAS), as == lab.PodAS
+	w := newInterop(t, kind, func(c *lab.GatewayConfig) { c.LocalAS = as })
+	usual := replaceAll(t, trenchWith(t, fmt.Sprintf(", remoteASN: %d", as)),
+		"  - name: stream-a", "  - lastResort: depreferred\n    name: stream-a")
+	w.must(w.pod.WriteTrench(withPolicies(usual, policies)))
+	w.up(w.target1)
+	w.must(w.pod.StartLB("--stale-grace=10m"))
+	w.must(w.pod.StartFrontend("--drain-time=10m", flag))
+	want := func(what string, path int, preference, med string, communities ...string) {
 		t.Helper()
-		result, err := g.Take(f.ctx)
-		f.must(err)
-		return result
+		isReady := med == "50" || med == "60"
+		w.waitBest(what, func(r lab.Route) bool {
+			isPath := internal && len(r.ASPath) == 0 || !internal && len(r.ASPath) == path &&
+				!slices.ContainsFunc(r.ASPath, func(as string) bool { return as != us })
+			slices.Sort(r.Communities)
+			return isVIP(r) && isPath && (!internal || r.LocalPref == preference) && (r.MED == med || r.MED+med == "0") &&
+				slices.Equal(r.Communities, communities) && (r.Bandwidth == bandwidth[kind]) == isReady
+		})
 	}
-	want := func(what string, pod int, target string) {
-		t.Helper()
-		f.must(f.WantVia(f.ctx, pod))
-		f.must(g.WaitTargets(f.ctx, target))
-		take() // the other site does not know the targets of requests that were under way
-		f.must(g.WaitAnswered(f.ctx, 100))
-		if err := g.Now().Lost(); err != nil {
-			t.Errorf("%s: %v", what, err)
+	ready := []string{"(64512,1,100)", "(64512,100)"}
+	want("ready", 3, "300", "50", ready...)
+
+	admin := "--admin-socket=unix://" + w.pod.FrontendAdmin()
+	// The communities and MED 50, as BIRD exports them.
+	out, _ := w.run("frontend", "explain", admin, "20.0.0.1")
+	for _, attribute := range []string{"community 64512:100", "community 64512:1:100", "MED 50", "link bandwidth 10 Mbit/s"} {
+		if !strings.Contains(out, attribute) {
+			t.Errorf("explain lacks %s:\n%s", attribute, out)
 		}
 	}
-	want("at A", 1, "target-1")
-	take()
-	f.must(f.Pods[0].WriteTrench(site(1, "{ready: {med: 10}}")))
-	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
-		routes, err := f.gateway.Routes(f.ctx)
-		if route := routes[netip.MustParsePrefix("20.0.0.1/32")]; err == nil && route.MED != "10" {
-			err = fmt.Errorf("the best route is %+v", route)
-		}
-		return err
-	}))
-	f.must(g.WaitAnswered(f.ctx, 100))
-	if err := g.Now().Lost(); err != nil {
-		t.Errorf("an edit: %v", err)
+
+	mark := w.routerMark(w.router)
+	w.must(w.pod.WriteTrench(withPolicies(usual, replaceAll(t, policies, "med: 50,", "med: 60,"))))
+	want("changed", 3, "300", "60", ready...)
+	w.down(w.target1)
+	want("a last resort", 4, "0", "600", "(65535,0)")
+	w.up(w.target1)
+	want("ready again", 3, "300", "60", ready...)
+	w.must(w.pod.LB.Kill())
+	want("unknown", 2, "100", "", "(64512,777)")
+	w.must(w.pod.StartLB())
+	want("known", 3, "300", "60", ready...)
+	if out, status := w.run("frontend", "drain", "--all", "--force", admin); status != 0 {
+		t.Fatalf("frontend drain ended with %d: %s", status, out)
 	}
-	f.must(f.Targets[0].Unhealthy())
-	want("after the targets of A failed", 2, "target-2")
-	f.must(f.Targets[1].Unhealthy())
-	want("both sites dark", 1, "target-1")
-	f.must(f.Targets[1].Start())
-	want("B is back", 2, "target-2")
+	want("draining", 4, "7", "500", "(64512,666)", "(65535,0)")
+	for _, vip := range []string{vipA4, vipA6} {
+		trace, err := w.router.Trace()
+		w.must(err)
+		updates := []string{}
+		for _, update := range trace[mark:] {
+			if update.Prefix.String() == vip {
+				updates = append(updates, fmt.Sprint(update.Withdrawn, update.GracefulShutdown()))
+			}
+		}
+		const no, shutdown = "false false", "false true"
+		if want := []string{no, shutdown, no, no, no, shutdown}; !slices.Equal(updates, want) {
+			t.Errorf("%s: withdrawn and GRACEFUL_SHUTDOWN of the updates are %q, want %q", vip, updates, want)
+		}
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -64,6 +65,7 @@ func TestServiceLife(t *testing.T) {
 	t.Cleanup(func() { g.Stop(context.Background()) })
 	f.wantAnswers(g, old...)
 	f.rollingUpdate(g, old, fresh)
+	f.editPolicies(g)
 	f.apiServerAway(g)
 
 	f.deleteService(g)
@@ -94,18 +96,49 @@ func (f *fixture) deleteService(g *load.Generator) {
 	f.must(f.core.Services(namespace).Delete(f.t.Context(), serviceName, metav1.DeleteOptions{}))
 	f.wait(func(context.Context) error {
 		for _, prefix := range []string{route4, route6} {
-			if n := f.gateway.Updates(prefix); n < 2*trenchPods {
+			if n := f.gateway.Updates(prefix); n < 5*trenchPods {
 				return fmt.Errorf("the gateway received %d updates of %s", n, prefix)
 			}
 		}
 		return nil
 	})
-	f.wantUpdates(2) // de-preferred
+	f.wantUpdates(5) // de-preferred
 	f.wantRoutes(route4, route6)
 	f.wantAnswers(g)
 	f.lost(g.Stop(f.t.Context()))
 	f.wantRoutes()
-	f.wantUpdates(3)
+	f.wantUpdates(6)
+}
+
+// editPolicies adds a policy to the Trench and one to the Service, which replaces it until it is
+// removed. Each edit is one UPDATE from each pod.
+func (f *fixture) editPolicies(g *load.Generator) {
+	f.t.Helper()
+	want := func(updates int, med, community string) {
+		f.t.Helper()
+		f.wait(func(ctx context.Context) error {
+			routes, err := f.gateway.Routes(ctx)
+			for _, prefix := range []string{route4, route6} {
+				route := routes[netip.MustParsePrefix(prefix)]
+				if n := f.gateway.Updates(prefix); n < updates*trenchPods || route.MED != med ||
+					strings.Join(route.Communities, " ") != community {
+					err = errors.Join(err, fmt.Errorf("after %d updates %+v", n, route))
+				}
+			}
+			return err
+		})
+		f.wantAnswers(g)
+		f.wantUpdates(updates)
+	}
+	const vips = `    vips: [20.0.0.1/32, "2000::1/128"]`
+	f.cluster.Apply(f.t, strings.Replace(trenchManifest(), vips, vips+"\n    policies: [{ready: {med: 50}}]", 1))
+	want(2, "50", "")
+	const drain = "    vipgate.io/drain-time: 15s\n"
+	f.cluster.Apply(f.t, strings.Replace(service, drain,
+		drain+`    vipgate.io/policy: '{"ready": {"communities": ["64512:7"]}}'`+"\n", 1))
+	want(3, "", "(64512,7)")
+	f.cluster.Apply(f.t, service)
+	want(4, "50", "")
 }
 
 // rollingUpdate replaces pods one after the other under traffic, like a Deployment with maxSurge 1,
@@ -150,7 +183,7 @@ func (f *fixture) apiServerAway(g *load.Generator) {
 			return nil
 		})
 	}
-	f.wantUpdates(1)
+	f.wantUpdates(4)
 	f.wantStatus(metav1.ConditionTrue)
 }
 

@@ -80,14 +80,17 @@ func (g *Gateway) Start() error {
 func (g *Gateway) traced(text string) string {
 	return fmt.Sprintf("timeformat log iso long us;\nlog %q { info, trace };\n", g.tracePath()) + strings.NewReplacer(
 		"\tgraceful restart off;\n", "\tgraceful restart off;\n\tdebug { states, routes };\n",
-		"import all;", "import filter {"+heard+"};",
+		"import all;", "import filter {"+heard+"};", "\timport filter {\n", "\timport filter {"+reading+"\n",
 		"import where net ~ VIPS4;", "import filter { if net !~ VIPS4 then reject;"+heard+"};",
 		"import where net ~ VIPS6;", "import filter { if net !~ VIPS6 then reject;"+heard+"};",
 	).Replace(text)
 }
 
-// heard logs a received route.
-const heard = ` print "heard ", net, " ", bgp_path, " ", bgp_community, " ", proto; accept; `
+// reading logs a received route in a filter, and heard accepts it.
+const (
+	reading = ` print "heard ", net, " ", bgp_path, " ", bgp_community, " ", proto;`
+	heard   = reading + " accept; "
+)
 
 // Socket returns the control socket of the gateway's BIRD.
 func (g *Gateway) Socket() string { return g.socket }
