@@ -67,9 +67,9 @@ func TestPostWritesAtOnce(t *testing.T) {
 // The session's goroutine writes the bytes that do not fit the socket, in order: the rest of the
 // UPDATE, its own message, and the changes posted during the write.
 func TestRestOfPostIsWritten(t *testing.T) {
-	a, s, p := writerOf(t, 128<<10)
+	a, s, p := writerOf(t, 16<<10)
 	all, want := advertisements{}, advertisements{}
-	for i := range 60_000 {
+	for i := range 20_000 {
 		all[numbered(i)], want[numbered(i)] = Announced, Announced
 	}
 	a.Post(Batch{Changes: all.list(), Revision: 1})
@@ -92,7 +92,7 @@ func TestRestOfPostIsWritten(t *testing.T) {
 	p.expect(bgp.BGP_MSG_KEEPALIVE)
 	p.expectUpdates(2, want)
 	harness.Must(t, <-sent)
-	if st := a.State().Load(); s.owned || st.Written != 11 || st.Announced4 != 30_000-5 {
+	if st := a.State().Load(); s.owned || st.Written != 11 || st.Announced4 != 10_000-5 {
 		t.Errorf("owned %v, state %+v", s.owned, st)
 	}
 	if d := s.conn.(*deadlineConn).write; !d.IsZero() {
@@ -105,9 +105,9 @@ func TestRestOfPostIsWritten(t *testing.T) {
 }
 
 func TestStopWritesRestBeforeCease(t *testing.T) {
-	a, s, p := writerOf(t, 128<<10)
+	a, s, p := writerOf(t, 16<<10)
 	all := advertisements{}
-	for i := range 50_000 {
+	for i := range 20_000 {
 		all[numbered(i)] = Announced
 	}
 	a.Post(Batch{Changes: all.list(), Revision: 1})

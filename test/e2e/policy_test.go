@@ -79,7 +79,9 @@ func testPolicy(t *testing.T, kind lab.Kind, bird string, as uint32) {
 	admin := "--admin-socket=unix://" + w.pod.FrontendAdmin()
 	// The communities and MED 50, as BIRD exports them.
 	out, _ := w.run("frontend", "explain", admin, "20.0.0.1")
-	for _, attribute := range []string{"community 64512:100", "community 64512:1:100", "MED 50", "link bandwidth 10 Mbit/s"} {
+	for _, attribute := range []string{
+		"community 64512:100", "community 64512:1:100", "MED 50", "link bandwidth 10 Mbit/s",
+	} {
 		if !strings.Contains(out, attribute) {
 			t.Errorf("explain lacks %s:\n%s", attribute, out)
 		}
