@@ -14,6 +14,11 @@ const (
 	injection = "straight injection"
 	// decided is vipgate without lb: this process commits the decision to the table that lb serves.
 	decided = "vipgate, decision committed"
+	// communities is vipgate, also in row 7, with three communities for each VIP: policyVIPs VIPs that
+	// one policy lists. Its ratio to vipgate is at least 1 / 1.1.
+	communities = "vipgate, three communities"
+	policyVIPs  = 10_000
+	policyGoal  = "≤ 1.1 × the median without communities"
 )
 
 // The measurements of row 2.
@@ -38,7 +43,9 @@ type bulkMethod struct {
 	goals map[int]string // by the number of VIPs
 	// repeats are the repetitions with at most 1 000, 10 000 and 50 000 VIPs.
 	repeats [3]int
-	least   int  // the smallest number of VIPs to measure
+	least   int // the smallest number of VIPs to measure
+	most    int // the largest; 0 for no limit
+	against string
 	quick   bool // measured in a quick run, too
 	// start starts all processes, waits for all VIPs, and returns a function that changes all of
 	// them and returns the time of the change.
@@ -51,6 +58,10 @@ func bulkMethods() []bulkMethod {
 		{
 			name: vipgate, repeats: [3]int{100, 100, 20}, quick: true, start: (*fixture).startCheckedPod,
 			goals: map[int]string{1000: "median ≤ 5", 10_000: "median ≤ 30, p99 ≤ 60", 50_000: "median ≤ 200"},
+		},
+		{
+			name: communities, repeats: [3]int{100, 100, 20}, least: policyVIPs, most: policyVIPs,
+			goals: map[int]string{policyVIPs: policyGoal}, against: vipgate, start: (*fixture).startCheckedPod,
 		},
 		{
 			name: decided, repeats: [3]int{50, 30, 10}, least: 1000,
@@ -120,15 +131,18 @@ func measureBulkFlips(ctx context.Context, s *session) error {
 			case n > 1000:
 				size, pause = 1, always(200*time.Millisecond)
 			}
-			if n < method.least || s.quick && !method.quick {
+			if n < method.least || method.most > 0 && n > method.most || s.quick && !method.quick {
 				continue
 			}
 			err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
+				if err := fx.withPolicy(method.name); err != nil {
+					return err
+				}
 				change, err := method.start(fx)
 				if err != nil {
 					return err
 				}
-				m := Measurement{Row: 2, Method: method.name, Goal: method.goals[n]}
+				m := Measurement{Row: 2, Method: method.name, Goal: method.goals[n], Against: method.against}
 				err = flipAll(s, fx, m, turns{s.repeats(method.repeats[size], 1), pause}, change)
 				if err != nil || method.name != vipgate || n != 1000 && n != 10_000 {
 					return err

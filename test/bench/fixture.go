@@ -34,6 +34,7 @@ type fixture struct {
 	vips     []vip.VIP
 	families []vip.Family
 	nsp      *nsptest.NSP // nil before startNSP
+	policy   bool         // the VIPs have a policy, see withPolicy
 
 	// ctx is cancelled with an error when a process ends unexpectedly.
 	ctx    context.Context
@@ -110,7 +111,22 @@ func (fx *fixture) attractor() string {
 	for _, v := range fx.vips {
 		fmt.Fprintf(&b, "    - %q\n", v)
 	}
+	if fx.policy {
+		b.WriteString("  policies:\n    - ready: {communities: ['64512:100', '64512:200', '64512:1:100']}\n      vips:\n")
+		for _, v := range fx.vips {
+			fmt.Fprintf(&b, "        - %q\n", v)
+		}
+	}
 	return b.String()
+}
+
+// withPolicy gives each VIP three communities if the method is the one with a policy.
+func (fx *fixture) withPolicy(method string) error {
+	if method != communities {
+		return nil
+	}
+	fx.policy = true
+	return fx.pod.WriteTrench(fx.trench())
 }
 
 // trench returns the trench file: one stream with one target serves all VIPs.

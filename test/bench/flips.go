@@ -39,8 +39,13 @@ const oneFlips = "one VIP flips → UPDATE"
 // measureSingleFlips is row 1: one VIP flips among N.
 func measureSingleFlips(ctx context.Context, s *session) error {
 	for _, n := range s.vipCounts() {
-		if err := flipSingly(ctx, s, oneFlips, n, oneFamily); err != nil {
-			return err
+		for _, method := range []string{vipgate, communities} {
+			if method == communities && n != policyVIPs {
+				continue
+			}
+			if err := flipSingly(ctx, s, oneFlips, method, n, oneFamily); err != nil {
+				return err
+			}
 		}
 		if s.quick && n > 1 {
 			continue
@@ -77,17 +82,23 @@ func measureSingleFlips(ctx context.Context, s *session) error {
 	if s.quick || !slices.Contains(s.vipCounts(), dualStack) {
 		return nil
 	}
-	return flipSingly(ctx, s, oneFlips+", dual stack", dualStack, bothFamilies)
+	return flipSingly(ctx, s, oneFlips+", dual stack", vipgate, dualStack, bothFamilies)
 }
 
 // flipSingly measures single flips with vipgate.
-func flipSingly(ctx context.Context, s *session, what string, n int, families []vip.Family) error {
+func flipSingly(ctx context.Context, s *session, what, method string, n int, families []vip.Family) error {
 	return on(ctx, s, n, families, func(fx *fixture) error {
+		if err := fx.withPolicy(method); err != nil {
+			return err
+		}
 		lb, err := fx.startScriptedPod()
 		if err != nil {
 			return err
 		}
 		m := Measurement{Row: 1, What: what, Method: vipgate, Goal: singleGoal(n)}
+		if method == communities {
+			m.Method, m.Goal, m.Against = communities, policyGoal, vipgate
+		}
 		return flipEach(s, fx, m, s.repeats(200, 4), func(i int, up bool) (func() error, error) {
 			d := decision(up, fx.vips[i])
 			return func() error { lb.Table.Commit(d); return nil }, nil

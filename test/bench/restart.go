@@ -63,21 +63,26 @@ func (fx *fixture) startPod() (time.Time, error) {
 // socket of an earlier one.
 func measureStart(ctx context.Context, s *session) error {
 	goals := map[int]string{1: "max ≤ 1.5", 10_000: "max ≤ 2.5"}
-	for _, n := range s.sizes([]int{1, 10_000}, []int{1, 1000}) {
-		m := Measurement{Row: 7, Method: vipgate, N: n, Goal: goals[n]}
-		err := measureStarts(ctx, s, m, s.repeats(15, 1), milestones, func(fx *fixture) (time.Time, time.Time, error) {
-			if err := fx.startTarget(); err != nil {
-				return time.Time{}, time.Time{}, err
+	measure := func(m Measurement) error {
+		m.Row = 7
+		return measureStarts(ctx, s, m, s.repeats(15, 1), milestones, func(fx *fixture) (began, at time.Time, err error) {
+			if err := errors.Join(fx.startTarget(), fx.withPolicy(m.Method)); err != nil {
+				return began, at, err
 			}
-			began := time.Now()
-			at, err := fx.startPod()
+			began = time.Now()
+			at, err = fx.startPod()
 			return began, at, err
 		})
-		if err != nil {
+	}
+	for _, n := range s.sizes([]int{1, policyVIPs}, []int{1, 1000}) {
+		if err := measure(Measurement{Method: vipgate, N: n, Goal: goals[n]}); err != nil {
 			return err
 		}
 	}
-	return nil
+	if s.quick {
+		return nil
+	}
+	return measure(Measurement{Method: communities, N: policyVIPs, Goal: policyGoal, Against: vipgate})
 }
 
 // measureStarts starts a pod on a new fixture repeatedly, and records when all VIPs were at the
