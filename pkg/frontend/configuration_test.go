@@ -10,6 +10,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/announce"
 	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/frontend/departed"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -60,7 +61,7 @@ func newFollower(t *testing.T) *follower {
 	go func() { ended <- p.controller.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
 	<-p.controller.ready
-	f := &follower{process: p, departed: departed{}, release: time.NewTimer(time.Hour), leave: time.NewTimer(time.Hour)}
+	f := &follower{process: p, departed: departed.VIPs{}, release: time.NewTimer(time.Hour), leave: time.NewTimer(time.Hour)}
 	f.configureVIPs(t, vipA, vipB)
 	synctest.Wait()
 	if !p.controller.tryUpdate() {

@@ -11,6 +11,7 @@ import (
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/frontend/departed"
 	"github.com/vipgate/vipgate/pkg/frontend/orders"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/journal"
@@ -29,7 +30,7 @@ type follower struct {
 
 	pulse      task.Pulse
 	configured vip.Set
-	departed   departed
+	departed   departed.VIPs
 	release    *time.Timer // ends the source routing of departed VIPs
 	// next is the attractor after leave, without the leaving VIPs.
 	next    *trench.Attractor
@@ -68,7 +69,7 @@ func (f *follower) Overdue() time.Duration { return f.pulse.Overdue() }
 // Run updates the other components until ctx ends.
 func (f *follower) Run(ctx context.Context) error {
 	refresh := time.After(tick.Until(time.Now(), refreshInterval))
-	f.departed, f.release, f.leave, f.drainsEnd = departed{}, time.NewTimer(0), time.NewTimer(0), time.NewTimer(0)
+	f.departed, f.release, f.leave, f.drainsEnd = departed.VIPs{}, time.NewTimer(0), time.NewTimer(0), time.NewTimer(0)
 	defer f.release.Stop()
 	defer f.leave.Stop()
 	f.leave.Stop()
