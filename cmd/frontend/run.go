@@ -11,6 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/policy"
 	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/tracing"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -121,6 +122,13 @@ func (c *renderCommand) Run(out *cli.Output) error {
 	}
 	writeProblems("frontend", config.Attractor.Gateways, problems)
 	out.Printf("%s", content)
+	// BIRD's configuration has no policies: the announcer attaches their attributes to routes.
+	for i, line := range policy.Describe(config.Attractor.Policies) {
+		if i == 0 {
+			out.Printf("\n# Routing policies, which the frontend attaches to the routes of VIPs:\n")
+		}
+		out.Printf("# %s\n", line)
+	}
 	return nil
 }
 

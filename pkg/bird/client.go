@@ -53,7 +53,7 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 
 func newClient(ctx context.Context, conn net.Conn) (*Client, error) {
 	client := &Client{conn: conn, reader: bufio.NewReader(conn)}
-	greeting, err := client.exchange(ctx, nil)
+	greeting, err := client.exchange(ctx, nil, readReply)
 	if err == nil {
 		err = greeting.Err()
 	}
@@ -73,11 +73,32 @@ func (client *Client) Close() error { return client.conn.Close() }
 // Command sends one command and returns BIRD's reply; ctx and commandTimeout bound it. An error
 // with a reply is BIRD's refusal; an error without a reply is a failure of the connection.
 func (client *Client) Command(ctx context.Context, command string) (Reply, error) {
+	return client.run(ctx, command, readReply)
+}
+
+// Scan is Command for a long reply: it passes each line to a function and keeps none.
+func (client *Client) Scan(ctx context.Context, command string, each func(text string)) error {
+	_, err := client.run(ctx, command, func(r *bufio.Reader) (Reply, error) {
+		var last replyLine
+		err := scanReply(r, maxScannedLines, func(line replyLine) error {
+			last = line
+			each(line.Text)
+			return nil
+		})
+		return Reply{last}, err
+	})
+	return err
+}
+
+// readFunc reads one reply.
+type readFunc func(*bufio.Reader) (Reply, error)
+
+func (client *Client) run(ctx context.Context, command string, read readFunc) (Reply, error) {
 	if len(command) > maxCommand || strings.ContainsAny(command, "\x00\r\n") {
 		return nil, fmt.Errorf("failed to send command of %d bytes: BIRD takes one line of at most %d bytes",
 			len(command), maxCommand)
 	}
-	reply, err := client.exchange(ctx, []byte(command+"\n"))
+	reply, err := client.exchange(ctx, []byte(command+"\n"), read)
 	if err != nil {
 		return nil, fmt.Errorf("failed to run BIRD command %q: %w", command, err)
 	}
@@ -88,7 +109,7 @@ func (client *Client) Command(ctx context.Context, command string) (Reply, error
 }
 
 // exchange writes a request, if any, and reads one reply. ctx and commandTimeout interrupt both.
-func (client *Client) exchange(ctx context.Context, request []byte) (Reply, error) {
+func (client *Client) exchange(ctx context.Context, request []byte, read readFunc) (Reply, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	if err := client.conn.SetDeadline(time.Time{}); err != nil {
@@ -111,5 +132,5 @@ func (client *Client) exchange(ctx context.Context, request []byte) (Reply, erro
 			return nil, err
 		}
 	}
-	return readReply(client.reader)
+	return read(client.reader)
 }

@@ -13,6 +13,8 @@ const (
 	maxReplyLines = 100_000  // asynchronous lines included
 	maxLine       = 16 << 10 // BIRD's own bound is 4 KiB
 	maxReplyBytes = 16 << 20 // a gateway takes 2.3 KB of `show protocols all` on BIRD 3.4
+	// maxScannedLines bounds a reply that is not kept: 200 000 VIPs with their attributes.
+	maxScannedLines = 4_000_000
 )
 
 // replyLine is one line of a reply.
@@ -82,32 +84,43 @@ func parseLine(s string, previous int) (line replyLine, last, async bool, err er
 }
 
 // readReply reads one reply in bounded memory.
-func readReply(r *bufio.Reader) (Reply, error) {
-	var reply Reply
-	code, size := noCode, 0
-	for range maxReplyLines {
+func readReply(r *bufio.Reader) (reply Reply, err error) {
+	size := 0
+	err = scanReply(r, maxReplyLines, func(line replyLine) error {
+		if size += len(line.Text); size > maxReplyBytes {
+			return fmt.Errorf("malformed BIRD reply: more than %d bytes", maxReplyBytes)
+		}
+		reply = append(reply, line)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return reply, nil
+}
+
+// scanReply passes the lines of one reply to a function, whose error ends it.
+func scanReply(r *bufio.Reader, most int, each func(replyLine) error) error {
+	code := noCode
+	for range most {
 		s, err := readLine(r)
 		if err != nil {
-			return nil, err
-		}
-		if size += len(s); size > maxReplyBytes {
-			return nil, fmt.Errorf("malformed BIRD reply: more than %d bytes", maxReplyBytes)
+			return err
 		}
 		line, last, async, err := parseLine(s, code)
 		if err != nil {
-			return nil, fmt.Errorf("malformed BIRD reply: %w", err)
+			return fmt.Errorf("malformed BIRD reply: %w", err)
 		}
 		// Log lines of BIRD may arrive within a reply.
 		if async {
 			continue
 		}
 		code = line.Code
-		reply = append(reply, line)
-		if last {
-			return reply, nil
+		if err := each(line); err != nil || last {
+			return err
 		}
 	}
-	return nil, fmt.Errorf("malformed BIRD reply: more than %d lines", maxReplyLines)
+	return fmt.Errorf("malformed BIRD reply: more than %d lines", most)
 }
 
 func readLine(r *bufio.Reader) (string, error) {

@@ -207,13 +207,16 @@ func (a *admin) change(ctx context.Context, what string, objects []orders.Object
 func (a *admin) ListExports(ctx context.Context, r *frontendv1.ListExportsRequest) (*frontendv1.ListExportsResponse,
 	error,
 ) {
-	prefix, err := vip.Parse(r.GetVip())
-	if err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
+	var prefix vip.VIP // zero for all
+	var err error
+	if r.GetVip() != "" {
+		if prefix, err = vip.Parse(r.GetVip()); err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
 	}
 	var names []string
 	for _, g := range a.process.bird.State().Load().Gateways {
-		if g.Up && !isStatic(g) && g.Family == prefix.Family() {
+		if g.Up && !isStatic(g) && (prefix.IsZero() || g.Family == prefix.Family()) {
 			names = append(names, g.Name)
 		}
 	}

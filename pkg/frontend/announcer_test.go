@@ -122,7 +122,7 @@ func TestNotExportedIsNotAdvertised(t *testing.T) {
 			t.Errorf("serves %s: %v, %v", v, got, known)
 		}
 	}
-	for _, m := range s.metrics() {
+	for _, m := range o.metrics() {
 		want := map[vip.VIP]string{vipA: "announced ready", vipB: "withdrawn not_exported"}[m.VIP]
 		if m.State+" "+m.Reason != want {
 			t.Errorf("metrics %+v, want %s", m, want)

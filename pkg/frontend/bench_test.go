@@ -31,7 +31,7 @@ func afterDecision() *process {
 	p.served.Store(&[]vip.Family{vip.IPv4})
 	p.health = health.New(log, func(string, bool) {})
 	p.observer = newObserver(log, "", p.count, nil)
-	p.metrics.VIPs(p.observer.state.metrics)
+	p.metrics.VIPs(p.observer.metrics)
 	p.health.ServeVIPs(p.observer.state.serves)
 	p.reporter = newReporter(latest.New(announce.State{Written: 1 << 62, Established: true}), p.bird, 0, p.report)
 	p.reporter.confirm = func(context.Context) error { return nil }

@@ -61,7 +61,9 @@ func newFollower(t *testing.T) *follower {
 	go func() { ended <- p.controller.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
 	<-p.controller.ready
-	f := &follower{process: p, departed: departed.VIPs{}, release: time.NewTimer(time.Hour), leave: time.NewTimer(time.Hour)}
+	f := &follower{
+		process: p, departed: departed.VIPs{}, release: time.NewTimer(time.Hour), leave: time.NewTimer(time.Hour),
+	}
 	f.configureVIPs(t, vipA, vipB)
 	synctest.Wait()
 	if !p.controller.tryUpdate() {

@@ -229,8 +229,13 @@ func (c *controller) setPolicies(next policy.Policies, vips []vip.VIP, now time.
 		c.gate.Weigh(now)
 	}
 	c.batch = c.policies.Replaced(c.batch[:0], next, vips, c.gate.Decision)
+	was := c.policies
 	c.policies = next
+	c.observer.policies.Store(&next)
 	c.send(now)
+	if len(c.batch) > 0 {
+		c.observer.note(was.Edit(next, c.batch, c.gate.Decision))
+	}
 }
 
 // send passes the batch to the announcer.

@@ -150,7 +150,7 @@ func newProcess(o Options) (*process, error) {
 	p.health.Report(Announcer, "no session with BIRD yet")
 	p.health.Report(Routing, "source routing not installed yet")
 	p.observer = newObserver(o.Log, p.instance, p.count, p.mayHave)
-	p.metrics.VIPs(p.observer.state.metrics)
+	p.metrics.VIPs(p.observer.metrics)
 	p.health.ServeVIPs(p.observer.state.serves)
 	p.metrics.Registry().MustRegister(o.Collectors...)
 	// Reports of decisions need the families before the follower runs.

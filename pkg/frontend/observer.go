@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/policy"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -98,6 +99,8 @@ type observer struct {
 	state *state
 	lb    *latest.Value[lbState] // written by the controller only
 	lease atomic.Pointer[lease]
+	// policies are in force; written by the controller only.
+	policies atomic.Pointer[policy.Policies]
 }
 
 // newObserver returns an observer without VIPs. count counts the VIPs of a batch with the same
@@ -117,6 +120,7 @@ func newObserver(log *slog.Logger, instance string, count func(journal.Transitio
 		Known: func(v vip.VIP) bool { return known(v) || o.state.has(v) },
 	})
 	o.lease.Store(&lease{})
+	o.policies.Store(&policy.Policies{})
 	return o
 }
 
@@ -247,10 +251,11 @@ func (o *observer) apply(queue []input, lost int) {
 		if changed == 0 {
 			continue
 		}
-		changes := o.journal.Begin(changed)
+		changes, causes := o.journal.Begin(changed), o.causes
+		causes.policies = o.policies.Load().Lookup()
 		for _, in := range revisions {
 			if len(in.Changes) > 0 {
-				o.state.applyDecisions(in.decisions, o.causes, changes)
+				o.state.applyDecisions(in.decisions, causes, changes)
 				// Report to the load balancer first: a log line may wait for a slow reader.
 				o.onDecisions(in.decisions)
 			}

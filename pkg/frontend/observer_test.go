@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,7 +14,9 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/journal"
+	"github.com/vipgate/vipgate/pkg/policy"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -190,5 +193,45 @@ func sameEnum[G interface {
 	}
 	if !maps.Equal(found, names) {
 		t.Errorf("the gate has %v, the API %v", found, names)
+	}
+}
+
+// An event names the attributes of a policy that a decision changes, even by a new reason.
+func TestEventsNameAttributes(t *testing.T) {
+	policies, err := policy.New([]trench.Policy{{
+		VIPs: []vip.VIP{vipA}, Ready: trench.Attributes{MED: 5}, Unknown: &trench.Attributes{MED: 6},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, _ := testObserver()
+	o.policies.Store(&policies)
+	stale := change(vipA, gate.Announced, gate.Announced, gate.LBStale)
+	stale.From.Reason = gate.Ready
+	for _, changes := range [][]gate.Change{
+		{
+			change(vipA, gate.Withdrawn, gate.Announced, gate.Ready),
+			change(vipB, gate.Withdrawn, gate.Announced, gate.Ready),
+		},
+		{stale},
+	} {
+		o.decided(decisions{At: time.Unix(1, 0), Changes: changes})
+		o.drain()
+	}
+	var got []string
+	for _, event := range eventsOf(t, o) {
+		got = append(got, fmt.Sprint(event.GetObject(), " ", event.GetTo(), " ", event.GetReason(), " ", event.GetDetail()))
+	}
+	want := []string{
+		vipA.String() + " announced ready policy 0, ready: MED 5", vipB.String() + " announced ready ",
+		vipA.String() + " announced lb_stale policy 0, unknown: MED 6",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	for _, one := range o.metrics() {
+		if want := map[bool]string{true: "unknown"}[one.VIP == vipA]; one.PolicyState != want {
+			t.Errorf("metrics %+v", one)
+		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/policy"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -77,6 +78,8 @@ func (s *state) discardUnknown() {
 type causes struct {
 	reason func(gate.Reason, vip.Family) string // cause of a reason for VIPs of a family, or ""
 	shared func(vip.Family) string              // suffix for VIPs that are not announced, or ""
+	// policies name the attributes that a decision changes.
+	policies *policy.Lookup
 }
 
 // transitionOf returns the transition of a VIP, with its shown advertisements.
@@ -101,9 +104,13 @@ func (s *state) applyDecisions(d decisions, c causes, changes *journal.Changes) 
 		}
 		st.Decision = ch.To
 		removed = removed || !st.configured()
-		transition, cause := transitionOf(ch), ""
+		transition, cause, attributes := transitionOf(ch), "", c.policies.Cause(ch)
+		// A reason alone may change the attributes.
+		if attributes != "" && !transition.Changed() {
+			transition.New = true
+		}
 		if transition.Notable() {
-			cause = detail(ch)
+			cause = detail(ch, attributes)
 		}
 		changes.Add(ch.VIP, transition, cause)
 	}
@@ -112,12 +119,14 @@ func (s *state) applyDecisions(d decisions, c causes, changes *journal.Changes) 
 	}
 }
 
-// details returns a function that explains changes of one batch.
-func (s *state) details(c causes) func(gate.Change) string {
-	// A batch may have many VIPs, so the detail is computed once for each reason and family.
+// details returns a function that explains changes of one batch. Attributes come first, because a
+// table truncates the end.
+func (s *state) details(c causes) func(gate.Change, string) string {
+	// A batch may have many VIPs, so the detail is computed once for each reason, family and policy.
 	type cause struct {
-		reason gate.Reason
-		family vip.Family
+		reason     gate.Reason
+		family     vip.Family
+		attributes string
 	}
 	known := map[cause]string{}
 	var last cause
@@ -126,28 +135,33 @@ func (s *state) details(c causes) func(gate.Change) string {
 	for _, f := range vip.Families {
 		shared[f] = c.shared(f)
 	}
-	return func(ch gate.Change) (detail string) {
+	return func(ch gate.Change, attributes string) (detail string) {
 		// The load balancer explains its own verdict for each VIP.
 		if reason := ch.To.Reason; reason == gate.LBNotReady || reason == gate.LBDraining || reason == gate.LastResort {
-			detail = s.vips.Next(ch.VIP).Readiness.Detail
+			if detail = s.vips.Next(ch.VIP).Readiness.Detail; detail != "" {
+				detail = joined(attributes, detail)
+			}
 		}
 		if detail == "" {
 			// Neighbors in a batch mostly share the cause: compare before the map lookup.
-			c0 := cause{ch.To.Reason, ch.VIP.Family()}
+			c0 := cause{ch.To.Reason, ch.VIP.Family(), attributes}
 			if c0 != last || len(known) == 0 {
 				if _, asked := known[c0]; !asked {
-					known[c0] = c.reason(c0.reason, c0.family)
+					known[c0] = joined(attributes, c.reason(c0.reason, c0.family))
 				}
 				last, lastDetail = c0, known[c0]
 			}
 			detail = lastDetail
 		}
 		if more := shared[ch.VIP.Family()]; more != "" && ch.To.Advertisement != gate.Announced {
-			detail = strings.TrimPrefix(detail+"; "+more, "; ")
+			detail = joined(detail, more)
 		}
 		return detail
 	}
 }
+
+// joined returns the parts of a detail that are not empty.
+func joined(detail, more string) string { return strings.Trim(detail+"; "+more, "; ") }
 
 // advertised returns the number of advertised VIPs.
 func (s *state) advertised() int {
@@ -186,15 +200,16 @@ func (s *state) expected() (counts [len(vip.Families)]int) {
 }
 
 // metrics returns the VIPs of the attractor for a scrape.
-func (s *state) metrics() []metrics.VIP {
+func (o *observer) metrics() []metrics.VIP {
+	s, policies := o.state, o.policies.Load()
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	list := make([]metrics.VIP, 0, s.vips.Len())
 	for v, st := range s.vips.All() {
 		if st.configured() {
-			list = append(list, metrics.VIP{
-				VIP: v, State: shown(st.Decision).String(), Reason: st.Decision.Reason.String(),
-			})
+			one := metrics.VIP{VIP: v, State: shown(st.Decision).String(), Reason: st.Decision.Reason.String()}
+			one.Policy, one.PolicyState = policies.Use(v, st.Decision)
+			list = append(list, one)
 		}
 	}
 	return list

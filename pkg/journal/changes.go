@@ -34,8 +34,8 @@ const (
 type Transition struct {
 	Family           vip.Family
 	From, To, Reason string
-	// New reports whether this is the first decision about the VIPs. It is an event, even if the state
-	// does not change.
+	// New reports whether the transition is an event even if the state does not change: the first
+	// decision about the VIPs, or another one that changes their path attributes.
 	New bool
 }
 

@@ -57,7 +57,7 @@ func fullFrontend() *Frontend {
 	f.Serves(served)
 	f.VIPs(func() []VIP {
 		return []VIP{
-			{VIP: vip.Require("20.0.0.1/32"), State: "announced", Reason: "ready"},
+			{VIP: vip.Require("20.0.0.1/32"), State: "announced", Reason: "ready", Policy: 1, PolicyState: "ready"},
 			{VIP: vip.Require("20.0.0.2/32"), State: "withdrawn", Reason: "lb_not_ready"},
 			{VIP: vip.Require("2000::1/128"), State: "depreferred", Reason: "stopping"},
 		}
@@ -98,8 +98,8 @@ func fullLB() *LB {
 	l.Serves(served)
 	l.VIPs(func() []VIP {
 		return []VIP{
-			{vip.Require("20.0.0.1/32"), "ready", "targets_ready", 2, 2},
-			{vip.Require("20.0.0.2/32"), "not ready", "too_few_ready", 1, 3},
+			{VIP: vip.Require("20.0.0.1/32"), State: "ready", Reason: "targets_ready", Ready: 2, Total: 2},
+			{VIP: vip.Require("20.0.0.2/32"), State: "not ready", Reason: "too_few_ready", Ready: 1, Total: 3},
 		}
 	})
 	l.Count(Transition{To: "ready", Reason: "targets_ready", Changed: true}, 1)
@@ -316,7 +316,7 @@ func TestFrontendVIPs(t *testing.T) {
 
 func TestLBVIPs(t *testing.T) {
 	l := NewLB("1")
-	now := VIP{vip.Require("20.0.0.1/32"), "ready", "targets_ready", 2, 3}
+	now := VIP{VIP: vip.Require("20.0.0.1/32"), State: "ready", Reason: "targets_ready", Ready: 2, Total: 3}
 	l.VIPs(func() []VIP { return []VIP{now} })
 	wantSeries(t, l.Registry(), lbVIPTransitions, map[string]float64{})
 	wantSeries(t, l.Registry(), lbVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})

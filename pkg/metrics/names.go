@@ -83,6 +83,10 @@ var (
 	frontendVIPReason = gauge("vipgate_frontend_vip_reason",
 		"Constant 1 with the reason why the VIP is not announced. Absent while it is announced.",
 		"vip", "family", "reason")
+	frontendVIPPolicy = gauge("vipgate_frontend_vip_policy",
+		"Constant 1 with the routing policy of an advertised VIP, by its index in attractor.policies, and the state that "+
+			"selects its attributes: ready, draining, unknown, backup. Absent without a policy.",
+		"vip", "family", "policy", "state")
 	frontendVIPs = gauge("vipgate_frontend_vips",
 		"Configured VIPs by advertisement and reason. A combination stays, at 0, once it was seen.",
 		"family", "advertisement", "reason")

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -18,6 +19,10 @@ type VIP struct {
 	State, Reason string
 	// Ready and Total count targets; both are 0 in a frontend.
 	Ready, Total uint32
+	// Policy is the index of the routing policy in use and PolicyState the state that selects its
+	// attributes; empty without a policy, and in a load balancer.
+	Policy      int
+	PolicyState string
 }
 
 // Transition is a change that several VIPs of one decision share.
@@ -93,6 +98,9 @@ func (metrics *vips) collect(send send) {
 		send(metrics.state, float64(level), name, family.String())
 		if level < len(metrics.states)-1 {
 			send(metrics.reason, 1, name, family.String(), state.Reason)
+		}
+		if state.PolicyState != "" {
+			send(frontendVIPPolicy, 1, name, family.String(), strconv.Itoa(state.Policy), state.PolicyState)
 		}
 		if metrics.targets {
 			send(lbVIPReadyTargets, float64(state.Ready), name, family.String())

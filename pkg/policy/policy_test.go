@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -147,5 +149,76 @@ func TestReplacedPolicies(t *testing.T) {
 	if d := cmp.Diff([]announce.Change{{VIP: own, Route: after.Route(own, ready)}}, got,
 		cmp.Comparer(func(a, b vip.VIP) bool { return a == b })); d != "" {
 		t.Error(d)
+	}
+}
+
+// Texts name the policy, the state and the attributes, and an edit counts the VIPs of each change.
+func TestTexts(t *testing.T) {
+	configured := []trench.Policy{
+		{
+			VIPs:   []vip.VIP{own},
+			Ready:  trench.Attributes{Communities: []string{"64512:2", "64512:1:2"}, MED: 50},
+			Backup: &trench.Attributes{},
+		},
+		{Ready: trench.Attributes{Prepend: 2, LocalPreference: 300}},
+	}
+	policies, err := New(configured)
+	harness.Must(t, err)
+	if d := cmp.Diff([]string{
+		"policy 0 of VIP 20.0.0.1/32", "  ready: communities 64512:2 64512:1:2, MED 50", "  backup: no attributes",
+		"policy 1 of all VIPs that no other policy has", "  ready: prepend 2, LOCAL_PREF 300",
+	}, Describe(configured)); d != "" {
+		t.Error(d)
+	}
+	announced := gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready}
+	lost := gate.Decision{Advertisement: gate.Announced, Reason: gate.LBStale}
+	drained := gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Drained}
+	last := gate.Decision{Advertisement: gate.Depreferred, Reason: gate.LastResort}
+	withdrawn := gate.Decision{Reason: gate.LBNotReady}
+	for _, tt := range []struct {
+		from, to    gate.Decision
+		cause, used string
+	}{
+		{withdrawn, announced, "policy 0, ready: communities 64512:2 64512:1:2, MED 50", "ready"},
+		{announced, lost, "", "unknown"}, // as ready
+		{announced, last, "policy 0, backup: no attributes", "backup"},
+		{drained, last, "policy 0, backup: no attributes", "backup"},
+		{last, withdrawn, "", ""},
+	} {
+		if cause := policies.Lookup().Cause(gate.Change{VIP: own, From: tt.from, To: tt.to}); cause != tt.cause {
+			t.Errorf("%+v to %+v: %q", tt.from, tt.to, cause)
+		}
+		if _, state := policies.Use(own, tt.to); state != tt.used {
+			t.Errorf("%+v uses %q", tt.to, state)
+		}
+	}
+	if index, state := policies.Use(other, announced); index != 1 || state != "ready" {
+		t.Errorf("of all others: %d %q", index, state)
+	}
+	for _, none := range []*Lookup{nil, (Policies{}).Lookup()} {
+		if none.Cause(gate.Change{VIP: own, From: withdrawn, To: announced}) != "" {
+			t.Error("a cause without a policy")
+		}
+	}
+	// In any order each VIP has its policy.
+	lookup := policies.Lookup()
+	for _, v := range []vip.VIP{other, own, own, other, own} {
+		cause := lookup.Cause(gate.Change{VIP: v, From: withdrawn, To: announced})
+		if want := map[bool]string{true: "policy 0,", false: "policy 1,"}[v == own]; !strings.HasPrefix(cause, want) {
+			t.Errorf("%s: %s", v, cause)
+		}
+	}
+
+	next, err := New([]trench.Policy{{Ready: trench.Attributes{Communities: []string{"64512:3"}}}})
+	harness.Must(t, err)
+	vips := []vip.VIP{own, other}
+	for i := range 9 {
+		vips = append(vips, vip.Require(fmt.Sprintf("20.0.1.%d/32", i)))
+	}
+	decision := func(vip.VIP) gate.Decision { return announced }
+	want := "routing policy changed: 10 VIPs (2000::1/128, 20.0.1.0/32, 20.0.1.1/32, …) from prepend 2, LOCAL_PREF 300 " +
+		"to communities 64512:3; VIP 20.0.0.1/32 from communities 64512:2 64512:1:2, MED 50 to communities 64512:3"
+	if got := policies.Edit(next, policies.Replaced(nil, next, vips, decision), decision); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }

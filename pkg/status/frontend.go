@@ -107,7 +107,27 @@ func (view View) Frontend(status *frontendv1.Status, now time.Time) (text string
 	view.writeTable(&out, frontendVIPs(only(view, status.GetVips(), func(vip *frontendv1.VipStatus) bool {
 		return vip.GetAdvertisement() != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED
 	}), now), 0, 2, "VIPs")
+	if failed := status.GetExportsError(); failed != "" {
+		out.WriteString("\nattributes that gateways receive are unknown: " + cut(failed, maxLine) + "\n")
+	}
+	exports(status.GetExports()).write(&out)
 	return out.String(), complete
+}
+
+// MaxExported is the largest number of VIPs whose attributes a status shows unless it is wide.
+const MaxExported = 100
+
+// exports shows what BIRD exports, a row for each gateway and combination of attributes.
+func exports(all []*frontendv1.Export) *table {
+	rows := newTable("SENT TO", "VIPS", "ATTRIBUTES")
+	for _, export := range all {
+		vips := names(export.GetVips())
+		if count := len(export.GetVips()); count > maxNames {
+			vips = fmt.Sprintf("%d VIPs: %s", count, vips)
+		}
+		rows.add(export.GetGateway(), vips, strings.Trim(attributes(export), " ()"))
+	}
+	return rows
 }
 
 var freshness = map[frontendv1.Freshness]string{

@@ -278,6 +278,16 @@ func TestFrontend(t *testing.T) {
 	off.Gating = false
 	files := goodFrontend()
 	files.LoadBalancer.ReadinessDir, files.SpiffeId, files.IdentityExpires = "/var/run/meridio", "", nil
+	exported, unknown := goodFrontend(), goodFrontend()
+	med := uint32(50)
+	exported.Exports = []*frontendv1.Export{{
+		Gateway: "gateway-a-1", Vips: []string{"20.0.0.1/32"}, NextHop: "169.254.100.1", AsPath: []uint32{8103, 8103},
+		Communities: []string{"64512:100", "64512:1:100"}, Med: &med,
+	}, {
+		Gateway: "gateway-a-2", Vips: []string{"2000::1/128", "2000::2/128", "2000::3/128", "2000::4/128"},
+		NextHop: "fd00:100::1", AsPath: []uint32{8103},
+	}}
+	unknown.ExportsError = "BIRD did not list them within 2s"
 	fresh := &frontendv1.Status{
 		Version: "v0.1.0", Trench: "trench-a", Attractor: "attractor-a-1", Gating: true,
 		Conditions: []*adminv1.Condition{
@@ -297,6 +307,8 @@ func TestFrontend(t *testing.T) {
 		{"frontend-good", goodFrontend(), true},
 		{"frontend-bad", badFrontend(), false},
 		{"frontend-gating-off", off, true},
+		{"frontend-exports", exported, true},
+		{"frontend-exports-unknown", unknown, true},
 		{"frontend-readiness-files", files, true},
 		{"frontend-just-started", fresh, false},
 		{"frontend-empty", nil, true},

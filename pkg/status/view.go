@@ -85,6 +85,12 @@ func (rows *table) group(name, since int, things string) {
 // SelectFrontend leaves only the VIPs in a status, and returns an error for a VIP that it has not.
 func SelectFrontend(status *frontendv1.Status, vips []string) error {
 	chosen := newSelection(vips)
+	status.Exports = slices.DeleteFunc(status.Exports, func(export *frontendv1.Export) bool {
+		export.Vips = slices.DeleteFunc(export.Vips, func(vip string) bool { return !chosen.has(vip) })
+		return len(export.Vips) == 0
+	})
+	// The selection above does not count: BIRD may still export a VIP that left the configuration.
+	chosen = newSelection(vips)
 	status.Vips = slices.DeleteFunc(status.Vips, func(v *frontendv1.VipStatus) bool { return !chosen.has(v.GetVip()) })
 	return chosen.missing()
 }

@@ -3,6 +3,7 @@ package frontendcmd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -51,8 +52,47 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 	if err != nil {
 		return err
 	}
+	withExports := func(s *frontendv1.Status) error {
+		if c.showsExports(s) {
+			c.addExports(ctx, s)
+		}
+		return choose(s)
+	}
 	return cli.RunStatus(ctx, out, c.StatusFlags, "frontend", frontendv1.NewFrontendServiceClient, client.WatchStatus,
-		choose, c.View().Frontend)
+		withExports, c.View().Frontend)
+}
+
+// showsExports reports whether BIRD is asked for its exports. A list of many VIPs is long and takes
+// BIRD some time, and --watch repeats it.
+func (c *statusCommand) showsExports(s *frontendv1.Status) bool {
+	switch {
+	case c.Watch || c.Output == "problems" || s.GetBird().GetError() != "":
+		return false
+	case len(c.VIPs) > 0 || c.Output != "table":
+		return true
+	}
+	return len(s.GetVips()) <= status.MaxExported
+}
+
+// exportsTimeout bounds the wait for BIRD, without which the status is printed.
+const exportsTimeout = 2 * time.Second
+
+// addExports adds how BIRD exports the VIPs to a status.
+func (c *statusCommand) addExports(ctx context.Context, s *frontendv1.Status) {
+	ctx, cancel := context.WithTimeout(ctx, exportsTimeout)
+	defer cancel()
+	request := &frontendv1.ListExportsRequest{}
+	if len(c.VIPs) == 1 {
+		request.Vip, _ = cli.ParseVIP(c.VIPs[0]) // Run checked it
+	}
+	response, err := call(ctx, c.AdminFlags, client.ListExports, request)
+	switch {
+	case ctx.Err() != nil:
+		s.ExportsError = fmt.Sprintf("BIRD did not list them within %v", exportsTimeout)
+	case err != nil:
+		s.ExportsError = cli.Explain(err).Error()
+	}
+	s.Exports = response.GetExports()
 }
 
 type drainCommand struct {

@@ -2,8 +2,9 @@ package exports
 
 import (
 	"context"
-	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -12,36 +13,103 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Read returns how BIRD exports a VIP to BGP gateways. A gateway that does not receive the VIP is
-// absent. Read has a connection to BIRD's control socket of its own, so that it delays no poll.
+// Read returns how BIRD exports a VIP, or every VIP if it is the zero VIP, to BGP gateways. VIPs
+// that a gateway receives with the same attributes share an export. Read has a connection to BIRD's
+// control socket of its own, so that it delays no poll. BIRD takes 25 ms for 10 000 VIPs and a
+// gateway, and serves sessions and other clients in between.
 func Read(ctx context.Context, socket string, gateways []string, prefix vip.VIP) ([]*frontendv1.Export, error) {
 	client, err := bird.Dial(ctx, socket)
 	if err != nil {
 		return nil, err
 	}
 	defer client.Close()
+	only := ""
+	if !prefix.IsZero() {
+		only = "for " + prefix.String() + " "
+	}
 	var all []*frontendv1.Export
 	for _, gateway := range gateways {
 		protocol := "'NBR-" + gateway + "'"
 		// "exported" lists the routes that were sent, "export" the attributes after the export filter.
-		sent, err := client.Command(ctx, fmt.Sprintf("show route for %s exported %s", prefix, protocol))
+		sent := vip.Set{}
+		err := client.Scan(ctx, "show route "+only+"exported "+protocol, func(line string) {
+			if routed, ok := routeOf(line); ok && (prefix.IsZero() || routed == prefix) {
+				sent[routed] = struct{}{}
+			}
+		})
 		if err != nil {
 			return nil, err
 		}
-		if !strings.Contains(joined(sent), prefix.String()) {
+		if len(sent) == 0 {
 			continue
-		}
-		route, err := client.Command(ctx, fmt.Sprintf("show route for %s all export %s", prefix, protocol))
-		if err != nil {
-			return nil, err
 		}
 		session, err := client.Command(ctx, "show protocols all "+protocol)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, parse(gateway, joined(route), joined(session)))
+		routes := routes{sent: sent, known: map[string][]vip.VIP{}}
+		if err := client.Scan(ctx, "show route "+only+"all export "+protocol, routes.add); err != nil {
+			return nil, err
+		}
+		routes.end()
+		all = append(all, routes.exports(gateway, joined(session))...)
 	}
 	return all, nil
+}
+
+// routeOf returns the VIP of a line that begins a route.
+func routeOf(line string) (vip.VIP, bool) {
+	first, _, _ := strings.Cut(line, " ")
+	if !strings.Contains(first, "/") {
+		return vip.VIP{}, false
+	}
+	routed, err := vip.Parse(first)
+	return routed, err == nil
+}
+
+// routes collects the routes to one gateway from the lines of BIRD.
+type routes struct {
+	sent  vip.Set
+	known map[string][]vip.VIP // by the lines of their attributes
+
+	current    vip.VIP // zero before the first route
+	attributes []byte  // lines of the current route
+}
+
+// add adds a line.
+func (routes *routes) add(line string) {
+	if next, ok := routeOf(line); ok {
+		routes.end()
+		routes.current = next
+		return
+	}
+	// The other lines differ between routes with the same attributes.
+	line = strings.TrimSpace(line)
+	if strings.HasPrefix(line, "BGP.") || strings.HasPrefix(line, "bgp_") {
+		routes.attributes = append(append(routes.attributes, line...), '\n')
+	}
+}
+
+// end ends the current route.
+func (routes *routes) end() {
+	if routes.sent.Has(routes.current) {
+		routes.known[string(routes.attributes)] = append(routes.known[string(routes.attributes)], routes.current)
+	}
+	routes.current, routes.attributes = vip.VIP{}, routes.attributes[:0]
+}
+
+// exports returns the exports in the order of their first VIP.
+func (routes *routes) exports(gateway, session string) (all []*frontendv1.Export) {
+	for _, vips := range routes.known {
+		slices.SortFunc(vips, vip.Compare)
+	}
+	first := func(a, b string) int { return vip.Compare(routes.known[a][0], routes.known[b][0]) }
+	for _, attributes := range slices.SortedFunc(maps.Keys(routes.known), first) {
+		export := parse(gateway, attributes, session)
+		export.Vips = vip.Texts(routes.known[attributes])
+		all = append(all, export)
+	}
+	return all
 }
 
 func joined(reply bird.Reply) string {

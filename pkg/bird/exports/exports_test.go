@@ -1,13 +1,16 @@
 package exports
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const session = `  BGP state:          Established
@@ -48,5 +51,33 @@ func TestAttributes(t *testing.T) {
 		if !proto.Equal(got, test.want) {
 			t.Errorf("%s: got %s, want %s", name, prototext.Format(got), prototext.Format(test.want))
 		}
+	}
+}
+
+// Routes with the same attributes share an export. Lines about the route itself, and VIPs that the
+// gateway was not sent, do not count.
+func TestRoutesWithTheSameAttributes(t *testing.T) {
+	reply := "Table master4:\n" +
+		"20.0.0.3/32          blackhole [LB 12:00:01.5] * (200) [i]\n\tType: BGP univ\n\tBGP.as_path: 8103\n\tBGP.med: 7\n" +
+		"\tInternal route handling values: 0L 1G 0S id 3\n" +
+		"20.0.0.2/32          blackhole [LB 12:00:02.5] * (200) [i]\n\tType: BGP univ\n\tBGP.as_path: 8103\n" +
+		"20.0.0.1/32          blackhole [LB 12:00:03.5] * (200) [i]\n\tType: BGP univ\n\tBGP.as_path: 8103\n\tBGP.med: 7\n" +
+		"\tInternal route handling values: 0L 1G 0S id 4\n" +
+		"20.0.0.9/32          blackhole [LB 12:00:03.5] * (200) [i]\n\tType: BGP univ\n"
+	all := routes{
+		sent:  vip.NewSet(vip.Require("20.0.0.1/32"), vip.Require("20.0.0.2/32"), vip.Require("20.0.0.3/32")),
+		known: map[string][]vip.VIP{},
+	}
+	for line := range strings.Lines(reply) {
+		all.add(strings.TrimSuffix(line, "\n"))
+	}
+	all.end()
+	var got []string
+	for _, export := range all.exports("gw", strings.Replace(session, "REMOTE", "64512", 1)) {
+		got = append(got, fmt.Sprint(export.GetVips(), export.GetAsPath(), export.Med != nil))
+	}
+	want := []string{"[20.0.0.1/32 20.0.0.3/32] [8103 8103] true", "[20.0.0.2/32] [8103 8103] false"}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
 	}
 }

@@ -87,7 +87,7 @@ func (Freshness) EnumDescriptor() ([]byte, []int) {
 // ListExportsRequest names a VIP.
 type ListExportsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The VIP, as a prefix.
+	// The VIP, as a prefix; empty for all.
 	Vip           string `protobuf:"bytes,1,opt,name=vip,proto3" json:"vip,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -130,10 +130,10 @@ func (x *ListExportsRequest) GetVip() string {
 	return ""
 }
 
-// ListExportsResponse lists the gateways to which BIRD exports the VIP.
+// ListExportsResponse lists the exports of the VIP or of all VIPs.
 type ListExportsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One for each gateway.
+	// One for each gateway and each combination of attributes.
 	Exports       []*Export `protobuf:"bytes,1,rep,name=exports,proto3" json:"exports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -176,7 +176,7 @@ func (x *ListExportsResponse) GetExports() []*Export {
 	return nil
 }
 
-// Export is a route that BIRD exports, with the attributes that a gateway receives.
+// Export is the routes that BIRD exports to a gateway with the same attributes.
 type Export struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the gateway.
@@ -193,6 +193,8 @@ type Export struct {
 	Med *uint32 `protobuf:"varint,6,opt,name=med,proto3,oneof" json:"med,omitempty"`
 	// The link bandwidth (draft-ietf-idr-link-bandwidth) in bytes per second; 0 without one.
 	LinkBandwidth float32 `protobuf:"fixed32,7,opt,name=link_bandwidth,json=linkBandwidth,proto3" json:"link_bandwidth,omitempty"`
+	// The VIPs, as prefixes.
+	Vips          []string `protobuf:"bytes,10,rep,name=vips,proto3" json:"vips,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -274,6 +276,13 @@ func (x *Export) GetLinkBandwidth() float32 {
 		return x.LinkBandwidth
 	}
 	return 0
+}
+
+func (x *Export) GetVips() []string {
+	if x != nil {
+		return x.Vips
+	}
+	return nil
 }
 
 // SetAdvertisedElsewhereRequest names the VIPs that another pod of the trench advertises.
@@ -725,6 +734,11 @@ type Status struct {
 	// True while the change of a gateway is in progress: it leaves, or its session restarts or waits
 	// for its turn.
 	GatewayChange bool `protobuf:"varint,18,opt,name=gateway_change,json=gatewayChange,proto3" json:"gateway_change,omitempty"`
+	// How BIRD exports the VIPs, as ListExports returns it. The status command adds it; it is absent in
+	// the answers of the process.
+	Exports []*Export `protobuf:"bytes,19,rep,name=exports,proto3" json:"exports,omitempty"`
+	// Why exports is absent although it was asked for.
+	ExportsError  string `protobuf:"bytes,20,opt,name=exports_error,json=exportsError,proto3" json:"exports_error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -862,6 +876,20 @@ func (x *Status) GetGatewayChange() bool {
 		return x.GatewayChange
 	}
 	return false
+}
+
+func (x *Status) GetExports() []*Export {
+	if x != nil {
+		return x.Exports
+	}
+	return nil
+}
+
+func (x *Status) GetExportsError() string {
+	if x != nil {
+		return x.ExportsError
+	}
+	return ""
 }
 
 // LoadBalancerStatus is the frontend's view of the load balancer.
@@ -1426,7 +1454,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x12ListExportsRequest\x12\x10\n" +
 	"\x03vip\x18\x01 \x01(\tR\x03vip\"L\n" +
 	"\x13ListExportsResponse\x125\n" +
-	"\aexports\x18\x01 \x03(\v2\x1b.vipgate.frontend.v1.ExportR\aexports\"\x83\x02\n" +
+	"\aexports\x18\x01 \x03(\v2\x1b.vipgate.frontend.v1.ExportR\aexports\"\x97\x02\n" +
 	"\x06Export\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\tR\agateway\x12\x17\n" +
 	"\aas_path\x18\x02 \x03(\rR\x06asPath\x12 \n" +
@@ -1434,7 +1462,9 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\bnext_hop\x18\x04 \x01(\tR\anextHop\x12.\n" +
 	"\x10local_preference\x18\x05 \x01(\rH\x00R\x0flocalPreference\x88\x01\x01\x12\x15\n" +
 	"\x03med\x18\x06 \x01(\rH\x01R\x03med\x88\x01\x01\x12%\n" +
-	"\x0elink_bandwidth\x18\a \x01(\x02R\rlinkBandwidthB\x13\n" +
+	"\x0elink_bandwidth\x18\a \x01(\x02R\rlinkBandwidth\x12\x12\n" +
+	"\x04vips\x18\n" +
+	" \x03(\tR\x04vipsB\x13\n" +
 	"\x11_local_preferenceB\x06\n" +
 	"\x04_med\"k\n" +
 	"\x1dSetAdvertisedElsewhereRequest\x12\x12\n" +
@@ -1461,7 +1491,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x0eUndrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
 	"\bgateways\x18\x02 \x03(\tR\bgateways\x12\x10\n" +
-	"\x03all\x18\x03 \x01(\bR\x03all\"\xaf\x05\n" +
+	"\x03all\x18\x03 \x01(\bR\x03all\"\x8b\x06\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12\x1c\n" +
@@ -1480,7 +1510,9 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x04bird\x18\f \x01(\v2\x1f.vipgate.frontend.v1.BirdStatusR\x04bird\x12/\n" +
 	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\x121\n" +
 	"\x14configuration_source\x18\x0e \x01(\tR\x13configurationSource\x12%\n" +
-	"\x0egateway_change\x18\x12 \x01(\bR\rgatewayChange\"\xd4\x02\n" +
+	"\x0egateway_change\x18\x12 \x01(\bR\rgatewayChange\x125\n" +
+	"\aexports\x18\x13 \x03(\v2\x1b.vipgate.frontend.v1.ExportR\aexports\x12#\n" +
+	"\rexports_error\x18\x14 \x01(\tR\fexportsError\"\xd4\x02\n" +
 	"\x12LoadBalancerStatus\x12<\n" +
 	"\tfreshness\x18\x01 \x01(\x0e2\x1e.vipgate.frontend.v1.FreshnessR\tfreshness\x12:\n" +
 	"\bposition\x18\x02 \x01(\v2\x1e.vipgate.readiness.v1.PositionR\bposition\x128\n" +
@@ -1602,38 +1634,39 @@ var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
 	13, // 7: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
 	15, // 8: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
 	14, // 9: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
-	0,  // 10: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
-	19, // 11: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
-	16, // 12: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
-	17, // 13: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	17, // 14: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
-	17, // 15: vipgate.frontend.v1.GatewayStatus.drain_ends:type_name -> google.protobuf.Timestamp
-	17, // 16: vipgate.frontend.v1.GatewayStatus.last_notification_at:type_name -> google.protobuf.Timestamp
-	17, // 17: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	20, // 18: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	21, // 19: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	17, // 20: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	22, // 21: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	17, // 22: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
-	23, // 23: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	24, // 24: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
-	6,  // 25: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	10, // 26: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	7,  // 27: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
-	4,  // 28: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:input_type -> vipgate.frontend.v1.SetAdvertisedElsewhereRequest
-	1,  // 29: vipgate.frontend.v1.FrontendService.ListExports:input_type -> vipgate.frontend.v1.ListExportsRequest
-	11, // 30: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
-	11, // 31: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
-	9,  // 32: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
-	9,  // 33: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
-	8,  // 34: vipgate.frontend.v1.FrontendService.ApplyNow:output_type -> vipgate.frontend.v1.ApplyNowResponse
-	5,  // 35: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:output_type -> vipgate.frontend.v1.SetAdvertisedElsewhereResponse
-	2,  // 36: vipgate.frontend.v1.FrontendService.ListExports:output_type -> vipgate.frontend.v1.ListExportsResponse
-	30, // [30:37] is the sub-list for method output_type
-	23, // [23:30] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	3,  // 10: vipgate.frontend.v1.Status.exports:type_name -> vipgate.frontend.v1.Export
+	0,  // 11: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
+	19, // 12: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
+	16, // 13: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
+	17, // 14: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
+	17, // 15: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
+	17, // 16: vipgate.frontend.v1.GatewayStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	17, // 17: vipgate.frontend.v1.GatewayStatus.last_notification_at:type_name -> google.protobuf.Timestamp
+	17, // 18: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	20, // 19: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	21, // 20: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	17, // 21: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	22, // 22: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	17, // 23: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	23, // 24: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	24, // 25: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	6,  // 26: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
+	10, // 27: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	7,  // 28: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
+	4,  // 29: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:input_type -> vipgate.frontend.v1.SetAdvertisedElsewhereRequest
+	1,  // 30: vipgate.frontend.v1.FrontendService.ListExports:input_type -> vipgate.frontend.v1.ListExportsRequest
+	11, // 31: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
+	11, // 32: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
+	9,  // 33: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
+	9,  // 34: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
+	8,  // 35: vipgate.frontend.v1.FrontendService.ApplyNow:output_type -> vipgate.frontend.v1.ApplyNowResponse
+	5,  // 36: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:output_type -> vipgate.frontend.v1.SetAdvertisedElsewhereResponse
+	2,  // 37: vipgate.frontend.v1.FrontendService.ListExports:output_type -> vipgate.frontend.v1.ListExportsResponse
+	31, // [31:38] is the sub-list for method output_type
+	24, // [24:31] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_frontend_v1_frontend_proto_init() }

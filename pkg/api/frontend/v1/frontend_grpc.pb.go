@@ -52,7 +52,7 @@ type FrontendServiceClient interface {
 	// SetAdvertisedElsewhere replaces what the frontend knows about the other pods of the trench. Only a
 	// program that reads their states calls it.
 	SetAdvertisedElsewhere(ctx context.Context, in *SetAdvertisedElsewhereRequest, opts ...grpc.CallOption) (*SetAdvertisedElsewhereResponse, error)
-	// ListExports reads from BIRD how it exports a VIP to each BGP gateway that is up.
+	// ListExports reads from BIRD how it exports VIPs to each BGP gateway that is up.
 	ListExports(ctx context.Context, in *ListExportsRequest, opts ...grpc.CallOption) (*ListExportsResponse, error)
 }
 
@@ -164,7 +164,7 @@ type FrontendServiceServer interface {
 	// SetAdvertisedElsewhere replaces what the frontend knows about the other pods of the trench. Only a
 	// program that reads their states calls it.
 	SetAdvertisedElsewhere(context.Context, *SetAdvertisedElsewhereRequest) (*SetAdvertisedElsewhereResponse, error)
-	// ListExports reads from BIRD how it exports a VIP to each BGP gateway that is up.
+	// ListExports reads from BIRD how it exports VIPs to each BGP gateway that is up.
 	ListExports(context.Context, *ListExportsRequest) (*ListExportsResponse, error)
 	mustEmbedUnimplementedFrontendServiceServer()
 }
