@@ -76,7 +76,7 @@ func (s *simulation) step() {
 	}
 	for _, g := range s.gateways {
 		local := netip.MustParseAddr("192.0.2.100")
-		in.Sessions = append(in.Sessions, Session{Gateway: g, Local: local, Password: s.password})
+		in.Sessions = append(in.Sessions, Session{Gateway: g, Path: Path{Local: local}, Password: s.password})
 	}
 	for name := range s.loaded {
 		guarded := s.loaded[name].BFD != nil && !s.withoutBFD && !s.now.Before(s.since[name].Add(reconnect+lateBFD))
