@@ -77,6 +77,9 @@ func (c *gatewayConfigCommand) arguments(all []trench.Gateway) (named []trench.G
 // own returns the addresses of this pod for sessions with gateways.
 func own(device string, gateways []trench.Gateway) (pods []netip.Prefix, err error) {
 	for _, gateway := range gateways {
+		if gateway.Interface != "" {
+			continue // the router learns the address
+		}
 		local, err := path.Local(device, gateway)
 		if err != nil {
 			return nil, cli.Usage("gateway %s: no address of this pod (%w); name the pods' addresses or their subnet, such as "+

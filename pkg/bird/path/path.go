@@ -115,8 +115,9 @@ func Routers(device string) ([]netip.Addr, error) {
 	return routers, nil
 }
 
-// solicit sends a router solicitation (RFC 4861 section 4.1). The kernel sends none while it
-// forwards, and FRR advertises itself only every 10 s.
+// solicit sends a router solicitation (RFC 4861 section 4.1), and an echo request to all routers on
+// the link: GoBGP answers only that, by its kernel, whose reply shows its address. The kernel sends no
+// solicitation while it forwards, and FRR advertises itself only every 10 s.
 func solicit(link int) error {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
 	if err != nil {
@@ -126,11 +127,13 @@ func solicit(link int) error {
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255); err != nil {
 		return fmt.Errorf("failed to set the hop limit of router solicitations: %w", err)
 	}
-	const routerSolicitation = 133
+	const routerSolicitation, echoRequest = 133, 128
 	allRouters := netip.MustParseAddr("ff02::2").As16()
 	// An error passes: the interface may be down, or its link-local address tentative.
-	_ = unix.Sendto(fd, binary.BigEndian.AppendUint64(nil, routerSolicitation<<56), unix.MSG_DONTWAIT,
-		&unix.SockaddrInet6{ZoneId: uint32(link), Addr: allRouters})
+	for _, kind := range []uint64{routerSolicitation, echoRequest} {
+		_ = unix.Sendto(fd, binary.BigEndian.AppendUint64(nil, kind<<56), unix.MSG_DONTWAIT,
+			&unix.SockaddrInet6{ZoneId: uint32(link), Addr: allRouters})
+	}
 	return nil
 }
 
