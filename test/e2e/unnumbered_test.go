@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -22,14 +23,24 @@ func unnumberedTrench(t *testing.T, settings string) string {
 // printedRouter starts a gateway with exactly the text of `frontend gateway-config`.
 func (f *fixture) printedRouter(kind lab.Kind, replace ...string) lab.Router {
 	f.t.Helper()
-	printed, status := f.run("frontend", "gateway-config", strings.ToLower(string(kind)),
-		"--trench-file="+f.pod.TrenchFile(), "--external-interface="+lab.External)
+	return f.printedRouterIn(f.Gateway, kind, replace...)
+}
+
+func (f *fixture) printedRouterIn(ns *lab.NetNS, kind lab.Kind, replace ...string) lab.Router {
+	f.t.Helper()
+	args := []string{"gateway-config", strings.ToLower(string(kind))}
+	if ns != f.Gateway {
+		args = append(args, "gateway-a4", "gateway-a6")
+	}
+	printed, status := f.run("frontend", append(args,
+		"--trench-file="+f.pod.TrenchFile(), "--external-interface="+lab.External)...)
 	if status != 0 {
 		f.t.Fatalf("exit status %d: %s", status, printed)
 	}
 	c := lab.GatewayA()
 	c.Name, c.Text = "router-a", strings.NewReplacer(replace...).Replace(printed)
-	return f.startRouter(kind, f.Gateway, c)
+	c.BFD = strings.Contains(printed, "bfdd=yes")
+	return f.startRouter(kind, ns, c)
 }
 
 // waitFamily waits until both families of a gateway's session, or only IPv4, are up.
@@ -92,7 +103,7 @@ func TestUnnumberedGateway(t *testing.T) {
 				t.Logf("VIPs at the gateway after %v", time.Since(begin).Round(10*time.Millisecond))
 				f.waitFamilies("gateway-a", true, true)
 				if kind != lab.KindGoBGP { // it installs no routes
-					f.connectVIPs()
+					f.connectVIPs(f.Gateway)
 				}
 
 				// Families are independent.
@@ -102,6 +113,48 @@ func TestUnnumberedGateway(t *testing.T) {
 				f.waitRouter(router, vipA4, vipA6)
 			})
 		}
+	}
+}
+
+// A router is between the pod and its gateways, one of each family. VIPs reach them, replies leave by
+// the router, and BFD guards the sessions.
+func TestMultihopGateway(t *testing.T) {
+	t.Parallel()
+	for kind, settings := range map[lab.Kind]string{
+		lab.KindBIRD: ", ttlSecurity: true, bfd: {}", lab.KindFRR: ", bfd: {}", lab.KindGoBGP: ", ttlSecurity: true",
+	} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			need(t, kind)
+			f := newFixture(t)
+			f.must(f.gateway.Process.Kill())
+			beyond, err := lab.Create(lab.WithoutDAD)
+			f.must(err)
+			t.Cleanup(func() { harness.Check(t, beyond.Close()) })
+			f.must(lab.Veth(beyond, "router0", f.Gateway, "gateway0"))
+			f.must(f.Gateway.Addr("gateway0", "198.51.100.1/24", "fd00:200::1/64"))
+			f.must(beyond.Addr("router0", "198.51.100.2/24", "fd00:200::2/64"))
+			f.must(f.Pod.Batch("route add 198.51.100.0/24 via "+lab.GatewayA4.String(),
+				"route add fd00:200::/64 via "+lab.GatewayA6.String()))
+			f.must(beyond.Batch("route add 169.254.100.0/24 via 198.51.100.1", "route add fd00:100::/64 via fd00:200::1"))
+			f.must(f.Gateway.Batch("route add "+vipA4+" via "+lab.PodExternal4.String(),
+				"route add "+vipA6+" via "+lab.PodExternal6.String()))
+			f.must(f.pod.WriteTrench(edited(t,
+				lineA4, "- {name: gateway-a4, address: 198.51.100.2, multihop: 2"+settings+"}",
+				lineA6, "- {name: gateway-a6, address: 'fd00:200::2', multihop: 2"+settings+"}")))
+			f.up(f.target1)
+			router := f.printedRouterIn(beyond, kind)
+			f.startPod()
+			f.waitRouter(router, vipA4, vipA6)
+			for _, name := range []string{"gateway-a4", "gateway-a6"} {
+				f.waitGateway(name, func(g *frontendv1.GatewayStatus) bool {
+					return g.GetImported() == 1 && (g.GetBfd() == "Up") == strings.Contains(settings, "bfd")
+				})
+			}
+			if kind != lab.KindGoBGP {
+				f.connectVIPs(beyond, "route add 192.0.2.1/32 via 198.51.100.2", "route add 2001:db8::1/128 via fd00:200::2")
+			}
+		})
 	}
 }
 
@@ -118,9 +171,10 @@ func olderBirds(t *testing.T) (paths []string) {
 	return paths
 }
 
-// connectVIPs connects a client beyond the gateway with the VIPs of target 1.
-func (f *fixture) connectVIPs() {
+// connectVIPs connects a client of a gateway with the VIPs of target 1.
+func (f *fixture) connectVIPs(beyond *lab.NetNS, routes ...string) {
 	f.t.Helper()
+	f.must(f.Gateway.Batch(routes...))
 	for vip, client := range map[string]string{vipA4: "192.0.2.1/32", vipA6: "2001:db8::1/128"} {
 		target, pod := lab.Target1v4.String(), "172.16.0.1"
 		if vip == vipA6 {
@@ -129,7 +183,7 @@ func (f *fixture) connectVIPs() {
 		f.must(f.Pod.IP("route", "add", vip, "via", target))
 		f.must(f.Backend.IP("addr", "add", vip, "dev", "lo"))
 		f.must(f.Backend.IP("route", "add", client, "via", pod))
-		f.must(f.Gateway.IP("addr", "add", client, "dev", "lo"))
+		f.must(beyond.IP("addr", "add", client, "dev", "lo"))
 		address, _, _ := strings.Cut(vip, "/")
 		source, _, _ := strings.Cut(client, "/")
 		var listener net.Listener
@@ -140,7 +194,7 @@ func (f *fixture) connectVIPs() {
 		f.waitFor(func() error {
 			var conn net.Conn
 			dial := net.Dialer{Timeout: time.Second, LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
-			return f.Gateway.Do(func() (err error) {
+			return beyond.Do(func() (err error) {
 				if conn, err = dial.Dial("tcp", listener.Addr().String()); err == nil {
 					err = conn.Close()
 				}
@@ -179,7 +233,7 @@ func TestSessionWithBothFamilies(t *testing.T) {
 				}
 			}
 			if kind != lab.KindGoBGP {
-				f.connectVIPs()
+				f.connectVIPs(f.Gateway)
 			}
 			f.must(f.target1[1].Down())
 			f.waitRouter(router, vipA4)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"hash/fnv"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -233,7 +234,11 @@ func sessionsOf(status *frontendv1.Status, families map[vip.Family]bool) session
 			continue
 		}
 		for family := range families {
-			if gateway.GetFamily() == family.String() {
+			own := gateway.GetFamily()
+			if address, err := netip.ParseAddr(gateway.GetAddress()); own == "" && err == nil {
+				own = vip.FamilyOf(address).String() // an older frontend
+			}
+			if own == family.String() {
 				all[family] = gateway.GetSince().AsTime()
 			}
 		}
