@@ -299,7 +299,7 @@ func (gateway *Gateway) check(result *validation, path string) {
 	gateway.checkTimer(result, member(path, "keepaliveTime"), gateway.KeepaliveTime)
 	gateway.checkTimer(result, member(path, "connectRetryTime"), gateway.ConnectRetryTime)
 	if gateway.KeepaliveTime > gateway.HoldTime/3 {
-		result.conflict(member(path, "keepaliveTime"), member(path, "holdTime"), fmt.Sprintf(
+		result.report(member(path, "keepaliveTime"), fmt.Sprintf(
 			"is %s, more than a third of the hold time %s", gateway.KeepaliveTime, gateway.HoldTime),
 			"write at most a third (RFC 4271 section 10), or leave it out")
 	}

@@ -222,9 +222,11 @@ func TestSessionWithBothFamilies(t *testing.T) {
 			router := f.printedRouter(kind)
 			f.startPod()
 			f.waitRouter(router, vipA4, vipA6)
-			if kind != lab.KindGoBGP { // whose IPv6 routes have no next hop over IPv4
-				f.waitFamilies("gateway-a4", true, true)
+			if gobgp, is := router.(*lab.GoBGP); is { // whose own IPv6 routes have no next hop over IPv4
+				_, err := gobgp.Command(t.Context(), "global", "rib", "add", "::/0", "nexthop", lab.GatewayA6.String(), "-a", "ipv6")
+				f.must(err)
 			}
+			f.waitFamilies("gateway-a4", true, true)
 			routes, err := router.Routes(t.Context())
 			f.must(err)
 			for prefix, route := range routes {
