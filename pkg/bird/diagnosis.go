@@ -171,7 +171,8 @@ func (session Session) explain(text string) string {
 	case is("Unacceptable hold time"):
 		text += fmt.Sprintf("; set the hold time of the gateway to %v, at least 3s", session.HoldTime)
 	case is("Required capability missing"):
-		text += fmt.Sprintf("; activate %s unicast for this session at the gateway", strings.Join(vip.Texts(session.FamilyList()), " and "))
+		families := strings.Join(vip.Texts(session.FamilyList()), " and ")
+		text += fmt.Sprintf("; activate %s unicast for this session at the gateway", families)
 	case is("Maximum number of prefixes reached"):
 		text += "; raise the prefix limit of the gateway above the number of VIPs, and clear the session there"
 	}

@@ -105,7 +105,8 @@ func isTime(s string) bool {
 		strings.Trim(s, "0123456789:.-") == ""
 }
 
-// protocolDetail parses a detail, in the channel of a family. It returns the family of the next one.
+// protocolDetail parses a detail, in the channel of a family. It returns the family of the next
+// detail.
 func protocolDetail(p *protocolState, family vip.Family, words []string) vip.Family {
 	name, value, _ := strings.Cut(strings.Join(words, " "), ":")
 	value = strings.TrimSpace(value)

@@ -48,11 +48,13 @@ func TestProtocolsOfBIRD2012(t *testing.T) {
 		{Name: "NBR-BFD", Proto: "BFD", State: "up"},
 		{
 			Name: "NBR-a4", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
-			Channels: channels(channelState{Up: true, Imported: 1}, channelState{}), HoldTimer: 2531 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
+			Channels:  channels(channelState{Up: true, Imported: 1}, channelState{}),
+			HoldTimer: 2531 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
 		},
 		{
 			Name: "NBR-a6", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
-			Channels: channels(channelState{}, channelState{Up: true, Imported: 1}), HoldTimer: 1606 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
+			Channels:  channels(channelState{}, channelState{Up: true, Imported: 1}),
+			HoldTimer: 1606 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
 		},
 		{Name: "NBR-off.subnet", Proto: "BGP", State: "start", Info: "Idle", BGPState: "Idle"},
 		{

@@ -27,7 +27,8 @@ func fullInput() renderInput {
 		Gateway: gateway("gateway-a.1_x", "169.254.100.150", 8103, 4248829953),
 		Path:    turns.Path{Local: netip.MustParseAddr("169.254.100.1")}, Password: `p'#{};w`,
 	}
-	b := Session{Gateway: gateway("gateway-b", "fd00::150", 8103, 8103), Path: turns.Path{Local: netip.MustParseAddr("fd00::1")}}
+	b := Session{Gateway: gateway("gateway-b", "fd00::150", 8103, 8103)}
+	b.Local = netip.MustParseAddr("fd00::1")
 	b.BFD = &trench.BFD{MinTx: 300 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3}
 	return renderInput{
 		Options: Options{

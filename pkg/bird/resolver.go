@@ -173,7 +173,8 @@ func (resolver *resolver) resolve(ctx context.Context, w desired, state State, b
 func (resolver *resolver) proceed(w desired, state State, read, before resolution) (now resolution, changed bool) {
 	a := w.attractor
 	now = resolution{generation: w.generation, desired: read.desired, problems: read.problems}
-	now.input = renderInput{Options: resolver.options, Interface: a.Interface, VIPs: a.VIPs,
+	now.input = renderInput{
+		Options: resolver.options, Interface: a.Interface, VIPs: a.VIPs,
 		Advertise: slices.ContainsFunc(a.Gateways, func(g trench.Gateway) bool { return g.Interface != "" }),
 	}
 	resolver.takeTurns(w, state, &now, before.sequence)

@@ -64,8 +64,8 @@ type GatewayState struct {
 	Interface string
 	Family    vip.Family
 	Protocol  trench.Protocol
-	// Up reports whether the BGP session is established and has the family. A static gateway is up if its BFD session
-	// is up or it has no BFD.
+	// Up reports whether the BGP session is established and has the family. A static gateway is up if
+	// its BFD session is up or it has no BFD.
 	Up bool
 	// Held reports whether the static gateway's BFD session is held down because its family does not
 	// attract traffic.
@@ -200,7 +200,8 @@ func (g *GatewayState) expected(announced [len(vip.Families)]int) int {
 	return announced[g.Family]
 }
 
-// states returns the state of each family of each desired gateway; protocols is nil while BIRD does not run.
+// states returns the state of each family of each desired gateway; protocols is nil while BIRD does
+// not run.
 func (resolution resolution) states(
 	at time.Time, protocols map[string]protocolState, bfd map[netip.Addr]string, lease bfdlease.State, before State,
 ) []GatewayState {

@@ -112,7 +112,8 @@ func TestStaticGatewayState(t *testing.T) {
 			g := staticSession("g", "10.0.0.1", &trench.BFD{}).Gateway
 			v := resolution{gateways: []trench.Gateway{g}}
 			protocols := map[string]protocolState{
-				"NBR-g": {Name: "NBR-g", State: tt.protocol}, "EGR-g": {Name: "EGR-g", State: "up", Channels: channels(channelState{Imported: 1}, channelState{})},
+				"NBR-g": {Name: "NBR-g", State: tt.protocol},
+				"EGR-g": {Name: "EGR-g", State: "up", Channels: channels(channelState{Imported: 1}, channelState{})},
 			}
 			// A BFD session whose address ends with the gateway's address must not match.
 			bfd := map[netip.Addr]string{netip.MustParseAddr("110.0.0.1"): "Up"}

@@ -85,8 +85,8 @@ type Attractor struct {
 	Policies []Policy `yaml:"policies"`
 }
 
-// Gateway is an external router that speaks BGP with the frontend and gets the VIPs of one family or
-// of both, or one that has static routes to them and follows a BFD session.
+// Gateway is an external router that speaks BGP with the frontend and gets the VIPs of one family
+// or of both, or one that has static routes to them and follows a BFD session.
 type Gateway struct {
 	// Name of the gateway, unique, not BFD. BIRD's session is called NBR-<name>.
 	Name string `yaml:"name,required" form:"name" remedy:"write a name for the gateway"`

@@ -116,8 +116,8 @@ func TestUnnumberedGateway(t *testing.T) {
 	}
 }
 
-// A router is between the pod and its gateways, one of each family. VIPs reach them, replies leave by
-// the router, and BFD guards the sessions.
+// A router is between the pod and its gateways, one of each family. VIPs reach them, replies leave
+// by the router, and BFD guards the sessions.
 func TestMultihopGateway(t *testing.T) {
 	t.Parallel()
 	for kind, settings := range map[lab.Kind]string{
@@ -223,7 +223,8 @@ func TestSessionWithBothFamilies(t *testing.T) {
 			f.startPod()
 			f.waitRouter(router, vipA4, vipA6)
 			if gobgp, is := router.(*lab.GoBGP); is { // whose own IPv6 routes have no next hop over IPv4
-				_, err := gobgp.Command(t.Context(), "global", "rib", "add", "::/0", "nexthop", lab.GatewayA6.String(), "-a", "ipv6")
+				_, err := gobgp.Command(t.Context(), "global", "rib", "add", "::/0", "nexthop", lab.GatewayA6.String(),
+					"-a", "ipv6")
 				f.must(err)
 			}
 			f.waitFamilies("gateway-a4", true, true)

@@ -51,7 +51,9 @@ func Successor(was trench.Gateway, old, next []trench.Gateway) (successor trench
 		return next[i], true
 	}
 	i := slices.IndexFunc(next, func(gateway trench.Gateway) bool {
-		return gateway.Address == was.Address && gateway.Interface == was.Interface && !slices.ContainsFunc(old, named(gateway.Name))
+		// The old address of an unnumbered gateway may be learned.
+		same := gateway.Interface == was.Interface && (was.Interface != "" || gateway.Address == was.Address)
+		return same && !slices.ContainsFunc(old, named(gateway.Name))
 	})
 	if i < 0 {
 		return trench.Gateway{}, false
