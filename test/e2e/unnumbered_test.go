@@ -14,10 +14,19 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// unnumberedTrench is the usual trench file with one gateway, which has no address.
-func unnumberedTrench(t *testing.T, settings string) string {
+// unnumberedTrench is the example of docs/gateways.md, with target 1.
+func unnumberedTrench(t *testing.T) string {
 	t.Helper()
-	return edited(t, lineA4, "- {name: gateway-a, interface: "+lab.External+settings+"}", "    "+lineA6+"\n", "")
+	document, err := os.ReadFile("../../docs/gateways.md")
+	harness.Must(t, err)
+	_, example, found := strings.Cut(string(document), "```yaml unnumbered\n")
+	example, _, _ = strings.Cut(example, "```\n")
+	_, streams, _ := strings.Cut(usualTrench(), "streams:\n")
+	stream, _, _ := strings.Cut(streams, "  - name: stream-b")
+	if !found || !strings.Contains(stream, "target-1") {
+		t.Fatal("the document or the usual trench file has changed")
+	}
+	return example + "streams:\n" + stream
 }
 
 // printedRouter starts a gateway with exactly the text of `frontend gateway-config`.
@@ -75,7 +84,7 @@ func TestUnnumberedGateway(t *testing.T) {
 				f.must(f.gateway.Process.Kill())
 				f.must(f.Pod.IP("addr", "flush", "dev", lab.External, "scope", "global"))
 				f.must(f.Gateway.IP("addr", "flush", "dev", "trench0", "scope", "global"))
-				f.must(f.pod.WriteTrench(unnumberedTrench(t, ", ttlSecurity: true")))
+				f.must(f.pod.WriteTrench(unnumberedTrench(t)))
 				f.up(f.target1)
 				var flags []string
 				if bird != "" {
