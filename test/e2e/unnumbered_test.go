@@ -111,6 +111,7 @@ func TestUnnumberedGateway(t *testing.T) {
 				f.waitRouter(router, vipA4, vipA6)
 				t.Logf("VIPs at the gateway after %v", time.Since(begin).Round(10*time.Millisecond))
 				f.waitFamilies("gateway-a", true, true)
+				f.waitGateway("gateway-a", func(g *frontendv1.GatewayStatus) bool { return g.GetNoDelay() })
 				if kind != lab.KindGoBGP { // it installs no routes
 					f.connectVIPs(f.Gateway)
 				}

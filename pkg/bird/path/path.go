@@ -55,14 +55,15 @@ func (kernel Kernel) Find(device string, gateway, current turns.Session, addrs [
 	return gateway, problem
 }
 
-// router returns the only router on the link, or the current one if that is one of them.
+// router returns the only router on the link. It keeps the current one while that is a router or no
+// other is known: a link that flaps loses the neighbor entries, and the session may survive that.
 func (kernel Kernel) router(device string, current netip.Addr) (netip.Addr, error) {
 	routers, err := kernel.Routers(device)
 	switch {
+	case slices.Contains(routers, current), len(routers) == 0 && current.IsValid():
+		return current, nil
 	case err != nil:
 		return netip.Addr{}, err
-	case slices.Contains(routers, current):
-		return current, nil
 	case len(routers) == 1:
 		return routers[0], nil
 	case len(routers) == 0:
@@ -154,8 +155,9 @@ func FirstHop(device string, gateway netip.Addr) (netip.Addr, error) {
 		return netip.Addr{}, fmt.Errorf("%w; add a route to the gateway", err)
 	case route.Link != index:
 		return netip.Addr{}, fmt.Errorf("the route to the gateway %s leaves by another interface; add one by this", gateway)
-	case route.NextHop.IsLinkLocalUnicast() && route.NextHop.Is6(): // BIRD's filters cannot set it
-		return netip.Addr{}, fmt.Errorf("the route to the gateway %s has the link-local next hop %s; write a global one",
+	// BIRD's filters cannot set an address of a link, or of the other family.
+	case route.NextHop.Is6() && (gateway.Is4() || route.NextHop.IsLinkLocalUnicast()):
+		return netip.Addr{}, fmt.Errorf("the route to the gateway %s has the next hop %s; write a global one of its family",
 			gateway, route.NextHop)
 	case route.NextHop.IsValid():
 		return route.NextHop, nil

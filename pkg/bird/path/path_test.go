@@ -32,6 +32,7 @@ func TestFind(t *testing.T) {
 		"current router": {link, learned, []string{"fe80::8", "fe80::9"}, nil, learned.Path, "fe80::9", ""},
 		"other router":   {link, learned, []string{"fe80::8"}, nil, learned.Path, "fe80::8", ""},
 		"no router":      {gateway: link, problem: "no router on the link yet"},
+		"lost router":    {link, learned, nil, nil, learned.Path, "fe80::9", ""},
 		"several":        {gateway: link, routers: []string{"fe80::8", "fe80::9"}, problem: "(fe80::8, fe80::9)"},
 		"not readable":   {gateway: link, err: errors.New("no netlink"), problem: "no netlink"},
 		"IPv6 over IPv4": {
