@@ -228,10 +228,6 @@ func (attractor *Attractor) check(result *validation, path string) {
 	for i, gateway := range attractor.Gateways {
 		result.outsideVIPs(within(gateways, "address")(i), gateway.Address,
 			"a gateway cannot be reached through itself, change one of them")
-		if gateway.Interface != "" && gateway.Interface != attractor.Interface {
-			result.report(within(gateways, "interface")(i), fmt.Sprintf("is %s, but the interface toward the gateways is %s",
-				gateway.Interface, attractor.Interface), "write the same as attractor.interface")
-		}
 		switch at := within(gateways, "bfd"); {
 		case gateway.Protocol != Static || gateway.BFD == nil:
 		case first < 0:

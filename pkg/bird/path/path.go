@@ -34,6 +34,11 @@ func (kernel Kernel) Find(device string, gateway, current turns.Session, addrs [
 ) {
 	var err error
 	if gateway.Interface != "" {
+		// Only the frontend knows the default of attractor.interface.
+		if gateway.Interface != device {
+			return gateway, fmt.Sprintf("not interface %s of the gateway; write the same name in attractor.interface "+
+				"and in the gateway", gateway.Interface)
+		}
 		if gateway.Address, err = kernel.router(device, current.Address); err != nil {
 			return gateway, err.Error()
 		}

@@ -31,10 +31,13 @@ func TestFind(t *testing.T) {
 		"one router":     {gateway: link, routers: []string{"fe80::9"}, address: "fe80::9", want: learned.Path},
 		"current router": {link, learned, []string{"fe80::8", "fe80::9"}, nil, learned.Path, "fe80::9", ""},
 		"other router":   {link, learned, []string{"fe80::8"}, nil, learned.Path, "fe80::8", ""},
-		"no router":      {gateway: link, problem: "no router on the link yet"},
-		"lost router":    {link, learned, nil, nil, learned.Path, "fe80::9", ""},
-		"several":        {gateway: link, routers: []string{"fe80::8", "fe80::9"}, problem: "(fe80::8, fe80::9)"},
-		"not readable":   {gateway: link, err: errors.New("no netlink"), problem: "no netlink"},
+		"other interface": {
+			gateway: turns.Session{Gateway: trench.Gateway{Interface: "int"}}, problem: "not interface int of the gateway",
+		},
+		"no router":    {gateway: link, problem: "no router on the link yet"},
+		"lost router":  {link, learned, nil, nil, learned.Path, "fe80::9", ""},
+		"several":      {gateway: link, routers: []string{"fe80::8", "fe80::9"}, problem: "(fe80::8, fe80::9)"},
+		"not readable": {gateway: link, err: errors.New("no netlink"), problem: "no netlink"},
 		"IPv6 over IPv4": {
 			gateway: numbered("10.0.0.9", trench.SessionBoth), address: "10.0.0.9",
 			want: turns.Path{Local: at("10.0.0.1"), Local6: at("fd00::1")},

@@ -260,7 +260,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"gateway.ttlSecurity", "ttlSecurity: true", "ttlSecurity: false", taken},
 		{"gateway.interface", `{name: gw6, address: "fd00:100::150"}`, "{name: gw6}", onlySchema},
 		{"gateway.interface", `address: "fd00:100::150"`, "interface: ext-vlan", taken},
-		{"gateway.interface", `address: "fd00:100::150"`, "interface: eth0", onlySchema},
+		{"gateway.interface", `address: "fd00:100::150"`, "interface: eth0", taken},
 		{"gateway.interface", `address: "fd00:100::150"`, "interface: eth*", refused},
 		{"gateway.keepaliveTime", "keepaliveTime: 1s", "keepaliveTime: 4s", onlySchema},
 		{"gateway.keepaliveTime", "keepaliveTime: 1s", "keepaliveTime: 0s", taken},

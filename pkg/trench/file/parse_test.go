@@ -486,10 +486,8 @@ func TestRefusedFiles(t *testing.T) {
 			"f.yaml:7: attractor.gateways[0].interface: conflicts with the address in line 8: write only one of them",
 		},
 		{
-			"another interface", "      address: 169.254.100.150\n", "      interface: eth0\n      multihop: 2\n",
-			"f.yaml:7: attractor.gateways[0].interface: is eth0, but the interface toward the gateways is ext-vlan: " +
-				"write the same as attractor.interface\n" +
-				"f.yaml:8: attractor.gateways[0].multihop: conflicts with interface: link-local addresses cross no " +
+			"an interface and hops", "      address: 169.254.100.150\n", "      interface: eth0\n      multihop: 2\n",
+			"f.yaml:8: attractor.gateways[0].multihop: conflicts with interface: link-local addresses cross no " +
 				"router: remove it, or write an address",
 		},
 		{
