@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
-	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/bird/path"
 	"github.com/vipgate/vipgate/pkg/gatewayconfig"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
@@ -77,7 +77,10 @@ func (c *gatewayConfigCommand) arguments(all []trench.Gateway) (named []trench.G
 // own returns the addresses of this pod for sessions with gateways.
 func own(device string, gateways []trench.Gateway) (pods []netip.Prefix, err error) {
 	for _, gateway := range gateways {
-		local, err := bird.LocalAddress(device, gateway.Address)
+		if gateway.Interface != "" {
+			continue // the router learns the address
+		}
+		local, err := path.Local(device, gateway)
 		if err != nil {
 			return nil, cli.Usage("gateway %s: no address of this pod (%w); name the pods' addresses or their subnet, such as "+
 				"169.254.100.0/24", gateway.Name, err)

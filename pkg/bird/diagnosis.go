@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // errorPriority is how long a BGP or TCP-MD5 error takes precedence over a socket error. It
@@ -108,6 +109,9 @@ func (errs *sessionErrors) describe(
 		if record == nil || gateway.Protocol != trench.BGP || gateway.Problem != "" {
 			continue
 		}
+		if gateway.isLacking {
+			continue // the session is up without this family
+		}
 		if gateway.Up {
 			// BIRD shows the last error also while the session is up.
 			if record.last.at.Before(gateway.Since) {
@@ -167,7 +171,8 @@ func (session Session) explain(text string) string {
 	case is("Unacceptable hold time"):
 		text += fmt.Sprintf("; set the hold time of the gateway to %v, at least 3s", session.HoldTime)
 	case is("Required capability missing"):
-		text += fmt.Sprintf("; activate %s unicast for this session at the gateway", session.Family())
+		families := strings.Join(vip.Texts(session.FamilyList()), " and ")
+		text += fmt.Sprintf("; activate %s unicast for this session at the gateway", families)
 	case is("Maximum number of prefixes reached"):
 		text += "; raise the prefix limit of the gateway above the number of VIPs, and clear the session there"
 	}
@@ -213,7 +218,7 @@ func (c *md5Counters) problems(at time.Time, gateways []GatewayState, sessions [
 	for _, gateway := range gateways {
 		i := slices.IndexFunc(sessions, func(s Session) bool { return s.Name == gateway.Name })
 		switch {
-		case gateway.Protocol != trench.BGP || gateway.Up || gateway.Problem != "" || i < 0:
+		case gateway.Protocol != trench.BGP || gateway.Up || gateway.isLacking || gateway.Problem != "" || i < 0:
 			continue
 		case sessions[i].Password != "":
 			suspects[md5NotFound] = append(suspects[md5NotFound], gateway.Name)

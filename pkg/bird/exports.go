@@ -32,14 +32,14 @@ type exportList struct {
 // checkExports finds the gateways to which BIRD exports too few VIPs for longer than an export
 // takes, and lists the exported VIPs.
 func (supervisor *Supervisor) checkExports(ctx context.Context, at time.Time, gateways, before []GatewayState) {
-	announced, was := supervisor.expect.Load(), byName(before)
+	announced, was := supervisor.expect.Load(), byKey(before)
 	// BIRD may not have loaded the desired exports yet.
 	applied := map[string]Export{}
 	for _, session := range supervisor.apply.current.input.Sessions {
 		applied[session.Name] = session.Export
 	}
 	for i := range gateways {
-		gateway, old := &gateways[i], was[gateways[i].Name]
+		gateway, old := &gateways[i], was[gateways[i].key()]
 		gateway.Export = applied[gateway.Name]
 		gateway.Announced = gateway.expected(announced)
 		if !gateway.Up || gateway.Protocol != trench.BGP || gateway.Exported >= gateway.Announced {

@@ -264,17 +264,24 @@ func rendered(list []protocolState) Reply {
 			r = append(r, replyLine{1006, fmt.Sprintf("    Hold timer:       %.9f/%d", p.HoldTimer.Seconds(),
 				p.HoldTime/time.Second)})
 		}
-		if p.ImportLimit > 0 || p.LimitHit {
-			limit := fmt.Sprintf("    Import limit:   %d", p.ImportLimit)
-			if p.LimitHit {
-				limit += " [HIT]"
+		for i, channel := range p.Channels {
+			if channel == (channelState{}) {
+				continue
 			}
-			r = append(r, replyLine{1006, limit})
+			r = append(r, replyLine{1006, "  Channel ipv" + []string{"4", "6"}[i]})
+			if channel.Up {
+				r = append(r, replyLine{1006, "    State:          UP"})
+			}
+			if channel.ImportLimit > 0 || channel.LimitHit {
+				limit := fmt.Sprintf("    Import limit:   %d", channel.ImportLimit)
+				if channel.LimitHit {
+					limit += " [HIT]"
+				}
+				r = append(r, replyLine{1006, limit})
+			}
+			r = append(r, replyLine{1006, fmt.Sprintf(
+				"    Routes:         %d imported, 0 filtered, %d exported, 0 preferred", channel.Imported, channel.Exported)})
 		}
-		r = append(r, replyLine{
-			1006,
-			fmt.Sprintf("    Routes:         %d imported, 0 filtered, %d exported, 0 preferred", p.Imported, p.Exported),
-		})
 	}
 	return append(r, replyLine{})
 }
@@ -313,7 +320,7 @@ func FuzzProtocols(f *testing.F) {
 			t.Fatalf("%d protocols of %d heads", len(list), heads)
 		}
 		for _, p := range list {
-			if p.Imported < 0 || p.Exported < 0 || p.HoldTimer < 0 || p.HoldTimer > 65536*time.Second ||
+			if p.Imported() < 0 || p.exported() < 0 || p.HoldTimer < 0 || p.HoldTimer > 65536*time.Second ||
 				!p.HasHoldTimer && p.HoldTimer != 0 {
 				t.Fatalf("out of bounds: %+v", p)
 			}
@@ -462,7 +469,7 @@ func TestTablesOfEveryVersion(t *testing.T) {
 				if p.Up() != p.HasHoldTimer {
 					t.Errorf("%+v", p)
 				}
-				got[p.Name] = fmt.Sprintf("%s %v %d %d", p.Proto, p.Up(), p.Imported, p.Exported)
+				got[p.Name] = fmt.Sprintf("%s %v %d %d", p.Proto, p.Up(), p.Imported(), p.exported())
 			}
 			want := map[string]string{
 				"device1": "Device false 0 0", "LB": "BGP false 0 0", "KERNEL4": "Kernel false 0 1", "KERNEL6": "Kernel false 0 1",

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,7 +34,9 @@ type importLimit struct {
 // blocked reports whether BIRD ignores routes of a protocol. BIRD 3 shows the limit as hit until
 // the session restarts.
 func (protocol protocolState) blocked(version string) bool {
-	return protocol.LimitHit && (version < "3" || protocol.Imported >= protocol.ImportLimit)
+	return slices.ContainsFunc(protocol.Channels[:], func(channel channelState) bool {
+		return channel.LimitHit && (version < "3" || channel.Imported >= channel.ImportLimit)
+	})
 }
 
 // observe returns the protocols whose routes must be requested again: with back-off while BIRD

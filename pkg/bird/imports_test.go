@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // BIRD's output with one more route than the limit (2.0.12, 2.20.0, 3.1.8, 3.4.0).
@@ -22,10 +24,17 @@ func TestImportLimitIsParsed(t *testing.T) {
 			strings.ReplaceAll(strings.TrimSuffix(limit, "\n"), "\n", "\n ") +
 			"\n     Routes:         3 imported, 7 exported\n0000 \n"
 		p := parseProtocols(replyOf(t, text))[0]
-		if got := fmt.Sprint(p.ImportLimit, " ", p.LimitHit); got != want || p.Imported != 3 {
+		channel := p.Channels[vip.IPv4]
+		if got := fmt.Sprint(channel.ImportLimit, " ", channel.LimitHit); got != want || channel.Imported != 3 {
 			t.Errorf("%q: %s, want %s: %+v", limit, got, want, p)
 		}
 	}
+}
+
+// limited is a protocol with an import limit of 3.
+func limited(imported int, hit bool) (protocol protocolState) {
+	protocol.Channels[vip.IPv6] = channelState{Imported: imported, ImportLimit: 3, LimitHit: hit}
+	return protocol
 }
 
 // Routes are requested again with growing delays while BIRD ignores some, and once after that.
@@ -44,9 +53,9 @@ func TestImportLimitIsRetried(t *testing.T) {
 						hit = true
 					}
 					protocols := map[string]protocolState{
-						"NBR-a": {Imported: min(routes, 3), ImportLimit: 3, LimitHit: hit},
-						"NBR-b": {Imported: 2, ImportLimit: 3},
-						"LB":    {Imported: 3, ImportLimit: 3, LimitHit: true},
+						"NBR-a": limited(min(routes, 3), hit),
+						"NBR-b": limited(2, false),
+						"LB":    limited(3, true),
 					}
 					for _, name := range m.observe(now, protocols, version) {
 						if name != "NBR-a" {
@@ -105,7 +114,7 @@ func TestImportsBlocked(t *testing.T) {
 	}{
 		{3, false, false, false}, {2, true, true, false}, {3, true, true, true},
 	} {
-		p := protocolState{Imported: tt.imported, ImportLimit: 3, LimitHit: tt.hit}
+		p := limited(tt.imported, tt.hit)
 		if p.blocked("2.0.12") != tt.bird2 || p.blocked("3.4.0") != tt.bird34 {
 			t.Errorf("%+v is blocked: %t, %t", tt, p.blocked("2.0.12"), p.blocked("3.4.0"))
 		}

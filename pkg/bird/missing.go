@@ -24,6 +24,9 @@ func (input renderInput) protocols() []string {
 	if slices.ContainsFunc(input.Sessions, func(s Session) bool { return s.BFD != nil }) {
 		names = append(names, bfdName)
 	}
+	if input.Advertise {
+		names = append(names, radvName)
+	}
 	for _, family := range vip.Families {
 		if slices.ContainsFunc(input.nextHops(), func(n nextHops) bool { return n.Name == vrrpName(family) }) {
 			names = append(names, vrrpName(family))

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // protocolState is one protocol in the output of `show protocols all`.
@@ -17,16 +19,28 @@ type protocolState struct {
 	Info      string // "Established", "Active Socket: Connection refused", …
 	BGPState  string // "Established", …; empty without one
 	LastError string
-	Imported  int
-	Exported  int
-	// ImportLimit is the limit of imported routes; zero without a limit. LimitHit reports whether
-	// BIRD shows that it ignored routes.
-	ImportLimit int
-	LimitHit    bool
+	// Channels holds the families; the zero value for one that the protocol does not have.
+	Channels [len(vip.Families)]channelState
 	// HoldTimer is the remaining hold time; valid only with HasHoldTimer.
 	HoldTimer    time.Duration
 	HasHoldTimer bool
 	HoldTime     time.Duration // the lower offer of both sides; 0 if unknown
+}
+
+// channelState is one family of a protocol.
+type channelState struct {
+	Up       bool
+	Imported int
+	Exported int
+	// ImportLimit is the limit of imported routes; zero without a limit. LimitHit reports whether
+	// BIRD shows that it ignored routes.
+	ImportLimit int
+	LimitHit    bool
+}
+
+// Imported counts the imported routes of all channels.
+func (protocol protocolState) Imported() int {
+	return protocol.Channels[vip.IPv4].Imported + protocol.Channels[vip.IPv6].Imported
 }
 
 // Up reports whether the BGP session is established.
@@ -39,9 +53,10 @@ func (protocol protocolState) Up() bool {
 const codeProtocol = 1002
 
 // parseProtocols parses the reply to `show protocols all`. It splits lines into words, since
-// columns differ between versions, and sums the routes of a protocol's channels.
+// columns differ between versions.
 func parseProtocols(reply Reply) []protocolState {
 	var list []protocolState
+	family := vip.IPv4 // of the channel that the lines describe
 	for _, line := range reply {
 		if !relevant(line) {
 			continue
@@ -53,11 +68,11 @@ func parseProtocols(reply Reply) []protocolState {
 		// Neither a protocol's first line nor its first detail is indented, but the detail has code
 		// 1006.
 		if line.Code == codeProtocol && !strings.HasPrefix(line.Text, " ") && len(words) >= 4 {
-			list = append(list, protocolHead(words))
+			list, family = append(list, protocolHead(words)), vip.IPv4
 			continue
 		}
 		if len(list) > 0 {
-			protocolDetail(&list[len(list)-1], words)
+			family = protocolDetail(&list[len(list)-1], family, words)
 		}
 	}
 	return list
@@ -71,7 +86,7 @@ func relevant(line replyLine) bool {
 }
 
 // details lists the first words of the details that protocolDetail parses.
-var details = [...]string{"BGP", "Last", "Hold", "Import", "Routes"}
+var details = [...]string{"BGP", "Last", "Hold", "Channel", "State", "Import", "Routes"}
 
 // protocolHead parses "NAME PROTO TABLE STATE SINCE [INFO…]". SINCE is a time, a date, or both.
 func protocolHead(words []string) protocolState {
@@ -90,10 +105,18 @@ func isTime(s string) bool {
 		strings.Trim(s, "0123456789:.-") == ""
 }
 
-func protocolDetail(p *protocolState, words []string) {
+// protocolDetail parses a detail, in the channel of a family. It returns the family of the next
+// detail.
+func protocolDetail(p *protocolState, family vip.Family, words []string) vip.Family {
 	name, value, _ := strings.Cut(strings.Join(words, " "), ":")
 	value = strings.TrimSpace(value)
-	switch name {
+	switch channel := &p.Channels[family]; name {
+	case "Channel ipv4":
+		return vip.IPv4
+	case "Channel ipv6":
+		return vip.IPv6
+	case "State":
+		channel.Up = value == "UP"
 	case "BGP state":
 		p.BGPState = value
 	case "Last error":
@@ -110,7 +133,7 @@ func protocolDetail(p *protocolState, words []string) {
 		// "1000", and " [HIT]" after it
 		limit, hit, _ := strings.Cut(value, " ")
 		if n, err := strconv.ParseUint(limit, 10, 32); err == nil {
-			p.ImportLimit, p.LimitHit = int(n), hit == "[HIT]"
+			channel.ImportLimit, channel.LimitHit = int(n), hit == "[HIT]"
 		}
 	case "Routes":
 		// "1 imported, 0 filtered, 2 exported, 1 preferred"
@@ -118,16 +141,17 @@ func protocolDetail(p *protocolState, words []string) {
 			count, what, _ := strings.Cut(part, " ")
 			n, err := strconv.ParseUint(count, 10, 32)
 			if err != nil {
-				return
+				break
 			}
 			switch what {
 			case "imported":
-				p.Imported += int(n)
+				channel.Imported = int(n)
 			case "exported":
-				p.Exported += int(n)
+				channel.Exported = int(n)
 			}
 		}
 	}
+	return family
 }
 
 // BIRD's names of states of BFD sessions: up, and down while packets of the peer arrive.

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/harness"
 )
 
@@ -32,16 +33,28 @@ func replyIn(t *testing.T, name string) Reply {
 	return replyOf(t, string(b))
 }
 
+func channels(ipv4, ipv6 channelState) (both [2]channelState) {
+	both[vip.IPv4], both[vip.IPv6] = ipv4, ipv6
+	return both
+}
+
+// exported counts the exported routes of all channels.
+func (protocol protocolState) exported() int {
+	return protocol.Channels[vip.IPv4].Exported + protocol.Channels[vip.IPv6].Exported
+}
+
 func TestProtocolsOfBIRD2012(t *testing.T) {
 	want := []protocolState{
 		{Name: "NBR-BFD", Proto: "BFD", State: "up"},
 		{
 			Name: "NBR-a4", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
-			Imported: 1, HoldTimer: 2531 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
+			Channels:  channels(channelState{Up: true, Imported: 1}, channelState{}),
+			HoldTimer: 2531 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
 		},
 		{
 			Name: "NBR-a6", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
-			Imported: 1, HoldTimer: 1606 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
+			Channels:  channels(channelState{}, channelState{Up: true, Imported: 1}),
+			HoldTimer: 1606 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
 		},
 		{Name: "NBR-off.subnet", Proto: "BGP", State: "start", Info: "Idle", BGPState: "Idle"},
 		{
@@ -83,17 +96,18 @@ func TestProtocolsInOtherForms(t *testing.T) {
 				" \n" +
 				"0000 \n",
 			want: []protocolState{{
-				Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established", Imported: 3, Exported: 7,
+				Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
+				Channels:  channels(channelState{Imported: 3, Exported: 7}, channelState{}),
 				HoldTimer: 2181 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
 			}},
 		},
-		"two channels are added up": {
+		"two channels": {
 			text: "1002-NBR-a BGP --- up 2026-11-21 Established\n1006-  BGP state:          Established\n" +
-				"     Routes:         1 imported, 2 exported, 1 preferred\n" +
-				"     Routes:         10 imported, 20 exported, 1 preferred\n0000 \n",
+				"   Channel ipv4\n     State:          UP\n     Routes:         1 imported, 2 exported, 1 preferred\n" +
+				"   Channel ipv6\n     State:          DOWN\n     Routes:         10 imported, 20 exported, 1 preferred\n0000 \n",
 			want: []protocolState{{
 				Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
-				Imported: 11, Exported: 22,
+				Channels: channels(channelState{Up: true, Imported: 1, Exported: 2}, channelState{Imported: 10, Exported: 20}),
 			}},
 		},
 		"heads without details": {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/turns"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -28,6 +29,7 @@ const (
 	// egressPrefix is as long as gatewayPrefix: BIRD 2.0.12 limits names to 64 characters.
 	egressPrefix = "EGR-"
 	bfdName      = "NBR-BFD"
+	radvName     = "RADV"
 )
 
 // The addresses of the loopback session: BIRD's and the announcer's.
@@ -55,13 +57,49 @@ func (export Export) String() string {
 // Session is one gateway session in the configuration.
 type Session struct {
 	trench.Gateway
-	Local    netip.Addr // the local address on the external interface
-	Password string     // validated by ParsePassword
+	turns.Path
+	Password string // validated by ParsePassword
 	Export   Export
 }
 
 // IsStatic reports whether the gateway has static routes instead of a BGP session.
 func (session Session) IsStatic() bool { return session.Protocol == trench.Static }
+
+// Channels lists the families that BIRD's session has. IPv6 over an IPv4 session needs a next hop.
+func (session Session) Channels() (channels []channel) {
+	for i, family := range vip.Families {
+		if session.lacks(family) || !session.Has(family) {
+			continue
+		}
+		overIPv4 := session.Address.Is4()
+		is := channel{Number: []int{4, 6}[i], Extended: family == vip.IPv4 && !overIPv4}
+		if family == vip.IPv6 && overIPv4 {
+			is.NextHop = session.Local6
+		}
+		channels = append(channels, is)
+	}
+	return channels
+}
+
+// lacks reports whether the session has no next hop for VIPs of a family.
+func (session Session) lacks(family vip.Family) bool {
+	return family == vip.IPv6 && session.Address.Is4() && !session.Local6.IsValid() && !session.IsStatic()
+}
+
+// channel is the part of a session for one family.
+type channel struct {
+	Number   int
+	Extended bool       // IPv6 next hops for IPv4 (RFC 8950)
+	NextHop  netip.Addr // of VIPs; zero: an address of the session
+}
+
+// Number is 4 or 6, the family of the address.
+func (session Session) Number() int {
+	if session.Address.Is4() {
+		return 4
+	}
+	return 6
+}
 
 // Attracts reports whether BIRD has the session. A static gateway has no BFD session while it
 // drains.
@@ -92,6 +130,8 @@ type renderInput struct {
 	Options
 	Interface string // toward the gateways
 	Sessions  []Session
+	// Advertise makes the pod known to unnumbered gateways, by router advertisements.
+	Advertise bool
 	// VIPs are rejected from gateways: a reflected VIP must not win over the announcer's.
 	VIPs []vip.VIP
 }
@@ -137,6 +177,7 @@ var configurationText string
 
 var configuration = template.Must(template.New("bird.conf").Funcs(template.FuncMap{
 	"default": rtnetlink.DefaultPrefix,
+	"retry":   func(d time.Duration) time.Duration { return cmp.Or(d, 5*time.Second) },
 	"seconds": func(d time.Duration) int { return max(1, int(d/time.Second)) },
 	"ms":      func(d time.Duration) int { return max(1, int(d/time.Millisecond)) },
 }).Parse(configurationText))
@@ -169,13 +210,14 @@ func render(input renderInput) ([]byte, error) {
 		renderInput
 		LogFile, VIP4, VIP6 string
 		BFD, Static         bool
+		Multihop            bool
 		StaticBFD           *trench.BFD
 		NextHops            []nextHops
 		Families            []int
 		BIRD, Announcer     netip.Addr
 		BIRDAS, AnnouncerAS uint32
 		// Names and prefixes of names of protocols.
-		LoopbackName, BFDName, GatewayPrefix, EgressPrefix string
+		LoopbackName, BFDName, RADVName, GatewayPrefix, EgressPrefix string
 		// Functions of large communities, see [trench.PolicyAS].
 		MED, Prepend, Preference, Bandwidth int
 		Prepends                            []int
@@ -183,11 +225,13 @@ func render(input renderInput) ([]byte, error) {
 		renderInput: input, LogFile: logFile,
 		VIP4: strings.Join(set[vip.IPv4], ", "), VIP6: strings.Join(set[vip.IPv6], ", "),
 		BFD:      slices.ContainsFunc(input.Sessions, func(s Session) bool { return s.BFD != nil }),
+		Multihop: slices.ContainsFunc(input.Sessions, func(s Session) bool { return s.Multihop > 0 }),
 		Families: []int{4, 6},
 		Static:   len(input.VRRP) > 0 || slices.ContainsFunc(input.Sessions, Session.IsStatic),
 		NextHops: input.nextHops(),
 		BIRD:     LoopbackBIRD, Announcer: LoopbackAnnouncer, BIRDAS: LoopbackPeerAS, AnnouncerAS: LoopbackAS,
-		LoopbackName: LoopbackName, BFDName: bfdName, GatewayPrefix: gatewayPrefix, EgressPrefix: egressPrefix,
+		LoopbackName: LoopbackName, BFDName: bfdName, RADVName: radvName,
+		GatewayPrefix: gatewayPrefix, EgressPrefix: egressPrefix,
 		MED: trench.MEDFunction, Prepend: trench.PrependFunction, Preference: trench.PreferenceFunction,
 		Bandwidth: trench.BandwidthFunction,
 		Prepends:  []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10},

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/turns"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/harness"
 )
@@ -24,9 +25,10 @@ func fullInput() renderInput {
 	}
 	a := Session{
 		Gateway: gateway("gateway-a.1_x", "169.254.100.150", 8103, 4248829953),
-		Local:   netip.MustParseAddr("169.254.100.1"), Password: `p'#{};w`,
+		Path:    turns.Path{Local: netip.MustParseAddr("169.254.100.1")}, Password: `p'#{};w`,
 	}
-	b := Session{Gateway: gateway("gateway-b", "fd00::150", 8103, 8103), Local: netip.MustParseAddr("fd00::1")}
+	b := Session{Gateway: gateway("gateway-b", "fd00::150", 8103, 8103)}
+	b.Local = netip.MustParseAddr("fd00::1")
 	b.BFD = &trench.BFD{MinTx: 300 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3}
 	return renderInput{
 		Options: Options{

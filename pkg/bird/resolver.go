@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/bird/path"
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
@@ -51,11 +51,11 @@ type resolution struct {
 
 // resolver publishes resolutions, in a separate goroutine: the kernel and file systems can block.
 type resolver struct {
-	options   Options
-	desired   *latest.Value[desired]
-	result    *latest.Value[resolution]
-	state     *latest.Value[State] // of BIRD
-	addresses func(name string) ([]rtnetlink.Address, error)
+	options Options
+	desired *latest.Value[desired]
+	result  *latest.Value[resolution]
+	state   *latest.Value[State] // of BIRD
+	kernel  path.Kernel
 	// listen subscribes to changes of addresses; wake must not block.
 	listen func(wake func()) (*rtnetlink.Listener, error)
 
@@ -72,7 +72,7 @@ type resolver struct {
 
 func newResolver(options Options, w *latest.Value[desired]) *resolver {
 	return &resolver{
-		options: options, desired: w, result: latest.New(resolution{}), addresses: interfaceAddresses,
+		options: options, desired: w, result: latest.New(resolution{}), kernel: path.System(),
 		listen: listenAddresses, calls: map[string]*files.Calls{}, state: latest.New(State{}),
 		plan: turns.Plan{Options: turns.Options{
 			Drain: options.DrainTime, Confirm: leaveMargin, Limit: sessionLimit, SlotTime: options.SlotTime,
@@ -112,9 +112,10 @@ func (resolver *resolver) run(ctx context.Context) {
 			observed = nil
 		}
 		interval := resolveInterval
-		withPassword := func(g trench.Gateway) bool { return g.PasswordFile != "" }
-		// Password files have no notifications, so they are polled like addresses without a listener.
-		if err == nil && !slices.ContainsFunc(w.attractor.Gateways, withPassword) {
+		// Password files, routers and routes have no notifications here, so they are polled like
+		// addresses without a listener.
+		polled := func(g trench.Gateway) bool { return g.PasswordFile != "" || g.Interface != "" || g.Multihop > 0 }
+		if err == nil && !slices.ContainsFunc(w.attractor.Gateways, polled) {
 			interval = checkInterval
 		}
 		next := tick.Until(time.Now(), interval)
@@ -172,7 +173,10 @@ func (resolver *resolver) resolve(ctx context.Context, w desired, state State, b
 func (resolver *resolver) proceed(w desired, state State, read, before resolution) (now resolution, changed bool) {
 	a := w.attractor
 	now = resolution{generation: w.generation, desired: read.desired, problems: read.problems}
-	now.input = renderInput{Options: resolver.options, Interface: a.Interface, VIPs: a.VIPs}
+	now.input = renderInput{
+		Options: resolver.options, Interface: a.Interface, VIPs: a.VIPs,
+		Advertise: slices.ContainsFunc(a.Gateways, func(g trench.Gateway) bool { return g.Interface != "" }),
+	}
 	resolver.takeTurns(w, state, &now, before.sequence)
 	if before.generation == w.generation && slices.Equal(before.input.Sessions, now.input.Sessions) {
 		now.sequence = before.sequence
@@ -200,27 +204,28 @@ func (resolver *resolver) resolveSessions(
 			problems[gateway.Name] = err.Error()
 			continue
 		}
-		var current netip.Addr
-		same := func(b turns.Session) bool { return b.Name == gateway.Name && b.Address == gateway.Address }
+		var current turns.Session
+		same := func(b turns.Session) bool { return b.Name == gateway.Name }
 		if i := slices.IndexFunc(before, same); i >= 0 {
-			current = before[i].Local
+			current = before[i]
 		}
-		local, problem := selectLocal(gateway.Address, current, addrs)
+		session, problem := resolver.kernel.Find(a.Interface, turns.Session{Gateway: gateway}, current, addrs)
 		if problem != "" {
 			problems[gateway.Name] = fmt.Sprintf("interface %s: %s", a.Interface, problem)
 			continue
 		}
-		password, err := resolver.password(reading, gateway.PasswordFile)
+		var err error
+		session.Password, err = resolver.password(reading, gateway.PasswordFile)
 		sameFile := func(b turns.Session) bool { return b.PasswordFile == gateway.PasswordFile }
 		if i := slices.IndexFunc(before, sameFile); i >= 0 && errors.Is(err, files.ErrHung) {
-			password, err = before[i].Password, nil // a file system that hangs must not end the session
+			session.Password, err = before[i].Password, nil // a file system that hangs must not end the session
 		}
 		if err != nil {
 			// Never an empty password: the session would come up unsigned.
 			problems[gateway.Name] = err.Error()
 			continue
 		}
-		sessions = append(sessions, turns.Session{Gateway: gateway, Local: local, Password: password})
+		sessions = append(sessions, session)
 	}
 	return sessions, problems
 }
@@ -231,11 +236,11 @@ func (resolver *resolver) localAddresses(external string) ([]rtnetlink.Address, 
 	if external != resolver.external {
 		resolver.external, resolver.lastKnown = external, nil
 	}
-	addrs, err := resolver.addresses(external)
+	addrs, err := resolver.kernel.Addresses(external)
 	switch {
 	case err == nil:
 		resolver.lastKnown, resolver.warned = addrs, false
-	case errors.Is(err, errNoInterface) || resolver.lastKnown == nil:
+	case errors.Is(err, path.ErrNoInterface) || resolver.lastKnown == nil:
 		resolver.lastKnown = nil
 		return nil, err
 	case !resolver.warned:

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/bfdlease"
+	"github.com/vipgate/vipgate/pkg/bird/path"
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
@@ -24,127 +25,14 @@ import (
 	"github.com/vipgate/vipgate/test/harness"
 )
 
-func addr(prefix string, flags ...string) rtnetlink.Address {
+func addr(prefix string) rtnetlink.Address {
 	p := netip.MustParsePrefix(prefix)
-	a := rtnetlink.Address{Addr: p.Addr(), Network: p.Masked()}
-	for _, f := range flags {
-		switch f {
-		case "second":
-			a.Flags |= unix.IFA_F_SECONDARY
-		case "tentative":
-			a.Flags |= unix.IFA_F_TENTATIVE
-		case "duplicate":
-			a.Flags |= unix.IFA_F_DADFAILED
-		default:
-			a.Network = netip.MustParsePrefix(f)
-		}
-	}
-	return a
+	return rtnetlink.Address{Addr: p.Addr(), Network: p.Masked()}
 }
 
-func TestSelectLocal(t *testing.T) {
-	for _, tt := range []struct {
-		name, gateway, current string
-		addrs                  []rtnetlink.Address
-		want, problem          string
-	}{
-		{
-			name: "the one in its network", gateway: "10.0.1.9",
-			addrs: []rtnetlink.Address{addr("10.0.0.1/24"), addr("10.0.1.1/24")}, want: "10.0.1.1",
-		},
-		{
-			name: "the narrowest network", gateway: "10.0.1.9",
-			addrs: []rtnetlink.Address{addr("10.0.0.1/8"), addr("10.0.1.1/24"), addr("10.0.3.1/16")}, want: "10.0.1.1",
-		},
-		{
-			name: "not a secondary one", gateway: "10.0.1.9",
-			addrs: []rtnetlink.Address{addr("10.0.1.2/25", "second"), addr("10.0.1.1/24")}, want: "10.0.1.1",
-		},
-		{
-			name: "only a secondary address", gateway: "10.0.1.9",
-			addrs: []rtnetlink.Address{addr("10.0.1.2/24", "second")}, want: "10.0.1.2",
-		},
-		{
-			name: "a point-to-point address", gateway: "10.9.9.9",
-			addrs: []rtnetlink.Address{addr("10.0.0.1/32", "10.9.9.9/32")}, want: "10.0.0.1",
-		},
-		{
-			name: "a link-local gateway", gateway: "fe80::9", addrs: []rtnetlink.Address{addr("fe80::1/64"), addr("fd00::1/64")},
-			want: "fe80::1",
-		},
-		{
-			name: "another network", gateway: "10.0.1.9", addrs: []rtnetlink.Address{addr("10.0.0.1/24")},
-			problem: "gateway 10.0.1.9 is in the network of none of its addresses (10.0.0.1/24); ",
-		},
-		{
-			name: "another network of the range of link-local addresses", gateway: "10.0.1.9",
-			addrs:   []rtnetlink.Address{addr("169.254.100.1/24"), addr("fd00::1/64")},
-			problem: "gateway 10.0.1.9 is in the network of none of its addresses (169.254.100.1/24); ",
-		},
-		{
-			name: "many other networks", gateway: "10.0.1.9",
-			addrs: []rtnetlink.Address{
-				addr("10.1.0.1/24"), addr("10.2.0.1/24"), addr("10.3.0.1/24"), addr("10.4.0.1/24"),
-				addr("10.5.0.1/24"), addr("10.6.0.1/24"), addr("10.7.0.1/24"),
-			},
-			problem: "(10.1.0.1/24, 10.2.0.1/24, 10.3.0.1/24, 10.4.0.1/24, 10.5.0.1/24, 2 more); ",
-		},
-		{
-			name: "another family", gateway: "fd00::9", addrs: []rtnetlink.Address{addr("10.0.0.1/24"), addr("fe80::1/64")},
-			problem: "no ipv6 address",
-		},
-		{name: "no address", gateway: "10.0.1.9", problem: "no ipv4 address"},
-		{
-			name: "itself", gateway: "10.0.1.1", addrs: []rtnetlink.Address{addr("10.0.1.2/24"), addr("10.0.1.1/24")},
-			problem: "is a local address",
-		},
-		{
-			name: "none during duplicate address detection", gateway: "fd00::9",
-			addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative")}, problem: "fd00::1 is tentative",
-		},
-		{
-			name: "other than the tentative address", gateway: "fd00::9",
-			addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative"), addr("fd00::2/64")}, want: "fd00::2",
-		},
-		{
-			name: "a duplicate address", gateway: "fd00::9",
-			addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative",
-				"duplicate")}, problem: "duplicate address detection failed",
-		},
-		{
-			name: "current address, better one exists", gateway: "fd00::9", current: "fd00::1",
-			addrs: []rtnetlink.Address{addr("fd00::2/64"), addr("fd00::1/64", "second")}, want: "fd00::1",
-		},
-		{
-			name: "current address, tentative again", gateway: "fd00::9", current: "fd00::1",
-			addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative")}, want: "fd00::1",
-		},
-		{
-			name: "the current address is a duplicate", gateway: "fd00::9", current: "fd00::1",
-			addrs: []rtnetlink.Address{addr("fd00::1/64", "duplicate")}, problem: "duplicate address detection failed",
-		},
-		{
-			name: "other address, current one removed", gateway: "fd00::9", current: "fd00::1",
-			addrs: []rtnetlink.Address{addr("fd00::2/64")}, want: "fd00::2",
-		},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			var current netip.Addr
-			if tt.current != "" {
-				current = netip.MustParseAddr(tt.current)
-			}
-			got, problem := selectLocal(netip.MustParseAddr(tt.gateway), current, tt.addrs)
-			if tt.problem != "" {
-				if got.IsValid() || !strings.Contains(strings.ToLower(problem), tt.problem) {
-					t.Errorf("%v, %q; want a problem with %q", got, problem, tt.problem)
-				}
-				return
-			}
-			if problem != "" || got != netip.MustParseAddr(tt.want) {
-				t.Errorf("%v, %q; want %s", got, problem, tt.want)
-			}
-		})
-	}
+func secondary(a rtnetlink.Address) rtnetlink.Address {
+	a.Flags |= unix.IFA_F_SECONDARY
+	return a
 }
 
 // resolverFixture is a resolver with scripted addresses.
@@ -165,7 +53,7 @@ func newAround(t *testing.T, gateways ...trench.Gateway) *resolverFixture {
 	s := NewSupervisor(Options{RouterID: netip.MustParseAddr("10.1.1.1")})
 	s.Configure(attractorOf(gateways...))
 	a := &resolverFixture{resolver: s.resolver}
-	a.addresses = func(string) ([]rtnetlink.Address, error) { return a.addrs, a.err }
+	a.kernel.Addresses = func(string) ([]rtnetlink.Address, error) { return a.addrs, a.err }
 	return a
 }
 
@@ -205,7 +93,7 @@ func TestFailedAddressReadKeepsSessions(t *testing.T) {
 	}
 	a.addrs = []rtnetlink.Address{addr("10.0.0.1/24")}
 	a.resolveAgain()
-	a.err = errNoInterface
+	a.err = path.ErrNoInterface
 	if v, _ := a.resolveAgain(); len(v.input.Sessions) != 0 {
 		t.Fatal("the interface went")
 	}
@@ -219,7 +107,7 @@ func TestAddedAddressKeepsSession(t *testing.T) {
 	a := newAround(t, someGateway())
 	a.addrs = []rtnetlink.Address{addr("10.0.0.1/24")}
 	first, _ := a.resolveAgain()
-	a.addrs = []rtnetlink.Address{addr("10.0.0.2/25"), addr("10.0.0.1/24", "second")}
+	a.addrs = []rtnetlink.Address{addr("10.0.0.2/25"), secondary(addr("10.0.0.1/24"))}
 	v, changed := a.resolveAgain()
 	if changed || &v.content[0] != &first.content[0] {
 		t.Fatalf("changed %v:\n%s", changed, v.content)
@@ -273,7 +161,7 @@ func TestBadPasswordFileDisablesGateway(t *testing.T) {
 func TestSessionsFollowTheInterface(t *testing.T) {
 	s := NewSupervisor(Options{RouterID: netip.MustParseAddr("10.1.1.1")})
 	a := &resolverFixture{resolver: s.resolver}
-	a.addresses = func(name string) ([]rtnetlink.Address, error) {
+	a.kernel.Addresses = func(name string) ([]rtnetlink.Address, error) {
 		if name == "broken" {
 			return nil, errors.New("netlink failed")
 		}
@@ -307,7 +195,7 @@ func TestResolverPublishesChanges(t *testing.T) {
 		wakes := make(chan func(), 1)
 		s.listen = func(wake func()) (*rtnetlink.Listener, error) { wakes <- wake; return rtnetlink.NewListener(), nil }
 		have := []rtnetlink.Address{addr("10.0.0.1/24")}
-		s.addresses = func(string) ([]rtnetlink.Address, error) { return have, nil }
+		s.kernel.Addresses = func(string) ([]rtnetlink.Address, error) { return have, nil }
 		done := make(chan struct{})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer func() { cancel(); <-done }()

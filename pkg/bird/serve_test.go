@@ -62,7 +62,7 @@ func (f *fakeBIRD) answer(command string) string {
 		f.reloads = append(f.reloads, command)
 	case strings.HasPrefix(command, "show protocols") && f.up:
 		text = fmt.Sprintf("1002-NBR-a BGP --- up 05:27:00 Established\n1006-  BGP state: Established\n"+
-			"     Routes: 0 imported, %d exported\n0000 \n", len(f.exported))
+			"  Channel ipv4\n    State: UP\n     Routes: 0 imported, %d exported\n0000 \n", len(f.exported))
 	case command == "show route exported 'NBR-a'":
 		f.lists = append(f.lists, time.Now())
 		text = "1007-Table master4:\n"

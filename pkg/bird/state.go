@@ -58,12 +58,14 @@ var errHung = errors.New("BIRD_HUNG")
 
 // GatewayState is one configured gateway.
 type GatewayState struct {
-	Name     string
-	Address  netip.Addr
-	Family   vip.Family
-	Protocol trench.Protocol
-	// Up reports whether the BGP session is established. A static gateway is up if its BFD session
-	// is up or it has no BFD.
+	Name    string
+	Address netip.Addr // zero while the address of an unnumbered gateway is unknown
+	// Interface of an unnumbered gateway, else "".
+	Interface string
+	Family    vip.Family
+	Protocol  trench.Protocol
+	// Up reports whether the BGP session is established and has the family. A static gateway is up if
+	// its BFD session is up or it has no BFD.
 	Up bool
 	// Held reports whether the static gateway's BFD session is held down because its family does not
 	// attract traffic.
@@ -103,6 +105,21 @@ type GatewayState struct {
 	exports exportList
 
 	evidence evidence // static gateways only
+	// isLacking reports whether the session is established without the family.
+	isLacking bool
+}
+
+// sessionKey identifies one family of the session with a gateway.
+type sessionKey struct {
+	name   string
+	family vip.Family
+}
+
+func (g *GatewayState) key() sessionKey { return sessionKey{g.Name, g.Family} }
+
+// Peer returns the address, or the interface while the address is unknown.
+func (g GatewayState) Peer() string {
+	return trench.Gateway{Address: g.Address, Interface: g.Interface}.Peer()
 }
 
 // States of static gateways that BIRD has no name for.
@@ -183,66 +200,92 @@ func (g *GatewayState) expected(announced [len(vip.Families)]int) int {
 	return announced[g.Family]
 }
 
-// states returns the state of each desired gateway; protocols is nil while BIRD does not run.
+// states returns the state of each family of each desired gateway; protocols is nil while BIRD does
+// not run.
 func (resolution resolution) states(
 	at time.Time, protocols map[string]protocolState, bfd map[netip.Addr]string, lease bfdlease.State, before State,
 ) []GatewayState {
-	was := byName(before.Gateways)
+	was := byKey(before.Gateways)
 	list := make([]GatewayState, 0, len(resolution.gateways))
 	for _, gateway := range resolution.gateways {
-		g := GatewayState{
-			Name: gateway.Name, Address: gateway.Address, Family: gateway.Family(),
-			Protocol: gateway.Protocol, Since: at, Change: resolution.changes[gateway.Name],
+		for _, family := range gateway.FamilyList() {
+			list = append(list, resolution.state(gateway, family, at, protocols, bfd, lease, before, was))
 		}
-		old, known := was[gateway.Name]
-		g.evidence = old.evidence.about(gateway, resolution.input.Interface)
-		protocol, ok := protocols[gatewayPrefix+gateway.Name]
-		switch {
-		case resolution.problems[gateway.Name] != "":
-			g.Problem = resolution.problems[gateway.Name]
-		case protocols == nil:
-			g.State = "BIRD is not running"
-		case !ok && protocols[egressPrefix+gateway.Name].Name != "":
-			// The gateway sends no traffic without a BFD session, and replies still leave.
-			g.State, g.Usable, g.Imported = StateDraining, true, protocols[egressPrefix+gateway.Name].Imported
-		// A refused configuration explains why BIRD lacks the session.
-		case !ok && before.ConfigErr != nil:
-			g.Problem = "BIRD has no such session: " + before.ConfigErr.Error()
-		case !ok:
-			g.Problem = "BIRD has no such session yet"
-		case gateway.Protocol == trench.Static:
-			g.static(at, gateway, protocol, bfd[gateway.Address], lease)
-			g.Imported = max(protocol.Imported, protocols[egressPrefix+gateway.Name].Imported)
-		default:
-			g.Up, g.State, g.LastError = protocol.Up(), cmp.Or(protocol.BGPState, protocol.State), protocol.LastError
-			g.Usable, g.Imported, g.Exported = g.Up, protocol.Imported, protocol.Exported
-			if g.Up && protocol.HoldTime > 0 && protocol.HoldTime < gateway.HoldTime {
-				g.Warning = fmt.Sprintf("the hold time is %v, which the gateway offers, instead of %v; set %[2]v at the gateway, "+
-					"or holdTime: %[1]v", protocol.HoldTime, gateway.HoldTime)
-			}
-		}
-		if vrrp, ok := protocols[vrrpName(gateway.Family())]; ok {
-			g.Imported = vrrp.Imported // VRRP routes replace the gateways' routes
-		}
-		if gateway.Protocol == trench.Static && gateway.BFD == nil {
-			g.Warning = "it cannot be withdrawn without BFD: write bfd: {} and configure BFD at the gateway"
-		}
-		if gateway.BFD != nil && ok {
-			g.BFD = bfd[gateway.Address]
-		}
-		if known && old.Up == g.Up {
-			g.Since = old.Since
-		}
-		list = append(list, g)
 	}
 	return list
+}
+
+// state returns the state of one family of a gateway.
+func (resolution resolution) state(
+	gateway trench.Gateway, family vip.Family, at time.Time, protocols map[string]protocolState,
+	bfd map[netip.Addr]string, lease bfdlease.State, before State, was map[sessionKey]GatewayState,
+) GatewayState {
+	g := GatewayState{
+		Name: gateway.Name, Address: gateway.Address, Interface: gateway.Interface, Family: family,
+		Protocol: gateway.Protocol, Since: at, Change: resolution.changes[gateway.Name],
+	}
+	old, known := was[g.key()]
+	g.evidence = old.evidence.about(gateway, resolution.input.Interface)
+	protocol, ok := protocols[gatewayPrefix+gateway.Name]
+	switch {
+	case resolution.problems[gateway.Name] != "":
+		g.Problem = resolution.problems[gateway.Name]
+	case protocols == nil:
+		g.State = "BIRD is not running"
+	case !ok && protocols[egressPrefix+gateway.Name].Name != "":
+		// The gateway sends no traffic without a BFD session, and replies still leave.
+		g.State, g.Usable, g.Imported = StateDraining, true, protocols[egressPrefix+gateway.Name].Imported()
+	// A refused configuration explains why BIRD lacks the session.
+	case !ok && before.ConfigErr != nil:
+		g.Problem = "BIRD has no such session: " + before.ConfigErr.Error()
+	case !ok:
+		g.Problem = "BIRD has no such session yet"
+	case gateway.Protocol == trench.Static:
+		g.static(at, gateway, protocol, bfd[gateway.Address], lease)
+		g.Imported = max(protocol.Imported(), protocols[egressPrefix+gateway.Name].Imported())
+	default:
+		channel := protocol.Channels[family]
+		g.Up, g.State, g.LastError = protocol.Up(), cmp.Or(protocol.BGPState, protocol.State), protocol.LastError
+		if g.isLacking = g.Up && !channel.Up; g.isLacking {
+			g.Up, g.State, g.LastError = false, g.State+" without "+family.String(), resolution.lacking(gateway.Name, family)
+		}
+		g.Usable, g.Imported, g.Exported = g.Up, channel.Imported, channel.Exported
+		if g.Up && protocol.HoldTime > 0 && protocol.HoldTime < gateway.HoldTime {
+			g.Warning = fmt.Sprintf("the hold time is %v, which the gateway offers, instead of %v; set %[2]v at the gateway, "+
+				"or holdTime: %[1]v", protocol.HoldTime, gateway.HoldTime)
+		}
+	}
+	if vrrp, ok := protocols[vrrpName(family)]; ok {
+		g.Imported = vrrp.Imported() // VRRP routes replace the gateways' routes
+	}
+	if gateway.Protocol == trench.Static && gateway.BFD == nil {
+		g.Warning = "it cannot be withdrawn without BFD: write bfd: {} and configure BFD at the gateway"
+	}
+	if gateway.BFD != nil && ok {
+		g.BFD = bfd[gateway.Address]
+	}
+	if known && old.Up == g.Up {
+		g.Since = old.Since
+	}
+	return g
+}
+
+// lacking explains why an established session lacks a family.
+func (resolution resolution) lacking(gateway string, family vip.Family) string {
+	for _, session := range resolution.input.Sessions {
+		if session.Name == gateway && session.lacks(family) {
+			return "no global IPv6 address, which the IPv6 VIPs need as their next hop; add one to the interface"
+		}
+	}
+	return fmt.Sprintf("the gateway has not activated %s unicast for the session; activate it there, "+
+		"or set families", family)
 }
 
 // static sets the state of a static gateway from the state of its protocol and its BFD session.
 func (g *GatewayState) static(at time.Time, c trench.Gateway, protocol protocolState, bfd string,
 	lease bfdlease.State,
 ) {
-	family := c.Family()
+	family := g.Family
 	switch {
 	case protocol.State != "up":
 		g.State = cmp.Or(protocol.State, "down") // an operator disabled it
@@ -260,10 +303,10 @@ func (g *GatewayState) static(at time.Time, c trench.Gateway, protocol protocolS
 	}
 }
 
-func byName(list []GatewayState) map[string]GatewayState {
-	m := make(map[string]GatewayState, len(list))
+func byKey(list []GatewayState) map[sessionKey]GatewayState {
+	m := make(map[sessionKey]GatewayState, len(list))
 	for _, g := range list {
-		m[g.Name] = g
+		m[g.key()] = g
 	}
 	return m
 }
@@ -272,22 +315,22 @@ func byName(list []GatewayState) map[string]GatewayState {
 // only once until the session is up, because BIRD clears the error at each attempt and sets it
 // again.
 func (supervisor *Supervisor) logTransitions(before, after []GatewayState) (came bool) {
-	was := byName(before)
+	was := byKey(before)
 	for _, gateway := range after {
 		switch {
-		case gateway.Up && !was[gateway.Name].Up:
+		case gateway.Up && !was[gateway.key()].Up:
 			came = true
-			delete(supervisor.failures, gateway.Name)
-			supervisor.options.Log.Info("gateway session up", "gateway", gateway.Name, "address", gateway.Address)
-		case !gateway.Up && gateway.Held && was[gateway.Name].Up:
-			supervisor.options.Log.Info("static gateway held down", "gateway", gateway.Name, "address", gateway.Address)
-		case !gateway.Up && was[gateway.Name].Up:
-			supervisor.failures[gateway.Name] = gateway.LastError
-			supervisor.options.Log.Warn("gateway session lost", "gateway", gateway.Name, "address", gateway.Address,
+			delete(supervisor.failures, gateway.key())
+			supervisor.options.Log.Info("gateway session up", "gateway", gateway.Name, "address", gateway.Peer())
+		case !gateway.Up && gateway.Held && was[gateway.key()].Up:
+			supervisor.options.Log.Info("static gateway held down", "gateway", gateway.Name, "address", gateway.Peer())
+		case !gateway.Up && was[gateway.key()].Up:
+			supervisor.failures[gateway.key()] = gateway.LastError
+			supervisor.options.Log.Warn("gateway session lost", "gateway", gateway.Name, "address", gateway.Peer(),
 				"state", gateway.State, "last_error", gateway.LastError, "problem", gateway.Problem)
-		case !gateway.Up && gateway.LastError != "" && gateway.LastError != supervisor.failures[gateway.Name]:
-			supervisor.failures[gateway.Name] = gateway.LastError
-			supervisor.options.Log.Warn("gateway session failed", "gateway", gateway.Name, "address", gateway.Address,
+		case !gateway.Up && gateway.LastError != "" && gateway.LastError != supervisor.failures[gateway.key()]:
+			supervisor.failures[gateway.key()] = gateway.LastError
+			supervisor.options.Log.Warn("gateway session failed", "gateway", gateway.Name, "address", gateway.Peer(),
 				"error", gateway.LastError)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/turns"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/harness"
 )
@@ -19,7 +20,7 @@ func staticSession(name, address string, bfd *trench.BFD) Session {
 		Gateway: trench.Gateway{
 			Name: name, Address: netip.MustParseAddr(address), Protocol: trench.Static, BFD: bfd,
 		},
-		Local: netip.MustParseAddr("169.254.100.1"),
+		Path: turns.Path{Local: netip.MustParseAddr("169.254.100.1")},
 	}
 }
 
@@ -111,7 +112,8 @@ func TestStaticGatewayState(t *testing.T) {
 			g := staticSession("g", "10.0.0.1", &trench.BFD{}).Gateway
 			v := resolution{gateways: []trench.Gateway{g}}
 			protocols := map[string]protocolState{
-				"NBR-g": {Name: "NBR-g", State: tt.protocol}, "EGR-g": {Name: "EGR-g", State: "up", Imported: 1},
+				"NBR-g": {Name: "NBR-g", State: tt.protocol},
+				"EGR-g": {Name: "EGR-g", State: "up", Channels: channels(channelState{Imported: 1}, channelState{})},
 			}
 			// A BFD session whose address ends with the gateway's address must not match.
 			bfd := map[netip.Addr]string{netip.MustParseAddr("110.0.0.1"): "Up"}

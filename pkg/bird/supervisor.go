@@ -96,9 +96,9 @@ type Supervisor struct {
 	holds           holdTimers
 	imports         imports
 	missing         missing
-	sockets         retries           // attempts to open BIRD's listening sockets
-	unansweredSince time.Time         // start of the oldest unanswered command; zero without one
-	failures        map[string]string // last logged error, by gateway
+	sockets         retries               // attempts to open BIRD's listening sockets
+	unansweredSince time.Time             // start of the oldest unanswered command; zero without one
+	failures        map[sessionKey]string // last logged error
 }
 
 func (options Options) withDefaults() Options {
@@ -121,7 +121,7 @@ func NewSupervisor(options Options) *Supervisor {
 		options: options, file: configFile{filepath.Join(options.Dir, "vipgate.conf"), options.Executable},
 		desired: w, resolver: resolver, dial: Dial,
 		lease:  bfdlease.New(options.Log),
-		expect: latest.New([len(vip.Families)]int{}), state: resolver.state, failures: map[string]string{},
+		expect: latest.New([len(vip.Families)]int{}), state: resolver.state, failures: map[sessionKey]string{},
 		hint: make(chan struct{}, 1), export: make(chan struct{}, 1), sessionUp: make(chan struct{}, 1),
 	}
 }

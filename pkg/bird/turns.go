@@ -34,8 +34,13 @@ func (resolver *resolver) takeTurns(w desired, state State, now *resolution, seq
 	}
 	for _, gateway := range state.Gateways {
 		if state.Alive {
+			// A gateway has a state for each family.
+			is, known := input.State[gateway.Name]
 			complete := gateway.Protocol == trench.Static || gateway.Exported >= gateway.Announced
-			input.State[gateway.Name] = turns.State{Up: gateway.Up, Complete: complete, BFD: gateway.BFD == bfdUp}
+			is.Complete = (!known || is.Complete) && complete
+			is.Up, is.BFD = is.Up || gateway.Up, gateway.BFD == bfdUp
+			is.Lacks[gateway.Family] = !gateway.Up
+			input.State[gateway.Name] = is
 		}
 	}
 	entries, wake := resolver.plan.Step(input)
@@ -44,7 +49,7 @@ func (resolver *resolver) takeTurns(w desired, state State, now *resolution, seq
 	var leaving []trench.Gateway
 	for _, entry := range entries {
 		session := Session{
-			Gateway: entry.Gateway, Local: entry.Local, Password: entry.Password, Export: w.exports[entry.Name],
+			Gateway: entry.Gateway, Path: entry.Path, Password: entry.Password, Export: w.exports[entry.Name],
 		}
 		if entry.Depreferred() {
 			session.Export = max(session.Export, ExportDepreferred)

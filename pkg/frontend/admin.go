@@ -216,7 +216,8 @@ func (a *admin) ListExports(ctx context.Context, r *frontendv1.ListExportsReques
 	}
 	var names []string
 	for _, g := range a.process.bird.State().Load().Gateways {
-		if g.Up && !isStatic(g) && (prefix.IsZero() || g.Family == prefix.Family()) {
+		// A gateway with both families is listed twice.
+		if g.Up && !isStatic(g) && (prefix.IsZero() || g.Family == prefix.Family()) && !slices.Contains(names, g.Name) {
 			names = append(names, g.Name)
 		}
 	}
@@ -230,7 +231,7 @@ func (a *admin) ListExports(ctx context.Context, r *frontendv1.ListExportsReques
 func (a *admin) ApplyNow(ctx context.Context, _ *frontendv1.ApplyNowRequest) (*frontendv1.ApplyNowResponse, error) {
 	response := &frontendv1.ApplyNowResponse{}
 	for _, g := range a.process.bird.State().Load().Gateways {
-		if g.Change.Phase != turns.Steady {
+		if g.Change.Phase != turns.Steady && !slices.Contains(response.GetGateways(), g.Name) {
 			response.Gateways = append(response.Gateways, g.Name)
 		}
 	}

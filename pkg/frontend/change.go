@@ -49,7 +49,7 @@ func changeProblem(s bird.State) string {
 				g.Name, strings.Join(g.Change.Failed, ", "), gatewayDetail(g)))
 		}
 	}
-	return strings.Join(problems, "; ")
+	return strings.Join(slices.Compact(problems), "; ")
 }
 
 // changeEvents returns the events of changes of gateways between two states.
@@ -61,7 +61,10 @@ func changeEvents(was, is bird.State) (list []*adminv1.Event) {
 	note := func(name, format string, values ...any) {
 		list = append(list, &adminv1.Event{Detail: "gateway " + name + " " + fmt.Sprintf(format, values...)})
 	}
-	for _, g := range is.Gateways {
+	for i, g := range is.Gateways {
+		if i > 0 && is.Gateways[i-1].Name == g.Name {
+			continue // another family of the same session
+		}
 		old := before[g.Name].Change
 		delete(before, g.Name)
 		parameters := strings.Join(g.Change.Parameters, ", ")

@@ -321,14 +321,18 @@ func sessionEvents(was, is bird.State) []*adminv1.Event {
 	case !is.Alive && was.Alive:
 		note("BIRD: " + birdProblem(is))
 	}
-	before := map[string]bird.GatewayState{}
+	type key struct {
+		name   string
+		family vip.Family
+	}
+	before := map[key]bird.GatewayState{}
 	for _, g := range was.Gateways {
 		// While BIRD does not answer, its last list of sessions is outdated.
 		g.Up = g.Up && was.Alive
-		before[g.Name] = g
+		before[key{g.Name, g.Family}] = g
 	}
 	for _, g := range is.Gateways {
-		old, up := before[g.Name], g.Up && is.Alive
+		old, up := before[key{g.Name, g.Family}], g.Up && is.Alive
 		switch {
 		// A session that came back within one poll differs only in its start.
 		case old.Up && up && !old.Since.Equal(g.Since):
@@ -337,7 +341,7 @@ func sessionEvents(was, is bird.State) []*adminv1.Event {
 			session(g.Name, false, cmp.Or(birdProblem(is), gatewayDetail(g)))
 		}
 		if up && (!old.Up || !old.Since.Equal(g.Since)) {
-			session(g.Name, true, g.Address.String())
+			session(g.Name, true, g.Peer())
 		}
 		switch {
 		case up && g.Short && !old.Short:

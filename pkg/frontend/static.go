@@ -78,7 +78,7 @@ var errShared = errors.New("static gateways send traffic of the family")
 // withdrawal of a VIP.
 func (p *process) shared(family vip.Family) error {
 	gateways := slices.DeleteFunc(slices.Clone(p.Source.Value().Load().Config.Attractor.Gateways),
-		func(g trench.Gateway) bool { return g.Protocol != trench.Static || g.Family() != family })
+		func(g trench.Gateway) bool { return g.Protocol != trench.Static || !g.Has(family) })
 	switch {
 	case len(gateways) == 0:
 		return nil
@@ -119,7 +119,7 @@ func (f *follower) showStatic(is attraction) {
 	for _, family := range vip.Families {
 		// The attraction follows the VIPs even without static gateways: show only a visible effect.
 		if f.shownAttraction[family] == is.Up[family] || !slices.ContainsFunc(gateways, func(g trench.Gateway) bool {
-			return g.Protocol == trench.Static && g.Family() == family
+			return g.Protocol == trench.Static && g.Has(family)
 		}) {
 			continue
 		}

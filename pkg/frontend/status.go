@@ -103,7 +103,7 @@ func (p *process) birdStatus(s *frontendv1.Status, b bird.State, now time.Time) 
 	advertised := p.observer.state.expected()
 	for _, g := range b.Gateways {
 		st := &frontendv1.GatewayStatus{
-			Name: g.Name, Address: g.Address.String(), Up: g.Up && b.Alive, State: gatewayDetail(g),
+			Name: g.Name, Address: g.Peer(), Family: g.Family.String(), Up: g.Up && b.Alive, State: gatewayDetail(g),
 			Imported: uint32(g.Imported), Exported: uint32(g.Exported), Expected: uint32(expectedOf(g, advertised)),
 			Bfd: g.BFD, Since: endpoint.Timestamp(g.Since), Protocol: g.Protocol.String(), Held: g.Held,
 			Usable: g.Usable && b.Alive, Export: g.Export.String(), Change: changeText(g.Change, now),

@@ -1,6 +1,7 @@
 package gatewayconfig
 
 import (
+	"cmp"
 	"embed"
 	"fmt"
 	"net/netip"
@@ -41,8 +42,11 @@ func DefaultRoutes() []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 }
 
-// placeholder takes the place of a password.
-const placeholder = "SECRET"
+// Placeholders of a password, and of the router's interface toward the pod.
+const placeholder, device = "SECRET", "INTERFACE"
+
+// linkLocal holds the addresses of the pod of an unnumbered gateway.
+var linkLocal = netip.MustParsePrefix("fe80::/10")
 
 // Of returns the router that has these gateways, which pods at some addresses or subnets call.
 func Of(config *trench.Config, gateways []trench.Gateway, pods []netip.Prefix) (Router, error) {
@@ -56,9 +60,12 @@ func Of(config *trench.Config, gateways []trench.Gateway, pods []netip.Prefix) (
 		router.VIPs = append(router.VIPs, v.Prefix())
 	}
 	for _, gateway := range gateways {
-		count := len(router.Sessions)
+		count, pods := len(router.Sessions), pods
+		if gateway.Interface != "" {
+			pods = []netip.Prefix{linkLocal}
+		}
 		for _, prefix := range pods {
-			if vip.FamilyOf(prefix.Addr()) != gateway.Family() {
+			if gateway.Interface == "" && prefix.Addr().Is4() != gateway.Address.Is4() {
 				continue
 			}
 			session := Session{Gateway: gateway, Pods: prefix}
@@ -69,7 +76,7 @@ func Of(config *trench.Config, gateways []trench.Gateway, pods []netip.Prefix) (
 		}
 		if len(router.Sessions) == count {
 			return Router{}, fmt.Errorf("gateway %s: no %s address of a pod; name the pods' addresses or their subnet",
-				gateway.Name, gateway.Family())
+				gateway.Name, vip.FamilyOf(gateway.Address))
 		}
 	}
 	return router, nil
@@ -81,9 +88,7 @@ var files embed.FS
 var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"seconds": func(d time.Duration) int { return int(d / time.Second) },
 	"ms":      func(d time.Duration) int { return max(1, int(d/time.Millisecond)) },
-	// A keepalive interval is a third of the hold time (RFC 4271 section 10).
-	"keepalive": func(d time.Duration) int { return int(d/time.Second) / 3 },
-	"add":       func(a, b int) int { return a + b },
+	"add":     func(a, b int) int { return a + b },
 }).ParseFS(files, "*.tmpl"))
 
 // Text returns the configuration for a kind of router.
@@ -98,6 +103,10 @@ func (router Router) Text(kind string) (string, error) {
 		session.Index = i
 		if kind == "gobgp" && session.Static() {
 			return "", fmt.Errorf("gateway %s is static, and gobgpd has no BFD; use another router", session.Name)
+		}
+		if session.Unnumbered() && kind == "junos" {
+			return "", fmt.Errorf("gateway %s has no address, and there is no text of Junos for that; "+
+				"write the gateway's address", session.Name)
 		}
 		if session.Static() && session.IsSubnet() {
 			return "", fmt.Errorf("gateway %s is static: a route has the address of a pod as its next hop; name the "+
@@ -129,8 +138,33 @@ func (router Router) Text(kind string) (string, error) {
 // Static reports whether the gateway has static routes instead of a BGP session.
 func (session Session) Static() bool { return session.Protocol == trench.Static }
 
+// Unnumbered reports whether the gateway has no address.
+func (session Session) Unnumbered() bool { return session.Interface != "" }
+
+// Device is the name of the router's interface toward the pod, a placeholder.
+func (session Session) Device() string { return device }
+
+// Keepalive is the keepalive time in seconds, a third of the hold time if left out.
+func (session Session) Keepalive() int {
+	return int(cmp.Or(session.KeepaliveTime, session.HoldTime/3) / time.Second)
+}
+
+// Retry is the time between attempts to connect in seconds.
+func (session Session) Retry() int {
+	return int(cmp.Or(session.ConnectRetryTime, 2*time.Second) / time.Second)
+}
+
+// Hops is the number of links to the pod.
+func (session Session) Hops() int { return max(1, session.Multihop) }
+
+// MinTTL is the least TTL of a packet that comes from the pod.
+func (session Session) MinTTL() int { return 256 - session.Hops() }
+
+// Extended reports whether IPv4 routes have IPv6 next hops (RFC 8950).
+func (session Session) Extended() bool { return !session.Address.Is4() && session.Has(vip.IPv4) }
+
 // IsSubnet reports whether the pods' addresses are unknown.
-func (session Session) IsSubnet() bool { return !session.Pods.IsSingleIP() }
+func (session Session) IsSubnet() bool { return !session.Unnumbered() && !session.Pods.IsSingleIP() }
 
 // Pod is the address of the pod.
 func (session Session) Pod() netip.Addr { return session.Pods.Addr() }
@@ -140,6 +174,9 @@ func (session Session) Group() string { return fmt.Sprintf("trench%d", session.I
 
 // Peer is the name of FRR's neighbor: the pod's address, or a peer group.
 func (session Session) Peer() string {
+	if session.Unnumbered() {
+		return device
+	}
 	if session.IsSubnet() {
 		return session.Group()
 	}
@@ -153,9 +190,6 @@ func (session Session) Section() string {
 	}
 	return "neighbors"
 }
-
-// Number is 4 or 6.
-func (session Session) Number() int { return number(session.Address) }
 
 func number(address netip.Addr) int {
 	if address.Is4() {
@@ -198,10 +232,13 @@ func (router Router) StaticBFD() *trench.BFD {
 	return nil
 }
 
-// Listen lists the router's addresses of BGP sessions, each once.
+// Listen lists the router's addresses of BGP sessions, each once; none for any address.
 func (router Router) Listen() []netip.Addr {
 	var list []netip.Addr
 	for _, session := range router.BGP() {
+		if session.Unnumbered() {
+			return nil
+		}
 		if !slices.Contains(list, session.Address) {
 			list = append(list, session.Address)
 		}
@@ -219,13 +256,30 @@ type Family struct {
 	Limit int
 }
 
+// Channels lists the families of a session.
+func (router Router) Channels(session Session) []Family {
+	return slices.DeleteFunc(router.Families(), func(family Family) bool {
+		return !slices.ContainsFunc(family.BGP, func(other Session) bool { return other.Index == session.Index })
+	})
+}
+
+// Advertises reports whether the router makes itself known to pods by router advertisements.
+func (router Router) Advertises() bool {
+	return slices.ContainsFunc(router.Sessions, Session.Unnumbered)
+}
+
+// IsMultihop reports whether a pod is not on the link.
+func (router Router) IsMultihop() bool {
+	return slices.ContainsFunc(router.Sessions, func(session Session) bool { return session.Multihop > 0 })
+}
+
 // minLimit leaves room for VIPs that are new in the trench file.
 const minLimit = 100
 
 // Families lists the address families that have sessions.
 func (router Router) Families() []Family {
 	var families []Family
-	for _, n := range []int{4, 6} {
+	for i, n := range []int{4, 6} {
 		is := func(prefix netip.Prefix) bool { return number(prefix.Addr()) == n }
 		isNot := func(prefix netip.Prefix) bool { return !is(prefix) }
 		family := Family{
@@ -237,7 +291,7 @@ func (router Router) Families() []Family {
 		}
 		for _, session := range router.Sessions {
 			switch {
-			case !is(session.Pods):
+			case !session.Has(vip.Families[i]):
 			case session.Static():
 				family.Static = append(family.Static, session)
 			default:

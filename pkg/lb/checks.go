@@ -62,7 +62,7 @@ func (p *process) checkSource(f vip.Family) netip.Addr {
 		// Cache a missing source, too: the checks of all targets need it.
 		s.addr, s.at = netip.Addr{}, now
 		for _, gateway := range p.gateways() {
-			if vip.FamilyOf(gateway) == f && !s.addr.IsValid() {
+			if gateway.IsValid() && vip.FamilyOf(gateway) == f && !s.addr.IsValid() {
 				s.addr = addressToward(gateway)
 			}
 		}

@@ -18,6 +18,8 @@ type Neighbor struct {
 	Addr  netip.Addr
 	MAC   net.HardwareAddr
 	State uint16 // unix.NUD_*
+	// Router reports whether the neighbor forwards packets, by its advertisements (RFC 4861).
+	Router bool
 }
 
 // Probe returns the request that triggers resolution of the neighbor, as a packet to it would. The
@@ -82,7 +84,8 @@ func ParseNeighbor(b []byte) (Neighbor, error) {
 	}
 	n := Neighbor{
 		Link: int(int32(binary.NativeEndian.Uint32(b[4:]))), State: binary.NativeEndian.Uint16(b[8:]),
-		MAC: bytes.Clone(a.Get(unix.NDA_LLADDR)),
+		Router: b[10]&unix.NTF_ROUTER != 0,
+		MAC:    bytes.Clone(a.Get(unix.NDA_LLADDR)),
 	}
 	if _, ok := familyFrom(b[0]); ok {
 		n.Addr = a.Addr(unix.NDA_DST)

@@ -95,7 +95,7 @@ const gracefulShutdown = "65535:0"
 func (chain *Chain) gateways(status *frontendv1.Status, report *frontendv1.VipStatus, now time.Time) {
 	found := false
 	for _, gateway := range status.GetGateways() {
-		if familyOf(gateway.GetAddress()) != familyOf(chain.VIP) {
+		if gatewayFamily(gateway) != familyOf(chain.VIP) {
 			continue
 		}
 		found = true

@@ -248,7 +248,7 @@ func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 		if gateway.GetChange() != "" {
 			state += ", " + gateway.GetChange()
 		}
-		rows.add(gateway.GetName(), gateway.GetAddress(), session, ago(gateway.GetSince(), now),
+		rows.add(gateway.GetName(), gatewayAddress(gateway), session, ago(gateway.GetSince(), now),
 			gateway.GetImported(), exported, gateway.GetBfd(), state)
 	}
 	return rows
@@ -315,6 +315,19 @@ func drainEnd(ends *timestamppb.Timestamp, now time.Time) string {
 }
 
 // familyOf returns the family of a VIP as it appears in the names of conditions.
+// gatewayFamily returns the family of a gateway's state, which older frontends do not report.
+func gatewayFamily(gateway *frontendv1.GatewayStatus) string {
+	return cmp.Or(gateway.GetFamily(), familyOf(gateway.GetAddress()))
+}
+
+// gatewayAddress returns the address of a gateway, with the family of the VIPs if that differs.
+func gatewayAddress(gateway *frontendv1.GatewayStatus) string {
+	if family := gatewayFamily(gateway); family != familyOf(gateway.GetAddress()) {
+		return gateway.GetAddress() + " (" + family + ")"
+	}
+	return gateway.GetAddress()
+}
+
 func familyOf(vip string) string {
 	if strings.Contains(vip, ":") {
 		return "ipv6"

@@ -3,6 +3,7 @@ package trench
 import (
 	"crypto/sha256"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -84,13 +85,16 @@ type Attractor struct {
 	Policies []Policy `yaml:"policies"`
 }
 
-// Gateway is an external router that speaks BGP with the frontend and gets the VIPs of the family
-// of its address, or one that has static routes to them and follows a BFD session.
+// Gateway is an external router that speaks BGP with the frontend and gets the VIPs of one family
+// or of both, or one that has static routes to them and follows a BFD session.
 type Gateway struct {
 	// Name of the gateway, unique, not BFD. BIRD's session is called NBR-<name>.
 	Name string `yaml:"name,required" form:"name" remedy:"write a name for the gateway"`
 	// Unicast address, unique; not loopback, not IPv6 link-local, not in a VIP.
-	Address netip.Addr `yaml:"address,required" remedy:"write the gateway's IP address"` // without a zone
+	Address netip.Addr `yaml:"address"` // without a zone
+	// attractor.interface, instead of an address: BGP over link-local addresses with the only router on
+	// the link, which router advertisements or neighbor discovery show.
+	Interface string `yaml:"interface" form:"interface" only:"bgp"`
 	// bgp, or static: the gateway has static routes to the VIPs, and withdraws them while its BFD
 	// session is down. A static gateway has a name, an address and bfd only; those with bfd have the
 	// same values, and one without cannot be withdrawn.
@@ -105,7 +109,17 @@ type Gateway struct {
 	RemotePort int `yaml:"remotePort" min:"1" max:"65535" only:"bgp"`
 	// BGP hold time in whole seconds. The default is 3 s.
 	HoldTime time.Duration `yaml:"holdTime" min:"3s" max:"65535s" only:"bgp"`
-	// Accepts only packets that crossed no router (RFC 5082, TTL 255). The gateway needs it, too.
+	// Time between KEEPALIVEs in whole seconds, at most a third of holdTime. 0s: a third of holdTime.
+	KeepaliveTime time.Duration `yaml:"keepaliveTime" min:"0s" max:"21845s" only:"bgp"`
+	// Time between attempts to connect in whole seconds. 0s: 5 s.
+	ConnectRetryTime time.Duration `yaml:"connectRetryTime" min:"0s" max:"65535s" only:"bgp"`
+	// Families of the VIPs and routes in the session: ipv4, ipv6, both (RFC 4760), or own: that of the
+	// address, and both with interface.
+	Families SessionFamilies `yaml:"families" default:"own" only:"bgp"`
+	// Hops to the gateway; 2 for one router in between. 0: the gateway is on the link.
+	Multihop int `yaml:"multihop" min:"0" max:"255" only:"bgp"`
+	// Accepts only packets that crossed no router (RFC 5082, TTL 255), or fewer than multihop. The
+	// gateway needs it, too.
 	TTLSecurity bool `yaml:"ttlSecurity" only:"bgp"`
 	// Guards the session, or the routes of a static gateway, by BFD; {} takes the defaults. Left out: no
 	// BFD.
@@ -144,9 +158,49 @@ type Attributes struct {
 	TargetBandwidth int `yaml:"targetBandwidth" min:"0" max:"100"`
 }
 
-// Family returns the address family of the session. Only VIPs of this family are advertised over
-// it.
-func (g Gateway) Family() vip.Family { return vip.FamilyOf(g.Address) }
+// Has reports whether VIPs of a family are advertised to the gateway.
+func (g Gateway) Has(family vip.Family) bool {
+	switch g.Families {
+	case OwnFamily:
+		return g.Interface != "" || g.Address.IsValid() && vip.FamilyOf(g.Address) == family
+	case SessionIPv4:
+		return family == vip.IPv4
+	case SessionIPv6:
+		return family == vip.IPv6
+	default:
+		return true
+	}
+}
+
+// FamilyList lists the families of the gateway.
+func (g Gateway) FamilyList() []vip.Family {
+	return slices.DeleteFunc(slices.Clone(vip.Families[:]), func(family vip.Family) bool { return !g.Has(family) })
+}
+
+// Peer returns the address of the gateway, or its interface while the address is unknown.
+func (g Gateway) Peer() string {
+	if g.Address.IsValid() {
+		return g.Address.String()
+	}
+	return g.Interface
+}
+
+// SessionFamilies are the address families of a BGP session. The zero value is OwnFamily.
+type SessionFamilies uint8
+
+// The choices.
+const (
+	OwnFamily SessionFamilies = iota // the family of the address, both without one
+	SessionBoth
+	SessionIPv4
+	SessionIPv6
+)
+
+// String returns "own", "both", "ipv4" or "ipv6", as in the file.
+func (f SessionFamilies) String() string { return f.Names()[f] }
+
+// Names lists the families as written in the file.
+func (SessionFamilies) Names() []string { return []string{"own", "both", "ipv4", "ipv6"} }
 
 // Protocol is how a gateway learns the VIPs that it routes to the frontend. The zero value is
 // BGP.

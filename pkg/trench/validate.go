@@ -125,6 +125,7 @@ func (result *validation) value(path string, value reflect.Value, field *Field) 
 	list := value.Kind() == reflect.Slice || value.Kind() == reflect.Array
 	switch {
 	case value.Type() == VIPType: // valid, or zero
+	case value.Type() == AddressType && field.Type == AddressType && value.IsZero(): // left out
 	case value.Kind() == reflect.Pointer:
 		if !value.IsNil() {
 			result.object(path, value.Elem())
@@ -220,6 +221,9 @@ func (attractor *Attractor) check(result *validation, path string) {
 	unique(result, "gateway", names, within(gateways, "name"))
 	addresses := collect(attractor.Gateways, func(gateway *Gateway) netip.Addr { return gateway.Address })
 	unique(result, "gateway address", addresses, within(gateways, "address"))
+	// One router on the link can be learned.
+	interfaces := collect(attractor.Gateways, func(gateway *Gateway) string { return gateway.Interface })
+	unique(result, "gateway interface", interfaces, within(gateways, "interface"))
 	first := -1 // static gateway with BFD
 	for i, gateway := range attractor.Gateways {
 		result.outsideVIPs(within(gateways, "address")(i), gateway.Address,
@@ -278,10 +282,40 @@ func (gateway *Gateway) check(result *validation, path string) {
 	if gateway.Name == "BFD" {
 		result.report(member(path, "name"), "is \"BFD\"", "BIRD's protocol NBR-BFD has that name, take another")
 	}
-	if gateway.Protocol == BGP {
-		result.add(member(path, "localASN"), checkASN(gateway.LocalASN))
-		result.add(member(path, "remoteASN"), checkASN(gateway.RemoteASN))
-		result.add(member(path, "holdTime"), checkHoldTime(gateway.HoldTime))
+	if !gateway.Address.IsValid() && gateway.Interface == "" {
+		result.report(member(path, "address"), "is missing", "write the gateway's IP address, "+
+			"or interface for the router on the link")
+	}
+	if gateway.Protocol != BGP {
+		return
+	}
+	result.add(member(path, "localASN"), checkASN(gateway.LocalASN))
+	result.add(member(path, "remoteASN"), checkASN(gateway.RemoteASN))
+	result.add(member(path, "holdTime"), checkHoldTime(gateway.HoldTime))
+	gateway.checkTimer(result, member(path, "keepaliveTime"), gateway.KeepaliveTime)
+	gateway.checkTimer(result, member(path, "connectRetryTime"), gateway.ConnectRetryTime)
+	if gateway.KeepaliveTime > gateway.HoldTime/3 {
+		result.report(member(path, "keepaliveTime"), fmt.Sprintf(
+			"is %s, more than a third of the hold time %s", gateway.KeepaliveTime, gateway.HoldTime),
+			"write at most a third (RFC 4271 section 10), or leave it out")
+	}
+	switch own := gateway.Families == OwnFamily || gateway.Address.Is4() == (gateway.Families == SessionIPv4); {
+	case gateway.Interface != "" && gateway.Address.IsValid():
+		result.conflict(member(path, "interface"), member(path, "address"), "conflicts with the address",
+			"write only one of them")
+	case gateway.Interface != "" && gateway.Multihop > 0:
+		result.report(member(path, "multihop"), "conflicts with interface: link-local addresses cross no router",
+			"remove it, or write an address")
+	case gateway.Multihop > 0 && (!own || gateway.Families == SessionBoth):
+		result.report(member(path, "families"), "conflicts with multihop: the path to the gateway has one family",
+			"write a gateway for each family")
+	}
+}
+
+// checkTimer rejects a timer that BIRD cannot have.
+func (gateway *Gateway) checkTimer(result *validation, path string, timer time.Duration) {
+	if timer%time.Second != 0 {
+		result.report(path, "is "+timer.String(), "write whole seconds")
 	}
 }
 

@@ -14,9 +14,18 @@ import (
 
 // Session is the session with a gateway as BIRD needs it.
 type Session struct {
-	trench.Gateway
-	Local    netip.Addr
+	trench.Gateway // with the learned address, if it has an interface
+	Path
 	Password string
+}
+
+// Path is how the session and its routes reach the gateway.
+type Path struct {
+	Local netip.Addr
+	// Local6 is the next hop of IPv6 VIPs in a session over IPv4; zero without a global address.
+	Local6 netip.Addr
+	// Via is the first hop toward a gateway that is not on the link.
+	Via netip.Addr
 }
 
 // Phase is the progress of a change of one session.
@@ -70,6 +79,8 @@ type State struct {
 	Up       bool
 	Complete bool // BIRD exports every VIP
 	BFD      bool // the BFD session is up
+	// Lacks reports which families of the session the gateway has not activated.
+	Lacks [len(vip.Families)]bool
 }
 
 // Input is the desired configuration and the observed state.
@@ -277,7 +288,7 @@ func (plan *Plan) update(entry *Entry, desired Session) (replaced bool) {
 		return other.Name != entry.Name && conflicts(other.Session, desired) && !plan.idle(&other)
 	})
 	switch {
-	case len(parameters) == 0, !conflict && (plan.idle(entry) || entry.Local != desired.Local):
+	case len(parameters) == 0, !conflict && (plan.idle(entry) || entry.Path != desired.Path):
 		if replaced = len(parameters) > 0; replaced {
 			entry.Failed = nil
 		}
@@ -309,7 +320,7 @@ func conflicts(a, b Session) bool { return a.Name == b.Name || a.Address == b.Ad
 func (plan *Plan) takeTurn(family vip.Family) {
 	in := func(phases ...Phase) int {
 		return slices.IndexFunc(plan.entries, func(entry Entry) bool {
-			return entry.Family() == family && slices.Contains(phases, entry.Phase)
+			return entry.Has(family) && slices.Contains(phases, entry.Phase)
 		})
 	}
 	if in(Restarting) >= 0 {
@@ -349,7 +360,7 @@ func (plan *Plan) alone(entry *Entry) bool {
 		return true
 	// Another session did not come back after a change: the last one must not follow it.
 	case slices.ContainsFunc(plan.entries, func(other Entry) bool {
-		return other.Failed != nil && other.Family() == entry.Family()
+		return other.Failed != nil && share(entry.Gateway, other.Gateway)
 	}):
 		return false
 	case plan.awaited(entry) && plan.in.Now.Before(entry.Until):
@@ -385,23 +396,29 @@ func (plan *Plan) settled(entry *Entry) bool {
 	return state.Up && state.Complete && (state.BFD || entry.BFD == nil || !entry.answered)
 }
 
-// carried reports whether another session of the family carries the traffic.
+// carried reports whether other sessions carry the traffic, in each family of the session.
 func (plan *Plan) carried(entry *Entry) bool {
-	return slices.ContainsFunc(plan.entries, func(other Entry) bool {
-		return plan.carrier(entry, &other) && plan.settled(&other)
+	return !slices.ContainsFunc(entry.FamilyList(), func(family vip.Family) bool {
+		return !slices.ContainsFunc(plan.entries, func(other Entry) bool {
+			return other.Has(family) && plan.carrier(entry, &other) && plan.settled(&other) &&
+				!plan.in.State[other.Name].Lacks[family]
+		})
 	})
 }
 
-// awaited reports whether another session of the family may come up.
+// awaited reports whether another session of one of the families may come up.
 func (plan *Plan) awaited(entry *Entry) bool {
 	return slices.ContainsFunc(plan.in.Sessions, func(s Session) bool {
-		return s.Name != entry.Next && s.Family() == entry.Family() && !plan.in.Drained(s.Name)
+		return s.Name != entry.Next && share(s.Gateway, entry.Gateway) && !plan.in.Drained(s.Name)
 	})
 }
 
-// carrier reports whether another session carries the traffic of the entry once it is up.
+// share reports whether two gateways have a family in common.
+func share(a, b trench.Gateway) bool { return slices.ContainsFunc(a.FamilyList(), b.Has) }
+
+// carrier reports whether another session may carry traffic of the entry once it is up.
 func (plan *Plan) carrier(entry, other *Entry) bool {
-	return other.Name != entry.Name && other.Family() == entry.Family() && !plan.in.Drained(other.Name) &&
+	return other.Name != entry.Name && !plan.in.Drained(other.Name) &&
 		(other.Phase == Steady || other.Phase == Pending)
 }
 

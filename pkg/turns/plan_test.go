@@ -76,7 +76,7 @@ func (s *simulation) step() {
 	}
 	for _, g := range s.gateways {
 		local := netip.MustParseAddr("192.0.2.100")
-		in.Sessions = append(in.Sessions, Session{Gateway: g, Local: local, Password: s.password})
+		in.Sessions = append(in.Sessions, Session{Gateway: g, Path: Path{Local: local}, Password: s.password})
 	}
 	for name := range s.loaded {
 		guarded := s.loaded[name].BFD != nil && !s.withoutBFD && !s.now.Before(s.since[name].Add(reconnect+lateBFD))
@@ -413,6 +413,29 @@ func TestSlots(t *testing.T) {
 	for slot := range Slots {
 		if n := counts[slot]; n < 50 || n > 150 {
 			t.Errorf("slot %d has %d of 6000 pods", slot, n)
+		}
+	}
+}
+
+// A session with both families restarts while sessions of both carry its traffic, and blocks the
+// turns of both.
+func TestTurnWithBothFamilies(t *testing.T) {
+	dual := func(g *trench.Gateway) { g.Families = trench.SessionBoth }
+	four, six := gateway("b", "192.0.2.2"), gateway("c", "2001:db8::3")
+	for name, test := range map[string]struct {
+		others []trench.Gateway
+		want   Phase
+	}{
+		"both carried":      {[]trench.Gateway{four, six}, Draining},
+		"IPv6 not carried":  {[]trench.Gateway{four}, Pending},
+		"carried by a dual": {[]trench.Gateway{gateway("d", "192.0.2.4", dual)}, Draining},
+	} {
+		s := newSimulation(t, append([]trench.Gateway{gateway("a", "192.0.2.1", dual)}, test.others...)...)
+		s.gateways[0] = gateway("a", "192.0.2.1", dual, slower)
+		s.now = s.now.Add(step)
+		s.step()
+		if got := s.entries[0].Phase; got != test.want {
+			t.Errorf("%s: phase %d, want %d", name, got, test.want)
 		}
 	}
 }

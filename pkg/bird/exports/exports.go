@@ -70,7 +70,7 @@ func routeOf(line string) (vip.VIP, bool) {
 // routes collects the routes to one gateway from the lines of BIRD.
 type routes struct {
 	sent  vip.Set
-	known map[string][]vip.VIP // by the lines of their attributes
+	known map[string][]vip.VIP // by the lines of their attributes, after the family
 
 	current    vip.VIP // zero before the first route
 	attributes []byte  // lines of the current route
@@ -93,7 +93,8 @@ func (routes *routes) add(line string) {
 // end ends the current route.
 func (routes *routes) end() {
 	if routes.sent.Has(routes.current) {
-		routes.known[string(routes.attributes)] = append(routes.known[string(routes.attributes)], routes.current)
+		key := routes.current.Family().String() + "\n" + string(routes.attributes)
+		routes.known[key] = append(routes.known[key], routes.current)
 	}
 	routes.current, routes.attributes = vip.VIP{}, routes.attributes[:0]
 }
@@ -105,8 +106,9 @@ func (routes *routes) exports(gateway, session string) (all []*frontendv1.Export
 	}
 	first := func(a, b string) int { return vip.Compare(routes.known[a][0], routes.known[b][0]) }
 	for _, attributes := range slices.SortedFunc(maps.Keys(routes.known), first) {
-		export := parse(gateway, attributes, session)
-		export.Vips = vip.Texts(routes.known[attributes])
+		vips := routes.known[attributes]
+		export := parse(gateway, attributes, session, vips[0].Family())
+		export.Vips = vip.Texts(vips)
 		all = append(all, export)
 	}
 	return all
@@ -120,19 +122,24 @@ func joined(reply bird.Reply) string {
 	return text.String()
 }
 
-// parse returns the export of the first route, as the session encodes it: toward another AS with
-// the
-// own AS number and without LOCAL_PREF (RFC 4271, section 5.1). BIRD shows the next hop with the
-// session.
-func parse(gateway, route, session string) *frontendv1.Export {
+// parse returns the export of a route of a family, as the session encodes it: toward another AS with
+// the own AS number and without LOCAL_PREF (RFC 4271, section 5.1). BIRD shows the next hop with the
+// session's channel of the family.
+func parse(gateway, route, session string, family vip.Family) *frontendv1.Export {
 	export := &frontendv1.Export{Gateway: gateway}
 	var localAS, neighborAS uint32
+	channel := ""
 	for line := range strings.Lines(session) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if text, ok := strings.CutPrefix(name, "Channel "); ok {
+			channel = text
+		}
 		switch value = strings.TrimSpace(value); name {
 		case "BGP Next hop":
-			// An IPv6 session may have a link-local address as the second one.
-			export.NextHop, _, _ = strings.Cut(value, " ")
+			if strings.EqualFold(channel, family.String()) {
+				// An IPv6 session may have a link-local address as the second one.
+				export.NextHop, _, _ = strings.Cut(value, " ")
+			}
 		case "Local AS":
 			localAS = number(value)
 		case "Neighbor AS":

@@ -20,6 +20,8 @@ const session = `  BGP state:          Established
     Source address:   169.254.100.1
   Channel ipv4
     BGP Next hop:   169.254.100.1 fe80::1
+  Channel ipv6
+    BGP Next hop:   fd00:100::1 fe80::1
 `
 
 func TestAttributes(t *testing.T) {
@@ -47,7 +49,7 @@ func TestAttributes(t *testing.T) {
 		},
 	} {
 		test.want.Gateway, test.want.NextHop = "gw", "169.254.100.1"
-		got := parse("gw", test.route, strings.Replace(session, "REMOTE", test.remote, 1))
+		got := parse("gw", test.route, strings.Replace(session, "REMOTE", test.remote, 1), vip.IPv4)
 		if !proto.Equal(got, test.want) {
 			t.Errorf("%s: got %s, want %s", name, prototext.Format(got), prototext.Format(test.want))
 		}
@@ -63,9 +65,11 @@ func TestRoutesWithTheSameAttributes(t *testing.T) {
 		"20.0.0.2/32          blackhole [LB 12:00:02.5] * (200) [i]\n\tType: BGP univ\n\tBGP.as_path: 8103\n" +
 		"20.0.0.1/32          blackhole [LB 12:00:03.5] * (200) [i]\n\tType: BGP univ\n\tBGP.as_path: 8103\n\tBGP.med: 7\n" +
 		"\tInternal route handling values: 0L 1G 0S id 4\n" +
-		"20.0.0.9/32          blackhole [LB 12:00:03.5] * (200) [i]\n\tType: BGP univ\n"
+		"20.0.0.9/32          blackhole [LB 12:00:03.5] * (200) [i]\n\tType: BGP univ\n" +
+		"Table master6:\n2000::1/128          blackhole [LB 12:00:02.5] * (200) [i]\n\tBGP.as_path: 8103\n"
 	all := routes{
-		sent:  vip.NewSet(vip.Require("20.0.0.1/32"), vip.Require("20.0.0.2/32"), vip.Require("20.0.0.3/32")),
+		sent: vip.NewSet(vip.Require("20.0.0.1/32"), vip.Require("20.0.0.2/32"), vip.Require("20.0.0.3/32"),
+			vip.Require("2000::1/128")),
 		known: map[string][]vip.VIP{},
 	}
 	for line := range strings.Lines(reply) {
@@ -74,9 +78,12 @@ func TestRoutesWithTheSameAttributes(t *testing.T) {
 	all.end()
 	var got []string
 	for _, export := range all.exports("gw", strings.Replace(session, "REMOTE", "64512", 1)) {
-		got = append(got, fmt.Sprint(export.GetVips(), export.GetAsPath(), export.Med != nil))
+		got = append(got, fmt.Sprint(export.GetVips(), export.GetAsPath(), export.Med != nil, " via ", export.GetNextHop()))
 	}
-	want := []string{"[20.0.0.1/32 20.0.0.3/32] [8103 8103] true", "[20.0.0.2/32] [8103 8103] false"}
+	want := []string{
+		"[20.0.0.1/32 20.0.0.3/32] [8103 8103] true via 169.254.100.1",
+		"[20.0.0.2/32] [8103 8103] false via 169.254.100.1", "[2000::1/128] [8103 8103] false via fd00:100::1",
+	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}

@@ -174,7 +174,7 @@ func (orders Orders) RefuseVIPs(objects []Object, configured []vip.VIP, advertis
 // family is up and receives VIPs.
 func (orders Orders) RefuseGateways(names []string, configured []trench.Gateway, state bird.State) string {
 	for _, family := range vip.Families {
-		drains := func(g trench.Gateway) bool { return g.Family() == family && slices.Contains(names, g.Name) }
+		drains := func(g trench.Gateway) bool { return g.Has(family) && slices.Contains(names, g.Name) }
 		remains := func(g bird.GatewayState) bool {
 			_, isDrained := orders[Object{Gateway: g.Name}]
 			return g.Family == family && state.Alive && g.Up && !isDrained && !slices.Contains(names, g.Name)

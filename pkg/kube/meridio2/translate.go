@@ -200,7 +200,10 @@ func (state *translator) accept(object *unstructured.Unstructured) *refusal {
 func (router *router) gateway(name string) (gateway trench.Gateway, refused *refusal) {
 	gateway.Name = name
 	address, err := netip.ParseAddr(router.Spec.Address)
-	if err != nil && router.Spec.Address != "" {
+	switch {
+	case router.Spec.Address == "": // the trench file has gateways without an address
+		return gateway, refuse(ReasonInvalidAddress, "spec.address: is empty: write an IP address such as 172.16.1.1")
+	case err != nil:
 		return gateway, refuse(ReasonInvalidAddress, "spec.address: is %s, not an IP address: write one such as 172.16.1.1",
 			trench.Quote(router.Spec.Address))
 	}

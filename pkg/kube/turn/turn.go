@@ -229,13 +229,18 @@ type sessions map[vip.Family]time.Time
 func sessionsOf(status *frontendv1.Status, families map[vip.Family]bool) sessions {
 	all := sessions{}
 	for _, gateway := range status.GetGateways() {
-		address, err := netip.ParseAddr(gateway.GetAddress())
 		// A session that lacks exports does not carry its VIPs yet.
-		if err != nil || !gateway.GetUp() || gateway.GetExported() < gateway.GetExpected() {
+		if !gateway.GetUp() || gateway.GetExported() < gateway.GetExpected() {
 			continue
 		}
-		if family := vip.FamilyOf(address); families[family] {
-			all[family] = gateway.GetSince().AsTime()
+		for family := range families {
+			own := gateway.GetFamily()
+			if address, err := netip.ParseAddr(gateway.GetAddress()); own == "" && err == nil {
+				own = vip.FamilyOf(address).String() // an older frontend
+			}
+			if own == family.String() {
+				all[family] = gateway.GetSince().AsTime()
+			}
 		}
 	}
 	return all
@@ -245,7 +250,9 @@ func sessionsOf(status *frontendv1.Status, families map[vip.Family]bool) session
 func familiesOf(gateways []trench.Gateway) map[vip.Family]bool {
 	families := map[vip.Family]bool{}
 	for _, gateway := range gateways {
-		families[gateway.Family()] = true
+		for _, family := range gateway.FamilyList() {
+			families[family] = true
+		}
 	}
 	return families
 }

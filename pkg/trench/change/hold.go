@@ -101,7 +101,7 @@ func removedVIPs(inForce, next *trench.Config, percent int, base []vip.VIP) (rem
 // gateway.
 func lastGateways(inForce, next *trench.Config, held []vip.VIP) (last []string) {
 	for _, family := range vip.Families {
-		has := func(gateway trench.Gateway) bool { return gateway.Family() == family }
+		has := func(gateway trench.Gateway) bool { return gateway.Has(family) }
 		of := func(prefix vip.VIP) bool { return prefix.Family() == family }
 		if slices.ContainsFunc(next.Attractor.Gateways, has) ||
 			!slices.ContainsFunc(next.Attractor.VIPs, of) && !slices.ContainsFunc(held, of) {

@@ -20,13 +20,18 @@ func Reset(was, is trench.Gateway) (parameters []string) {
 	}{
 		{"name", was.Name != is.Name},
 		{"address", was.Address != is.Address},
+		{"interface", was.Interface != is.Interface},
 		{"protocol", was.Protocol != is.Protocol},
 		{"local AS", was.LocalASN != is.LocalASN},
 		{"remote AS", was.RemoteASN != is.RemoteASN},
 		{"local port", was.LocalPort != is.LocalPort},
 		{"remote port", was.RemotePort != is.RemotePort},
+		{"families", !slices.Equal(was.FamilyList(), is.FamilyList())},
+		{"multihop", was.Multihop != is.Multihop},
 		{"TTL security", was.TTLSecurity != is.TTLSecurity},
 		{"hold time", was.HoldTime != is.HoldTime},
+		{"keepalive time", was.KeepaliveTime != is.KeepaliveTime},
+		{"connect retry time", was.ConnectRetryTime != is.ConnectRetryTime},
 		{"password file", was.PasswordFile != is.PasswordFile},
 	} {
 		if parameter.changed {
@@ -46,7 +51,9 @@ func Successor(was trench.Gateway, old, next []trench.Gateway) (successor trench
 		return next[i], true
 	}
 	i := slices.IndexFunc(next, func(gateway trench.Gateway) bool {
-		return gateway.Address == was.Address && !slices.ContainsFunc(old, named(gateway.Name))
+		// The old address of an unnumbered gateway may be learned.
+		same := gateway.Interface == was.Interface && (was.Interface != "" || gateway.Address == was.Address)
+		return same && !slices.ContainsFunc(old, named(gateway.Name))
 	})
 	if i < 0 {
 		return trench.Gateway{}, false
@@ -70,10 +77,14 @@ func Restarts(old, next []trench.Gateway) (names []string) {
 // must make it one after another.
 func RestartsLast(old, next []trench.Gateway) []string {
 	var count [len(vip.Families)]int
-	families := map[string]vip.Family{}
+	families := map[string][]vip.Family{}
 	for _, gateway := range old {
-		count[gateway.Family()]++
-		families[gateway.Name] = gateway.Family()
+		families[gateway.Name] = gateway.FamilyList()
+		for _, family := range families[gateway.Name] {
+			count[family]++
+		}
 	}
-	return slices.DeleteFunc(Restarts(old, next), func(name string) bool { return count[families[name]] > 1 })
+	return slices.DeleteFunc(Restarts(old, next), func(name string) bool {
+		return !slices.ContainsFunc(families[name], func(family vip.Family) bool { return count[family] < 2 })
+	})
 }

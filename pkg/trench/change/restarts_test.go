@@ -26,6 +26,11 @@ func TestRestarts(t *testing.T) {
 		*g = trench.Gateway{Name: g.Name, Address: g.Address, Protocol: trench.Static}
 	}
 	guarded := func(g *trench.Gateway) { g.TTLSecurity = true }
+	dual := func(g *trench.Gateway) { g.Families = trench.SessionBoth }
+	six := func(g *trench.Gateway) { g.Families = trench.SessionIPv6 }
+	timers := func(g *trench.Gateway) { g.KeepaliveTime, g.ConnectRetryTime = time.Second, time.Second }
+	link := func(g *trench.Gateway) { g.Interface, g.Address = "ext", netip.Addr{} }
+	learned := gateway("a", "fe80::1", func(g *trench.Gateway) { g.Interface = "ext" })
 	fast := func(g *trench.Gateway) { g.BFD = &trench.BFD{Multiplier: 3} }
 	a, b, c := "192.0.2.1", "192.0.2.2", "2001:db8::1"
 	both := []trench.Gateway{gateway("a", a), gateway("b", b), gateway("c", c)}
@@ -43,6 +48,11 @@ func TestRestarts(t *testing.T) {
 		"added":          {both[:1], both, nil, nil},
 		"removed":        {both, both[:1], nil, nil},
 		"TTL security":   {both[:1], []trench.Gateway{gateway("a", a, guarded)}, []string{"a"}, []string{"a"}},
+		"families":       {both[:1], []trench.Gateway{gateway("a", a, dual)}, []string{"a"}, []string{"a"}},
+		"both families":  {[]trench.Gateway{gateway("a", a, dual), both[1]}, both[:2], []string{"a"}, []string{"a"}},
+		"own families":   {[]trench.Gateway{gateway("c", c, six)}, both[2:], nil, nil},
+		"timers":         {both[:2], []trench.Gateway{gateway("a", a, timers), both[1]}, []string{"a"}, nil},
+		"unnumbered":     {[]trench.Gateway{learned}, []trench.Gateway{gateway("d", a, link)}, []string{"a"}, []string{"a"}},
 		"BFD":            {both[:1], []trench.Gateway{gateway("a", a, fast)}, nil, nil},
 		"becomes static": {both[:1], []trench.Gateway{gateway("a", a, static)}, []string{"a"}, []string{"a"}},
 		"static": {

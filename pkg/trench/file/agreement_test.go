@@ -92,6 +92,7 @@ attractor:
   gateways:
     - {name: gw4, address: 169.254.100.150, protocol: bgp, localASN: 64512, remoteASN: 64513,
        localPort: 179, remotePort: 1179, holdTime: 9s, ttlSecurity: true,
+       keepaliveTime: 1s, connectRetryTime: 9s, families: both, multihop: 0,
        bfd: {minTx: 100ms, minRx: 200ms, multiplier: 5}, passwordFile: /etc/key}
     - {name: gw6, address: "fd00:100::150"}
   policies:
@@ -257,6 +258,17 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"stream.check", "check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}", "targets: []", taken},
 		{"stream.check", "check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}", "check:", refused},
 		{"gateway.ttlSecurity", "ttlSecurity: true", "ttlSecurity: false", taken},
+		{"gateway.interface", `{name: gw6, address: "fd00:100::150"}`, "{name: gw6}", onlySchema},
+		{"gateway.interface", `address: "fd00:100::150"`, "interface: ext-vlan", taken},
+		{"gateway.interface", `address: "fd00:100::150"`, "interface: eth0", taken},
+		{"gateway.interface", `address: "fd00:100::150"`, "interface: eth*", refused},
+		{"gateway.keepaliveTime", "keepaliveTime: 1s", "keepaliveTime: 4s", onlySchema},
+		{"gateway.keepaliveTime", "keepaliveTime: 1s", "keepaliveTime: 0s", taken},
+		{"gateway.connectRetryTime", "connectRetryTime: 9s", "connectRetryTime: 9", refused},
+		{"gateway.families", "families: both, multihop", "families: ipv6, multihop", taken},
+		{"gateway.families", "families: both, multihop", "families: all, multihop", refused},
+		{"gateway.multihop", "multihop: 0", "multihop: 2", onlySchema}, // with both families
+		{"gateway.multihop", "multihop: 0", "multihop: 256", refused},
 		{"gateway.ttlSecurity", "ttlSecurity: true", "ttlSecurity: 1", refused},
 		{"attractor.policies", "policies:", "policies: []\n  policy:", refused},
 		{"policy.vips", "- {vips: ['20.0.0.1/32'], ready", "- {vips: [], ready", refused},

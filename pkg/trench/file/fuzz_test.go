@@ -92,7 +92,11 @@ func checkConfig(t *testing.T, c *trench.Config) {
 	var static *trench.BFD
 	for _, g := range a.Gateways {
 		wellNamed(t, "a gateway", g.Name)
-		host(t, g.Name, g.Address, a.VIPs)
+		if g.Interface == "" {
+			host(t, g.Name, g.Address, a.VIPs)
+		} else if g.Address.IsValid() || g.Multihop > 0 {
+			t.Fatalf("unnumbered gateway %+v", g)
+		}
 		if g.Name == "BFD" || g.Address.IsLoopback() {
 			t.Fatalf("gateway %+v", g)
 		}
@@ -122,6 +126,7 @@ func checkConfig(t *testing.T, c *trench.Config) {
 				t.Fatalf("gateway %s has AS %d", g.Name, asn)
 			}
 		}
+		between(t, "the keepalive time", g.KeepaliveTime, 0, g.HoldTime/3)
 		between(t, "the hold time", g.HoldTime, 3*time.Second, 65535*time.Second)
 		if g.HoldTime%time.Second != 0 || g.PasswordFile != "" && !filepath.IsAbs(g.PasswordFile) {
 			t.Fatalf("gateway %+v", g)

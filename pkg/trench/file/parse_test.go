@@ -211,8 +211,8 @@ func manyPorts(n int) string {
 
 func TestRefusedFiles(t *testing.T) {
 	const fields = "trench, attractor, streams, maxRemoval, confirm, onePodAtATime"
-	const gatewayFields = "name, address, protocol, localASN, remoteASN, localPort, remotePort, holdTime, " +
-		"ttlSecurity, bfd, passwordFile"
+	const gatewayFields = "name, address, interface, protocol, localASN, remoteASN, localPort, remotePort, holdTime, " +
+		"keepaliveTime, connectRetryTime, families, multihop, ttlSecurity, bfd, passwordFile"
 	const checkFields = "tcp, http, grpc, interval, fastInterval, timeout, rise, fall, families, via, source"
 	tests := []struct {
 		name     string
@@ -445,7 +445,8 @@ func TestRefusedFiles(t *testing.T) {
 		// Gateways
 		{
 			"no address", "      address: 169.254.100.150\n", "",
-			"f.yaml:6: attractor.gateways[0].address: is missing: write the gateway's IP address",
+			"f.yaml:6: attractor.gateways[0].address: is missing: write the gateway's IP address, " +
+				"or interface for the router on the link",
 		},
 		{
 			"address is a host name", "169.254.100.150", "router.example",
@@ -480,6 +481,31 @@ func TestRefusedFiles(t *testing.T) {
 		},
 		{"address is a VIP", "169.254.100.150", "20.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 20.0.0.1, which " +
 			"lies in the VIP 20.0.0.1/32: a gateway cannot be reached through itself, change one of them"},
+		{
+			"an address and an interface", "name: gw4", "name: gw4\n      interface: ext-vlan",
+			"f.yaml:7: attractor.gateways[0].interface: conflicts with the address in line 8: write only one of them",
+		},
+		{
+			"an interface and hops", "      address: 169.254.100.150\n", "      interface: eth0\n      multihop: 2\n",
+			"f.yaml:8: attractor.gateways[0].multihop: conflicts with interface: link-local addresses cross no " +
+				"router: remove it, or write an address",
+		},
+		{
+			"both families over routers", "name: gw4", "name: gw4\n      multihop: 2\n      families: both",
+			"f.yaml:8: attractor.gateways[0].families: conflicts with multihop: the path to the gateway has one family: " +
+				"write a gateway for each family",
+		},
+		{
+			"the other family over routers", "name: gw4", "name: gw4\n      multihop: 2\n      families: ipv6",
+			"f.yaml:8: attractor.gateways[0].families: conflicts with multihop: the path to the gateway has one family: " +
+				"write a gateway for each family",
+		},
+		{
+			"keepalive time", "name: gw4", "name: gw4\n      keepaliveTime: 2s\n      connectRetryTime: 1500ms",
+			"f.yaml:7: attractor.gateways[0].keepaliveTime: is 2s, more than a third of the hold time 3s: " +
+				"write at most a third (RFC 4271 section 10), or leave it out\n" +
+				"f.yaml:8: attractor.gateways[0].connectRetryTime: is 1.5s: write whole seconds",
+		},
 		{
 			"static gateway with fields of BGP", "name: gw4", "name: gw4\n      protocol: static\n      localASN: 7\n" +
 				"      holdTime: 3s\n      passwordFile: /key",

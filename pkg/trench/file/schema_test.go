@@ -443,7 +443,7 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 			fields = append(fields, name)
 		}
 	}
-	if len(fields) != 27 {
+	if len(fields) != 28 {
 		t.Errorf("%d fields have a default: %v", len(fields), fields)
 	}
 }

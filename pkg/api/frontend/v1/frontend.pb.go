@@ -1058,8 +1058,10 @@ type GatewayStatus struct {
 	LastNotification string `protobuf:"bytes,22,opt,name=last_notification,json=lastNotification,proto3" json:"last_notification,omitempty"`
 	// The wall-clock time of the last NOTIFICATION.
 	LastNotificationAt *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=last_notification_at,json=lastNotificationAt,proto3" json:"last_notification_at,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// The address family of this state, "ipv4" or "ipv6": a session with both families has two states.
+	Family        string `protobuf:"bytes,24,opt,name=family,proto3" json:"family,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GatewayStatus) Reset() {
@@ -1251,6 +1253,13 @@ func (x *GatewayStatus) GetLastNotificationAt() *timestamppb.Timestamp {
 		return x.LastNotificationAt
 	}
 	return nil
+}
+
+func (x *GatewayStatus) GetFamily() string {
+	if x != nil {
+		return x.Family
+	}
+	return ""
 }
 
 // BirdStatus is the BIRD process.
@@ -1523,7 +1532,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
 	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\x12\x18\n" +
-	"\aservice\x18\b \x01(\tR\aservice\"\x81\x06\n" +
+	"\aservice\x18\b \x01(\tR\aservice\"\x99\x06\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -1550,7 +1559,8 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\n" +
 	"drain_ends\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\tdrainEnds\x12+\n" +
 	"\x11last_notification\x18\x16 \x01(\tR\x10lastNotification\x12L\n" +
-	"\x14last_notification_at\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\x12lastNotificationAt\"\x9c\x01\n" +
+	"\x14last_notification_at\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\x12lastNotificationAt\x12\x16\n" +
+	"\x06family\x18\x18 \x01(\tR\x06family\"\x9c\x01\n" +
 	"\n" +
 	"BirdStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +

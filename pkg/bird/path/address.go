@@ -1,4 +1,4 @@
-package bird
+package path
 
 import (
 	"errors"
@@ -10,38 +10,47 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// errNoInterface reports that the interface does not exist. After any other error its addresses
+// ErrNoInterface reports that the interface does not exist. After any other error its addresses
 // are unknown.
-var errNoInterface = errors.New("does not exist")
+var ErrNoInterface = errors.New("does not exist")
 
-func interfaceAddresses(name string) ([]rtnetlink.Address, error) {
+// Addresses returns the addresses of an interface.
+func Addresses(name string) ([]rtnetlink.Address, error) {
 	c, err := rtnetlink.Dial()
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
+	_, list, err := addresses(c, name)
+	return list, err
+}
+
+// addresses returns the index and the addresses of an interface.
+func addresses(c *rtnetlink.Conn, name string) (int, []rtnetlink.Address, error) {
 	links, err := c.Links()
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	i := slices.IndexFunc(links, func(l rtnetlink.Link) bool { return l.Name == name })
 	if i < 0 {
-		return nil, fmt.Errorf("interface %s %w", name, errNoInterface)
+		return 0, nil, fmt.Errorf("interface %s %w", name, ErrNoInterface)
 	}
+	index := links[i].Index
 	list, err := c.Addresses()
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(list, func(a rtnetlink.Address) bool { return a.Link != links[i].Index }), nil
+	return index, slices.DeleteFunc(list, func(a rtnetlink.Address) bool { return a.Link != index }), err
 }
 
-// LocalAddress returns the local address of a session with a gateway on an interface.
-func LocalAddress(device string, gateway netip.Addr) (netip.Addr, error) {
-	addresses, err := interfaceAddresses(device)
-	local, problem := selectLocal(gateway, netip.Addr{}, addresses)
+// Local returns the local address of a session with a gateway on an interface.
+func Local(device string, gateway trench.Gateway) (netip.Addr, error) {
+	list, err := Addresses(device)
+	local, problem := SelectLocal(gateway.Address, netip.Addr{}, list)
+	if gateway.Multihop > 0 {
+		local, problem = sourceToward(gateway.Address, netip.Addr{}, list)
+	}
 	if err == nil && problem != "" {
 		err = fmt.Errorf("interface %s: %s", device, problem)
 	}
@@ -56,10 +65,10 @@ func lastChoice(a rtnetlink.Address) bool {
 // maxAddresses bounds the addresses in a problem.
 const maxAddresses = 5
 
-// selectLocal returns the local address of the session to a gateway on the link, or a problem if
+// SelectLocal returns the local address of the session to a gateway on the link, or a problem if
 // no address is usable. It keeps current if possible: a change of the address restarts the
 // session.
-func selectLocal(gateway, current netip.Addr, addrs []rtnetlink.Address) (local netip.Addr, problem string) {
+func SelectLocal(gateway, current netip.Addr, addrs []rtnetlink.Address) (local netip.Addr, problem string) {
 	var best, waiting rtnetlink.Address
 	var others []string // of the gateway's family
 	for _, a := range addrs {
