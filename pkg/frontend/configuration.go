@@ -53,6 +53,7 @@ func (f *follower) showStale(s *trench.Stale) {
 // stop; BIRD's supervisor drains removed gateways. The load balancer, which may read the same
 // trench file, keeps forwarding these VIPs.
 func (f *follower) configure(ctx context.Context, c *trench.Config) error {
+	f.ended.Configure(c)
 	if f.Gate.DrainTime == 0 {
 		return f.apply(ctx, c.Attractor)
 	}
@@ -116,6 +117,8 @@ func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 		return err
 	}
 	err = f.controller.Do(ctx, func(g *gate.Gate, now time.Time) {
+		// A VIP that ends must not attract more traffic than before.
+		policies.Keep(f.controller.policies, f.leaving, f.ended.VIPs)
 		f.controller.setPolicies(policies, a.VIPs, now)
 		g.Configure(a.VIPs)
 		f.attractor.leave(f.leaving)

@@ -17,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/policy"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/tick"
@@ -36,6 +37,7 @@ type follower struct {
 	next    *trench.Attractor
 	leave   *time.Timer
 	leaving vip.Set // VIPs that are kept until leave
+	ended   policy.Ended
 
 	drained   orders.Orders // applied last
 	drainsEnd *time.Timer   // see followDrains

@@ -112,8 +112,26 @@ func New(policies []trench.Policy) (all Policies, err error) {
 			all.sorted = append(all.sorted, entry{v, encoded})
 		}
 	}
-	slices.SortFunc(all.sorted, func(a, b entry) int { return vip.Compare(a.vip, b.vip) })
+	all.sort()
 	return all, nil
+}
+
+func (all *Policies) sort() {
+	slices.SortFunc(all.sorted, func(a, b entry) int { return vip.Compare(a.vip, b.vip) })
+}
+
+// Keep adds the former policies of VIPs that have none of their own any more. It must be called
+// before the policies are used.
+func (all *Policies) Keep(former Policies, vips ...vip.Set) {
+	for _, set := range vips {
+		for v := range set {
+			if policy := former.of(v); policy != nil && all.own[v] == nil {
+				all.own[v] = policy
+				all.sorted = append(all.sorted, entry{v, policy})
+			}
+		}
+	}
+	all.sort()
 }
 
 // megabit is 1 Mbit/s in bytes per second, the unit of link bandwidths.

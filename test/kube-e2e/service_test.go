@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -89,29 +90,36 @@ func (f *fixture) wantExplained(status int, object string, parts ...string) {
 	})
 }
 
-// deleteService deletes the Service under traffic: its VIPs drain, and no request is lost before
-// their withdrawal.
+// deleteService deletes the Service under traffic: its VIPs drain with its policy, and no request is
+// lost before their withdrawal.
 func (f *fixture) deleteService(g *load.Generator) {
 	f.t.Helper()
 	f.must(f.core.Services(namespace).Delete(f.t.Context(), serviceName, metav1.DeleteOptions{}))
 	f.wait(func(context.Context) error {
 		for _, prefix := range []string{route4, route6} {
-			if n := f.gateway.Updates(prefix); n < 5*trenchPods {
+			if n := f.gateway.Updates(prefix); n < 6*trenchPods {
 				return fmt.Errorf("the gateway received %d updates of %s", n, prefix)
 			}
 		}
 		return nil
 	})
-	f.wantUpdates(5) // de-preferred
+	f.wantUpdates(6) // de-preferred
+	routes, err := f.gateway.Routes(f.t.Context())
+	f.must(err)
+	for prefix, route := range routes {
+		if !slices.Contains(route.Communities, "(64512,7)") || !slices.Contains(route.Communities, "(65535,0)") {
+			f.t.Errorf("%s drains with %q", prefix, route.Communities)
+		}
+	}
 	f.wantRoutes(route4, route6)
 	f.wantAnswers(g)
 	f.lost(g.Stop(f.t.Context()))
 	f.wantRoutes()
-	f.wantUpdates(6)
+	f.wantUpdates(7)
 }
 
-// editPolicies adds a policy to the Trench and one to the Service, which replaces it until it is
-// removed. Each edit is one UPDATE from each pod.
+// editPolicies adds a policy to the Trench and one to the Service, which replaces it while it has
+// it. Each edit is one UPDATE from each pod.
 func (f *fixture) editPolicies(g *load.Generator) {
 	f.t.Helper()
 	want := func(updates int, med, community string) {
@@ -134,11 +142,14 @@ func (f *fixture) editPolicies(g *load.Generator) {
 	f.cluster.Apply(f.t, strings.Replace(trenchManifest(), vips, vips+"\n    policies: [{ready: {med: 50}}]", 1))
 	want(2, "50", "")
 	const drain = "    vipgate.io/drain-time: 15s\n"
-	f.cluster.Apply(f.t, strings.Replace(service, drain,
-		drain+`    vipgate.io/policy: '{"ready": {"communities": ["64512:7"]}}'`+"\n", 1))
+	withPolicy := strings.Replace(service, drain,
+		drain+`    vipgate.io/policy: '{"ready": {"communities": ["64512:7"]}}'`+"\n", 1)
+	f.cluster.Apply(f.t, withPolicy)
 	want(3, "", "(64512,7)")
 	f.cluster.Apply(f.t, service)
 	want(4, "50", "")
+	f.cluster.Apply(f.t, withPolicy)
+	want(5, "", "(64512,7)")
 }
 
 // rollingUpdate replaces pods one after the other under traffic, like a Deployment with maxSurge 1,
@@ -183,7 +194,7 @@ func (f *fixture) apiServerAway(g *load.Generator) {
 			return nil
 		})
 	}
-	f.wantUpdates(4)
+	f.wantUpdates(5)
 	f.wantStatus(metav1.ConditionTrue)
 }
 

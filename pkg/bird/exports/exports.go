@@ -122,9 +122,9 @@ func joined(reply bird.Reply) string {
 	return text.String()
 }
 
-// parse returns the export of a route of a family, as the session encodes it: toward another AS with
-// the own AS number and without LOCAL_PREF (RFC 4271, section 5.1). BIRD shows the next hop with the
-// session's channel of the family.
+// parse returns the export of a route of a family, as the session encodes it: toward another AS
+// with the own AS number and without LOCAL_PREF (RFC 4271, section 5.1). BIRD shows the next hop
+// with the session's channel of the family.
 func parse(gateway, route, session string, family vip.Family) *frontendv1.Export {
 	export := &frontendv1.Export{Gateway: gateway}
 	var localAS, neighborAS uint32
