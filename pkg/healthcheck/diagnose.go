@@ -122,7 +122,8 @@ func (p probe) diagnose(ctx context.Context) string {
 		return fmt.Sprintf("%s port %d: no answer, and none at %s either", p.to, p.plan.port, own.to)
 	}
 	if p.plan.network != "tcp" && p.answers(ctx, p.path) {
-		return fmt.Sprintf("%s port %d: packets reach the target, but the application does not answer", p.to, p.plan.port)
+		return fmt.Sprintf("%s port %d: no answer, although the target accepts packets to it; does the application hang, "+
+			"or does a firewall drop them?", p.to, p.plan.port)
 	}
 	// The target reaches this address without a route, so only a missing VIP can prevent an answer.
 	near := p.path
