@@ -142,7 +142,7 @@ type DNSCheck struct {
 	// Wanted rcodes. Left out: NOERROR.
 	RCode [4]string `yaml:"rcode" form:"rcode" max:"4" remedy:"write rcodes" empty:"the field for NOERROR"`
 	// Regular expression (RE2) that the data of a record of the answer section must match anywhere,
-	// such as ^192\.0\\.2\\.1$. Left out: any answer.
+	// such as ^192\.0\.2\.1$. Left out: any answer.
 	Answer string `yaml:"answer" form:"body"`
 	// Transport of the query: udp or tcp.
 	Transport string `yaml:"transport" form:"dns transport" default:"udp"`

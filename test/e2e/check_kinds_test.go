@@ -93,7 +93,11 @@ func (x *kindsTarget) start(state string) {
 events {}
 http { access_log off; keepalive_timeout 0;
 server { listen 80; listen [::]:80;
-  location /healthz { if ($request_method != POST) { return 405; } if ($http_x_probe != 1) { return 400; } return %[2]s; }
+  location /healthz {
+    if ($request_method != POST) { return 405; }
+    if ($http_x_probe != 1) { return 400; }
+    return %[2]s;
+  }
   location / { return 200; } } }
 `, x.dir, text("200", "503"))
 	unbound := x.file("unbound.conf", `server:
@@ -252,7 +256,8 @@ func TestCheckKinds(t *testing.T) {
 	x, second := newKindsTarget(t, topology.Targets[0]), newKindsTarget(t, topology.Targets[1])
 	trench := fmt.Sprintf(kindsTrench, lab.GatewayA4, lab.GatewayA6)
 	for n, kind := range checkKinds {
-		trench += fmt.Sprintf("  - name: %[1]s\n    vips: [30.0.0.%[2]d/32, \"3000::%[2]d/128\"]\n    check: {%[3]s, %[4]s}\n"+
+		trench += fmt.Sprintf("  - name: %[1]s\n    vips: [30.0.0.%[2]d/32, \"3000::%[2]d/128\"]\n"+
+			"    check: {%[3]s, %[4]s}\n"+
 			"    targets:\n      - {name: target-1, ips: [%[5]s, \"%[6]s\"]}\n", kind.name, n+1, kind.check,
 			"interval: 200ms, timeout: 200ms, rise: 1, fall: 2", lab.TargetAddrs(1)[0], lab.TargetAddrs(1)[1])
 		if n == 0 {
@@ -308,7 +313,8 @@ func TestCheckKinds(t *testing.T) {
 	want("the servers are back", healthy)
 
 	x.ns.Shell(t, "nft add table inet silent; nft 'add chain inet silent in { type filter hook input priority 0; }'; "+
-		"nft 'add rule inet silent in meta l4proto { udp, sctp } drop'; nft 'add rule inet silent in tcp dport { 53, 80 } drop'")
+		"nft 'add rule inet silent in meta l4proto { udp, sctp } drop'; "+
+		"nft 'add rule inet silent in tcp dport { 53, 80 } drop'")
 	accepts := func(n int) string {
 		return "VIP port " + kindPort(n) + ": no answer, although the target accepts packets to it; does the application hang"
 	}

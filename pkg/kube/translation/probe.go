@@ -12,8 +12,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// suggestCheck returns the check of the first readinessProbe of HTTP or gRPC, for a Service that has
-// the TCP check by default; "" without one. All pods of a trench must return the same.
+// suggestCheck returns the check of the first readinessProbe of HTTP or gRPC, for a Service that
+// has the TCP check by default; "" without one. All pods of a trench must return the same.
 func suggestCheck(service *corev1.Service, stream *trench.Stream, list []*endpoint) string {
 	if _, written := service.Annotations[v1alpha1.CheckAnnotation]; written || stream.Check.Kind() != "tcp" {
 		return ""
