@@ -7,6 +7,9 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/pion/sctp"
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/harness"
@@ -95,4 +98,31 @@ func TestNoSCTP(t *testing.T) {
 	if got.reason != want && got.reason != "port 2905: ABORT" {
 		t.Errorf("%+v, want %q", got, want)
 	}
+}
+
+// TestSCTPOfPion exchanges the query with another implementation of SCTP.
+func TestSCTPOfPion(t *testing.T) {
+	near, far := net.Pipe()
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	defer near.Close()
+	serving.Go(func() {
+		// The ABORT ends the association before it is established, and Close the connection.
+		if association, err := sctp.ServerWithOptions(sctp.WithNetConn(far)); err == nil {
+			_ = association.Close()
+		}
+	})
+	p := newPlan(trench.Check{Timeout: patience, SCTP: trench.SCTPCheck{Port: 2905}})
+	query := p.querySCTP()
+	_, err := near.Write(query.request)
+	harness.Must(t, err)
+	harness.Must(t, near.SetReadDeadline(time.Now().Add(patience)))
+	buffer := make([]byte, maxDatagram)
+	length, err := near.Read(buffer)
+	harness.Must(t, err)
+	if o, final := query.answer(buffer[:length]); o.verdict != succeeded || !final || query.farewell == nil {
+		t.Fatal(o, final)
+	}
+	_, err = near.Write(query.farewell)
+	harness.Must(t, err)
 }
