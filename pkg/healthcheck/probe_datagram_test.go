@@ -129,10 +129,16 @@ func TestUDPChecks(t *testing.T) {
 	}{
 		"any answer":      {fixed("x"), trench.UDPCheck{Send: "ping"}, ""},
 		"an empty answer": {fixed(""), trench.UDPCheck{Send: "ping"}, ""},
-		"bytes": {func(request []byte) [][]byte { return [][]byte{request} },
-			trench.UDPCheck{Send: "hex:00ff10", Expect: "hex:ff10"}, ""},
-		"a wrong answer": {fixed("SIP/2.0 503"), trench.UDPCheck{Send: "OPTIONS", Expect: "SIP/2.0 200"},
-			"the answer of 11 bytes does not contain SIP/2.0 200: SIP/2.0 503"},
+		"bytes": {
+			func(request []byte) [][]byte { return [][]byte{request} },
+			trench.UDPCheck{Send: "hex:00ff10", Expect: "hex:ff10"},
+			"",
+		},
+		"a wrong answer": {
+			fixed("SIP/2.0 503"),
+			trench.UDPCheck{Send: "OPTIONS", Expect: "SIP/2.0 200"},
+			"the answer of 11 bytes does not contain SIP/2.0 200: SIP/2.0 503",
+		},
 		"silence": {silence, trench.UDPCheck{Send: "ping"}, "no answer in 100ms"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -152,25 +158,43 @@ func TestDNSChecks(t *testing.T) {
 		"no record":        {dnsReply(0, nil), trench.DNSCheck{}, ""},
 		"a wanted record":  {dnsReply(0, nil, "10.0.0.1", "192.0.2.1"), trench.DNSCheck{Answer: `^192\.0\.2\.1$`}, ""},
 		"no wanted record": {dnsReply(0, nil), trench.DNSCheck{Answer: "."}, "the answer has no record"},
-		"another record": {dnsReply(0, nil, "10.0.0.1"), trench.DNSCheck{Answer: "^192"},
-			"no record of the answer matches; the first of 1 is 10.0.0.1"},
+		"another record": {
+			dnsReply(0, nil, "10.0.0.1"),
+			trench.DNSCheck{Answer: "^192"},
+			"no record of the answer matches; the first of 1 is 10.0.0.1",
+		},
 		"SERVFAIL":          {dnsReply(2, nil), trench.DNSCheck{}, "rcode SERVFAIL, wanted NOERROR"},
 		"an unknown rcode":  {dnsReply(12, nil), trench.DNSCheck{}, "rcode 12, wanted NOERROR"},
 		"a wanted NXDOMAIN": {dnsReply(3, nil), trench.DNSCheck{RCode: [4]string{"NOERROR", "NXDOMAIN"}}, ""},
-		"a truncated answer": {dnsReply(0, func(m *dnsmessage.Message) { m.Truncated = true }),
-			trench.DNSCheck{Answer: "."}, "the answer is truncated: write transport: tcp"},
-		"another identifier": {dnsReply(0, func(m *dnsmessage.Message) { m.ID++ }),
-			trench.DNSCheck{}, "an answer to another query"},
-		"another question": {dnsReply(0, func(m *dnsmessage.Message) { m.Questions[0].Type = dnsmessage.TypeMX }),
-			trench.DNSCheck{}, "an answer to another query"},
-		"the query itself": {func(request []byte) [][]byte { return [][]byte{request} },
-			trench.DNSCheck{}, "an answer to another query"},
+		"a truncated answer": {
+			dnsReply(0, func(m *dnsmessage.Message) { m.Truncated = true }),
+			trench.DNSCheck{Answer: "."},
+			"the answer is truncated: write transport: tcp",
+		},
+		"another identifier": {
+			dnsReply(0, func(m *dnsmessage.Message) { m.ID++ }),
+			trench.DNSCheck{},
+			"an answer to another query",
+		},
+		"another question": {
+			dnsReply(0, func(m *dnsmessage.Message) { m.Questions[0].Type = dnsmessage.TypeMX }),
+			trench.DNSCheck{},
+			"an answer to another query",
+		},
+		"the query itself": {
+			func(request []byte) [][]byte { return [][]byte{request} },
+			trench.DNSCheck{},
+			"an answer to another query",
+		},
 		"the answer after one to another query": {func(request []byte) [][]byte {
 			return append(dnsReply(2, func(m *dnsmessage.Message) { m.ID++ })(request), dnsReply(0, nil)(request)...)
 		}, trench.DNSCheck{}, ""},
 		"silence": {silence, trench.DNSCheck{}, "no answer in 100ms"},
-		"no DNS": {fixed("x"), trench.DNSCheck{},
-			"the answer is not DNS: unpacking header: id: insufficient data for base length type"},
+		"no DNS": {
+			fixed("x"),
+			trench.DNSCheck{},
+			"the answer is not DNS: unpacking header: id: insufficient data for base length type",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tt.check.Port, tt.check.Name, tt.check.Type, tt.check.Transport = 1, "Example.org", "A", "udp"
@@ -227,12 +251,16 @@ func TestNTPChecks(t *testing.T) {
 	}{
 		"a synchronized server": {nil, ""},
 		"stratum 16":            {func(p []byte) { p[1] = 16 }, "stratum 16"},
-		"no clock": {func(p []byte) { p[0], p[1] = 3<<6|p[0], 0 },
-			"unsynchronized (leap indicator 3), stratum 0"},
+		"no clock": {
+			func(p []byte) { p[0], p[1] = 3<<6|p[0], 0 },
+			"unsynchronized (leap indicator 3), stratum 0",
+		},
 		"kiss-o'-death": {func(p []byte) { p[1] = 0; copy(p[12:], "RATE") }, "kiss-o'-death RATE"},
 		"a client":      {func(p []byte) { p[0] = ntpClient }, "mode 3, wanted 4 (server)"},
-		"a distant clock": {func(p []byte) { binary.BigEndian.PutUint32(p[8:], 1<<16) },
-			"root distance 1.125s, wanted at most 500ms"},
+		"a distant clock": {
+			func(p []byte) { binary.BigEndian.PutUint32(p[8:], 1<<16) },
+			"root distance 1.125s, wanted at most 500ms",
+		},
 		"another origin": {func(p []byte) { p[ntpOrigin]++ }, "an answer with another origin timestamp"},
 	} {
 		t.Run(name, func(t *testing.T) {

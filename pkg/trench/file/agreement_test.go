@@ -439,8 +439,10 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"http.headers", `["Accept: text/plain"]`, `["X-A: 1\r\nX-B: 2"]`, refused},
 		{"http.headers", `["Accept: text/plain"]`, "['X A: 1']", refused},
 		{"http.headers", `["Accept: text/plain"]`, "[]", refused},
-		{"http.headers", `["Accept: text/plain"]`,
-			"['A: 1', 'A: 2', 'A: 3', 'A: 4', 'A: 5', 'A: 6', 'A: 7', 'A: 8', 'A: 9']", refused},
+		{
+			"http.headers", `["Accept: text/plain"]`,
+			"['A: 1', 'A: 2', 'A: 3', 'A: 4', 'A: 5', 'A: 6', 'A: 7', 'A: 8', 'A: 9']", refused,
+		},
 		{"http.headers", `["Accept: text/plain"]`, "['Host: a']", onlySchema},
 		{"http.headers", `["Accept: text/plain"]`, "['content-length: 1']", onlySchema},
 		{"dns.port", "dns: {port: 53", "dns: {port: 0", refused},

@@ -21,7 +21,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.yaml.in/yaml/v4"
-
 	"golang.org/x/net/dns/dnsmessage"
 
 	"github.com/vipgate/vipgate/pkg/trench"
