@@ -44,14 +44,19 @@ func measureCheckKinds(ctx context.Context, s *session) error {
 		const what = "targets checked each second, "
 		shares, ratios := map[string]*Measurement{}, map[string]*Measurement{}
 		kinds := []struct{ name, check string }{
-			{"TCP", tcp}, {"UDP", fmt.Sprintf("udp: {port: %d, send: ping-of-16-bytes}", checkPort)},
+			{"TCP", tcp},
+			{"UDP", fmt.Sprintf("udp: {port: %d, send: ping-of-16-bytes}", checkPort)},
 			{"DNS", fmt.Sprintf("dns: {port: %d, name: www.example.org}", checkPort)},
 		}
 		for _, kind := range kinds {
-			shares[kind.name] = &Measurement{Row: 14, What: what + kind.name + ": share of one core", Method: vipgate, N: n,
-				Unit: "%"}
-			ratios[kind.name] = &Measurement{Row: 14, What: what + kind.name + ": to TCP", Method: vipgate, N: n, Unit: "×",
-				Goal: kindsRatioGoal}
+			shares[kind.name] = &Measurement{
+				Row: 14, What: what + kind.name + ": share of one core", Method: vipgate, N: n,
+				Unit: "%",
+			}
+			ratios[kind.name] = &Measurement{
+				Row: 14, What: what + kind.name + ": to TCP", Method: vipgate, N: n, Unit: "×",
+				Goal: kindsRatioGoal,
+			}
 		}
 		for range s.repeats(5, 1) {
 			var first float64

@@ -130,7 +130,8 @@ pidfile %[1]s/chronyd.pid
 %[2]s
 `, x.dir, text("local stratum 5", ""))
 	for _, command := range [][]string{
-		{"nginx", "-p", x.dir, "-c", nginx}, {"unbound", "-d", "-c", unbound},
+		{"nginx", "-p", x.dir, "-c", nginx},
+		{"unbound", "-d", "-c", unbound},
 		{"chronyd", "-d", "-x", "-u", "root", "-f", chrony},
 	} {
 		process, err := lab.StartProcess(x.ns, x.dir, command[0], command...)
