@@ -27,10 +27,11 @@ const (
 	idleTime = 2 * time.Second
 )
 
-// connector opens connections and resets them without a goroutine per connection (ADR 11 has the
-// measurements). It belongs to one goroutine. It reuses sockets, as connect(2) allows: connecting
-// to AF_UNSPEC resets a connection, and saves closing a socket and creating one. Sockets whose
-// connection failed are closed.
+// connector opens connections and resets them, and exchanges datagrams, without a goroutine per
+// check (ADR 11 has the measurements). It belongs to one goroutine. It reuses sockets, as
+// connect(2) allows: connecting to AF_UNSPEC resets a connection, and gives up the port of a
+// datagram socket; it saves closing a socket and creating one. Sockets whose check failed are
+// closed.
 type connector struct {
 	epoll int
 	// watch is an epoll descriptor that contains epoll, armed by answers for one event. The poller of
@@ -42,6 +43,7 @@ type connector struct {
 	idle    []*socket // sorted by since
 	busy    schedule[*socket]
 	fetched [128]unix.EpollEvent // by one system call
+	packet  [maxDatagram]byte    // the last datagram
 
 	arrived chan struct{} // of size 1: there are answers
 	done    chan struct{} // closed when the goroutine that waits for them has ended
@@ -52,6 +54,8 @@ type origin struct {
 	family vip.Family
 	source netip.Addr // zero: of the kernel's choice
 	vip    bool       // see path
+	// datagrams is false for TCP.
+	datagrams bool
 }
 
 // socket is idle, or waits for an answer until it is due.
@@ -61,6 +65,8 @@ type socket struct {
 	fd     int
 	fwmark uint32
 	probe  probe
+	query  *query    // of datagrams
+	late   outcome   // of the last datagram that did not belong to the query
 	since  time.Time // it is idle
 }
 
@@ -135,11 +141,13 @@ func (connector *connector) start(probe probe) (o outcome, ended bool) {
 	}
 	switch err := socket.connect(probe.to.Unmap(), probe.plan.port); err {
 	case 0:
+		if socket.datagrams {
+			return connector.send(socket, probe)
+		}
 		connector.release(socket)
 		return outcome{verdict: succeeded}, true
 	case unix.EINPROGRESS, unix.EINTR:
-		socket.probe, socket.due = probe, probe.began.Add(probe.plan.Timeout)
-		heap.Push(&connector.busy, socket)
+		connector.await(socket, probe)
 		return outcome{}, false
 	default:
 		connector.close(socket)
@@ -147,19 +155,24 @@ func (connector *connector) start(probe probe) (o outcome, ended bool) {
 	}
 }
 
+func (connector *connector) await(socket *socket, probe probe) {
+	socket.probe, socket.due = probe, probe.began.Add(probe.plan.Timeout)
+	heap.Push(&connector.busy, socket)
+}
+
 // collect reports the outcomes that are known at now, and returns their number.
 func (connector *connector) collect(now time.Time, report func(probe, outcome)) (reported int) {
-	end := func(socket *socket, outcome outcome) {
+	end := func(socket *socket, result outcome) {
 		p := socket.probe
-		socket.probe = probe{}
+		socket.probe, socket.query, socket.late = probe{}, nil, outcome{}
 		heap.Remove(&connector.busy, socket.index)
-		if outcome.verdict == succeeded {
+		if result.verdict == succeeded {
 			connector.release(socket)
 		} else {
 			connector.close(socket)
 		}
 		reported++
-		report(p, outcome)
+		report(p, result)
 	}
 	for {
 		n, err := unix.EpollWait(connector.epoll, connector.fetched[:], 0)
@@ -169,14 +182,23 @@ func (connector *connector) collect(now time.Time, report func(probe, outcome)) 
 		for _, e := range connector.fetched[:n] {
 			// Idle sockets report their resets.
 			if socket := connector.sockets[e.Fd]; socket != nil && socket.index >= 0 {
-				if o, ended := socket.judge(e.Events); ended {
+				judge := socket.judge
+				if socket.datagrams {
+					judge = connector.receive(socket)
+				}
+				if o, ended := judge(e.Events); ended {
 					end(socket, o)
 				}
 			}
 		}
 	}
 	for len(connector.busy) > 0 && !connector.busy[0].due.After(now) {
-		end(connector.busy[0].item, connector.busy[0].item.probe.plan.failure(context.DeadlineExceeded))
+		socket := connector.busy[0].item
+		result := socket.probe.plan.failure(context.DeadlineExceeded)
+		if socket.late.verdict == failed {
+			result = socket.late
+		}
+		end(socket, result)
 	}
 	for len(connector.idle) > 0 && now.Sub(connector.idle[0].since) > idleTime {
 		connector.evict()
@@ -208,7 +230,7 @@ func (socket *socket) judge(events uint32) (o outcome, ended bool) {
 
 // socket returns an idle socket that fits, or a new one.
 func (connector *connector) socket(p probe) (*socket, error) {
-	o := origin{vip.FamilyOf(p.to), p.source, p.vip}
+	o := origin{vip.FamilyOf(p.to), p.source, p.vip, p.plan.network != "tcp"}
 	for i, socket := range slices.Backward(connector.idle) {
 		if socket.origin == o {
 			connector.idle = slices.Delete(connector.idle, i, i+1)
@@ -229,7 +251,11 @@ func (connector *connector) open(o origin) (_ *socket, err error) {
 	if o.family != vip.IPv4 {
 		domain = unix.AF_INET6
 	}
-	fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	kind, protocol, events := unix.SOCK_STREAM, unix.IPPROTO_TCP, uint32(unix.EPOLLOUT)
+	if o.datagrams {
+		kind, protocol, events = unix.SOCK_DGRAM, unix.IPPROTO_UDP, unix.EPOLLIN
+	}
+	fd, err := unix.Socket(domain, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
@@ -238,8 +264,12 @@ func (connector *connector) open(o origin) (_ *socket, err error) {
 			err = errors.Join(err, unix.Close(fd))
 		}
 	}()
-	// With a linger time of 0 close resets as well.
-	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+	if o.datagrams {
+		if err := reportICMP(fd, o.family); err != nil {
+			return nil, err
+		}
+	} else if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+		// With a linger time of 0 close resets as well.
 		return nil, os.NewSyscallError("setsockopt SO_LINGER", err)
 	}
 	if o.vip {
@@ -257,7 +287,7 @@ func (connector *connector) open(o origin) (_ *socket, err error) {
 		}
 	}
 	// Edge-triggered: an idle socket stays in the set and would otherwise be reported at each wait.
-	e := unix.EpollEvent{Events: unix.EPOLLOUT | unix.EPOLLET, Fd: int32(fd)}
+	e := unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(fd)}
 	if err := unix.EpollCtl(connector.epoll, unix.EPOLL_CTL_ADD, fd, &e); err != nil {
 		return nil, os.NewSyscallError("epoll_ctl", err)
 	}
@@ -301,6 +331,10 @@ func (connector *connector) release(socket *socket) {
 	const call, size = unix.SYS_CONNECT, unix.SizeofSockaddrInet4
 	if _, _, errno := unix.RawSyscall(call, uintptr(socket.fd), uintptr(unsafe.Pointer(&unspec)), size); errno != 0 {
 		connector.close(socket) // which resets as well
+		return
+	}
+	if socket.datagrams && !connector.drain(socket) {
+		connector.close(socket)
 		return
 	}
 	if len(connector.idle) == maxIdle {

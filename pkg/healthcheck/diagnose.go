@@ -121,6 +121,10 @@ func (p probe) diagnose(ctx context.Context) string {
 	if !p.answers(ctx, own) {
 		return fmt.Sprintf("%s port %d: no answer, and none at %s either", p.to, p.plan.port, own.to)
 	}
+	if p.plan.network != "tcp" && p.answers(ctx, p.path) {
+		return fmt.Sprintf("%s port %d: no answer, although the target accepts packets to it; does the application hang, "+
+			"or does a firewall drop them?", p.to, p.plan.port)
+	}
 	// The target reaches this address without a route, so only a missing VIP can prevent an answer.
 	near := p.path
 	near.source = localAddr(ctx, own.to)
@@ -131,7 +135,8 @@ func (p probe) diagnose(ctx context.Context) string {
 	return p.askSidecar(ctx, own)
 }
 
-// answers reports whether a connection is accepted, or refused.
+// answers reports whether a connection is accepted, or refused. Toward a check over datagrams, too:
+// a host answers TCP even if its application hangs.
 func (p probe) answers(ctx context.Context, path path) bool {
 	ctx, cancel := context.WithTimeout(ctx, p.plan.Timeout)
 	defer cancel()

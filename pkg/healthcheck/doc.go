@@ -1,5 +1,5 @@
-// Package healthcheck checks targets by TCP, HTTP or gRPC, and derives the [State] of each from the
-// rise and fall of its stream.
+// Package healthcheck checks targets by TCP, HTTP, gRPC, UDP, DNS, NTP or SCTP, and derives the
+// [State] of each from the rise and fall of its stream.
 //
 // A [Checker] checks each address at its interval, spread over time, so that many targets cause no
 // burst of packets. A target is [Ready] only while its newest check is recent: [Checker.Evaluate]
@@ -12,5 +12,6 @@
 //
 // A check that has no source address, or no fwmark yet, gives no verdict.
 //
-// A new kind of check is a field of [trench.Check], a file probe_*.go, and a case in newPlan.
+// A new kind of check is a field of [trench.Check], a file probe_*.go, and a case in newPlan; over
+// datagrams, also in newQuery.
 package healthcheck

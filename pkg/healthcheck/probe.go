@@ -29,29 +29,46 @@ type plan struct {
 	port uint16 // 0: there is nothing to check
 	// of lists the VIPs that are checked in place of a target's own address, vips their first
 	// addresses by family. Both are empty if the target's own address is checked.
-	of   []vip.VIP
-	vips [len(vip.Families)][]netip.Addr
-	tls  tlsConfig
-	body *regexp.Regexp // of HTTP
-	// exchange checks a target over a connection until ctx ends; nil if the connection is the whole
-	// check.
+	of     []vip.VIP
+	vips   [len(vip.Families)][]netip.Addr
+	tls    tlsConfig
+	body   *regexp.Regexp // of HTTP and DNS; nil for DNS: any answer
+	fields string         // header fields of HTTP requests, each with its end
+	// network is "tcp", "udp" or networkSCTP.
+	network string
+	// exchange checks a target over a TCP connection until ctx ends; nil if the connection is the
+	// whole check. Over datagrams newQuery has the check.
 	exchange func(ctx context.Context, conn net.Conn, at netip.Addr) outcome
 }
 
 // newPlan panics if the body is not a regular expression, which the reader of the trench file
 // checks. vips lists the VIPs of the stream if they are checked in place of addresses.
 func newPlan(check trench.Check, vips ...vip.VIP) *plan {
-	p := &plan{Check: check, port: check.TCP.Port, of: vips}
+	p := &plan{Check: check, port: check.TCP.Port, network: "tcp", of: vips}
 	for _, v := range vips {
 		p.vips[v.Family()] = append(p.vips[v.Family()], v.Prefix().Addr())
 	}
 	switch {
 	case check.HTTP.Port != 0:
 		p.port, p.exchange, p.body = check.HTTP.Port, p.exchangeHTTP, regexp.MustCompile(check.HTTP.Body)
-		p.tls.TLSCheck = check.HTTP.TLS
+		p.tls.TLSCheck, p.fields = check.HTTP.TLS, headerFields(check.HTTP)
 	case check.GRPC.Port != 0:
 		p.port, p.exchange = check.GRPC.Port, p.exchangeGRPC
 		p.tls.TLSCheck, p.tls.protocols = check.GRPC.TLS, []string{"h2"}
+	case check.DNS.Port != 0:
+		p.port, p.network = check.DNS.Port, check.DNS.Transport
+		if check.DNS.Answer != "" {
+			p.body = regexp.MustCompile(check.DNS.Answer)
+		}
+		if p.network == "tcp" {
+			p.exchange = p.exchangeDNS
+		}
+	case check.UDP.Port != 0:
+		p.port, p.network = check.UDP.Port, "udp"
+	case check.NTP.Port != 0:
+		p.port, p.network = check.NTP.Port, "udp"
+	case check.SCTP.Port != 0:
+		p.port, p.network = check.SCTP.Port, networkSCTP
 	}
 	return p
 }
@@ -63,10 +80,15 @@ func (plan *plan) subject(family vip.Family) trench.Check {
 	if len(plan.vips[family]) > 0 {
 		via = trench.ViaVIP
 	}
-	return trench.Check{
-		TCP: plan.TCP, HTTP: plan.HTTP, GRPC: plan.GRPC, Via: via, Sources: [2]netip.Addr{plan.Source(family)},
-	}
+	subject := plan.Check
+	subject.Via, subject.Sources = via, [2]netip.Addr{plan.Source(family)}
+	subject.Interval, subject.FastInterval, subject.Timeout = 0, 0, 0
+	subject.Rise, subject.Fall, subject.Families = 0, 0, 0
+	return subject
 }
+
+// connects reports whether a connector runs the check, without a goroutine.
+func (plan *plan) connects() bool { return plan.exchange == nil && plan.network != networkSCTP }
 
 // covers reports whether the checks of a plan include the VIPs of another plan.
 func (plan *plan) covers(other *plan, family vip.Family) bool {
@@ -108,18 +130,30 @@ const setMark = "setsockopt SO_MARK"
 func (t path) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	d := &net.Dialer{KeepAlive: -1}
 	d.SetMultipathTCP(false)
-	if t.source.IsValid() {
-		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(t.source, 0))
-	}
-	if t.vip {
-		d.Control = func(_, _ string, c syscall.RawConn) (err error) {
-			errControl := c.Control(func(fd uintptr) {
-				if err = limitHops(int(fd), vip.FamilyOf(t.to)); err == nil {
-					err = setFWMark(int(fd), t.fwmark)
-				}
-			})
-			return errors.Join(err, errControl)
+	if source := netip.AddrPortFrom(t.source, 0); t.source.IsValid() {
+		switch network {
+		case "tcp":
+			d.LocalAddr = net.TCPAddrFromAddrPort(source)
+		case "udp":
+			d.LocalAddr = net.UDPAddrFromAddrPort(source)
+		default:
+			d.LocalAddr = &net.IPAddr{IP: t.source.AsSlice()}
 		}
+	}
+	d.Control = func(_, _ string, c syscall.RawConn) (err error) {
+		errControl := c.Control(func(fd uintptr) {
+			family := vip.FamilyOf(t.to)
+			if network != "tcp" {
+				err = reportICMP(int(fd), family)
+			}
+			if err == nil && t.vip {
+				err = limitHops(int(fd), family)
+			}
+			if err == nil && t.vip {
+				err = setFWMark(int(fd), t.fwmark)
+			}
+		})
+		return errors.Join(err, errControl)
 	}
 	return d.DialContext(ctx, network, address)
 }
@@ -127,6 +161,9 @@ func (t path) dial(ctx context.Context, network, address string) (net.Conn, erro
 // probe performs one check of the target whose own address is at, over a connection to address to.
 // It returns at the latest when ctx ends, at the timeout of the check.
 func (plan *plan) probe(ctx context.Context, dial dialFunc, at, to netip.Addr) outcome {
+	if plan.network != "tcp" {
+		return plan.probeDatagrams(ctx, dial, to)
+	}
 	var config *tls.Config
 	if plan.tls.On {
 		var err error

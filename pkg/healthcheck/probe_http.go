@@ -2,13 +2,18 @@ package healthcheck
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 const (
@@ -32,8 +37,9 @@ func (plan *plan) exchangeHTTP(ctx context.Context, conn net.Conn, address netip
 		host = netip.AddrPortFrom(address, plan.port).String()
 	}
 	// The trench file bounds path and host to visible ASCII.
-	request := "GET " + plan.HTTP.Path + " HTTP/1.1\r\nHost: " + host + "\r\nUser-Agent: " + userAgent +
-		"\r\nAccept: */*\r\nConnection: close\r\n\r\n"
+	method := cmp.Or(plan.HTTP.Method, http.MethodGet)
+	request := method + " " + plan.HTTP.Path + " HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n" + plan.fields +
+		"\r\n"
 	if _, err := io.WriteString(conn, request); err != nil {
 		return plan.brokenHTTP("no answer", err)
 	}
@@ -42,7 +48,7 @@ func (plan *plan) exchangeHTTP(ctx context.Context, conn net.Conn, address netip
 	var r *http.Response
 	for {
 		var err error
-		if r, err = http.ReadResponse(reader, nil); err != nil {
+		if r, err = http.ReadResponse(reader, &http.Request{Method: method}); err != nil {
 			if limited.N == 0 {
 				return plan.wrong("the head of the answer is larger than %d KiB", maxHead>>10)
 			}
@@ -70,6 +76,28 @@ func (plan *plan) exchangeHTTP(ctx context.Context, conn net.Conn, address netip
 		return plan.wrong("the body does not match")
 	}
 	return outcome{verdict: succeeded}
+}
+
+// headerFields returns the configured header fields of requests, and defaults.
+func headerFields(check trench.HTTPCheck) string {
+	var text strings.Builder
+	defaults := []string{"User-Agent: " + userAgent, "Accept: */*"}
+	if check.Method == http.MethodPost || check.Method == http.MethodPut {
+		defaults = append(defaults, "Content-Length: 0")
+	}
+	for _, field := range check.Headers {
+		name, _, _ := strings.Cut(field, ":")
+		defaults = slices.DeleteFunc(defaults, func(initial string) bool {
+			initial, _, _ = strings.Cut(initial, ":")
+			return strings.EqualFold(initial, name)
+		})
+	}
+	for _, field := range append(defaults, check.Headers[:]...) {
+		if field != "" {
+			text.WriteString(field + "\r\n")
+		}
+	}
+	return text.String()
 }
 
 func (plan *plan) brokenHTTP(missing string, err error) outcome {

@@ -123,7 +123,7 @@ func (loop *loop) round(ctx context.Context) (rest time.Duration) {
 		}
 		if ended {
 			loop.finish(probe, outcome, time.Now())
-		} else if loop.connector == nil || probe.plan.exchange != nil {
+		} else if loop.connector == nil || !probe.plan.connects() {
 			loop.probes.Go(func() { loop.finish(probe, probe.run(ctx, loop.dial), time.Now()) })
 		} else if o, ended := loop.connector.start(probe); ended {
 			loop.finish(probe, o, time.Now())

@@ -4,8 +4,6 @@ import (
 	"crypto/sha256"
 	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -237,7 +235,7 @@ type Stream struct {
 	// How many targets of a VIP's family must be ready.
 	MinReady int `yaml:"minReady" min:"1" max:"1000000" default:"1"`
 	// How the targets are checked. May be left out when the file has no targets of the stream.
-	Check Check `yaml:"check" remedy:"write one of tcp, http, grpc, such as tcp: {port: 5000}" empty:"the field"`
+	Check Check `yaml:"check" remedy:"write one of tcp, http, grpc, udp, dns, ntp, sctp, such as tcp: {port: 5000}" empty:"the field"`
 	// How long a target that leaves keeps the flows it has.
 	DrainTime time.Duration `yaml:"drainTime" min:"0s" max:"1h" default:"5s"`
 	// What happens to VIPs that were ready while fewer than minReady targets are: withdrawn, or
@@ -297,114 +295,6 @@ type Match struct {
 	Protocols []string `yaml:"protocols,required" form:"transport" remedy:"write a list such as [tcp]" empty:"the entry"`
 	// Destination ports.
 	Ports []uint16 `yaml:"ports,required" min:"1" max:"65535" remedy:"write a list such as [80, 443]" empty:"the entry"`
-}
-
-// Check is how the targets of a stream are checked.
-//
-// One of TCP, HTTP and GRPC has a port, unless it is the zero Check, which checks nothing. Checks
-// are comparable.
-type Check struct {
-	// Opens a TCP connection.
-	TCP TCPCheck `yaml:"tcp" oneof:"kind"`
-	// Sends an HTTP request.
-	HTTP HTTPCheck `yaml:"http" oneof:"kind"`
-	// Asks the gRPC health service, grpc.health.v1.
-	GRPC GRPCCheck `yaml:"grpc" oneof:"kind"`
-	// Time from the start of one check to the start of the next.
-	Interval time.Duration `yaml:"interval" min:"10ms" max:"1h" default:"1s"`
-	// The same while a change is about to be decided: from the first outcome that speaks against the
-	// state until rise or fall. The default is the interval.
-	FastInterval time.Duration `yaml:"fastInterval" min:"10ms" max:"1h"`
-	// How long a check may take, not more than the interval; left out, also not more than the
-	// interval.
-	Timeout time.Duration `yaml:"timeout" min:"1ms" max:"1h" default:"500ms"`
-	// How many checks in a row must succeed before a target is ready.
-	Rise int `yaml:"rise" min:"1" max:"100" default:"2"`
-	// How many checks in a row must fail before a target is no longer ready.
-	Fall int `yaml:"fall" min:"1" max:"100" default:"3"`
-	// Whose addresses are checked: ipv4, ipv6 or both. An address of the other family is as ready as
-	// the target's checked one.
-	Families Families `yaml:"families" default:"both"`
-	// The path of a check. vip: the path of traffic, with the target's fwmark to one of the stream's
-	// VIPs after the other; needs the data plane. address: to the target's own address. Left out: vip
-	// with a data plane, address without.
-	Via Via `yaml:"via"`
-	// Addresses to check from, at most one of a family, none of them in a VIP. Left out: as the kernel
-	// chooses; via vip, the address from which the gateways are reached.
-	Sources [2]netip.Addr `yaml:"source" max:"2" remedy:"write the addresses to check from" empty:"the field"`
-}
-
-// Source returns the address to check from for a family; the zero Addr leaves the choice to the
-// kernel.
-func (c Check) Source(f vip.Family) netip.Addr {
-	for _, a := range c.Sources {
-		if a.IsValid() && vip.FamilyOf(a) == f {
-			return a
-		}
-	}
-	return netip.Addr{}
-}
-
-// TCPCheck succeeds when a TCP connection to the port can be opened.
-type TCPCheck struct {
-	// TCP port to connect to.
-	Port uint16 `yaml:"port,required" min:"1" max:"65535" remedy:"write the TCP port to connect to"`
-}
-
-// HTTPCheck succeeds when a GET is answered with a wanted status and body. A redirect is an answer
-// and not followed.
-type HTTPCheck struct {
-	// TCP port to connect to.
-	Port uint16 `yaml:"port,required" min:"1" max:"65535" remedy:"write the TCP port to connect to"`
-	// Path of the request; may have a query.
-	Path string `yaml:"path" form:"request" default:"/"`
-	// Host header. The default is the target's address with the port.
-	Host string `yaml:"host" form:"host"`
-	// Wanted status: numbers and ranges between 200 and 599, such as 200-399,404.
-	Status string `yaml:"status" form:"status" default:"200-399"` // see [HTTPCheck.Wants]
-	// Regular expression (RE2) that the first 64 KiB of the body must match anywhere. Left out: any
-	// body.
-	Body string `yaml:"body" form:"body"`
-	// Speaks TLS; {} takes the defaults. Left out: plaintext.
-	TLS TLSCheck `yaml:"tls" null:"for plaintext"`
-}
-
-// Wants reports whether Status includes the status of a response.
-func (c HTTPCheck) Wants(status int) bool {
-	for part := range strings.SplitSeq(c.Status, ",") {
-		lo, hi, isRange := strings.Cut(part, "-")
-		if !isRange {
-			hi = lo
-		}
-		// All have three digits, so strings and numbers have the same order.
-		if s := strconv.Itoa(status); lo <= s && s <= hi {
-			return true
-		}
-	}
-	return false
-}
-
-// GRPCCheck succeeds when grpc.health.v1 answers SERVING.
-type GRPCCheck struct {
-	// TCP port to connect to.
-	Port uint16 `yaml:"port,required" min:"1" max:"65535" remedy:"write the TCP port to connect to"`
-	// Service to ask for. Left out: the whole server.
-	Service string `yaml:"service" form:"service"`
-	// Speaks TLS; {} takes the defaults. Left out: plaintext.
-	TLS TLSCheck `yaml:"tls" null:"for plaintext"`
-}
-
-// TLSCheck is how a check speaks TLS, 1.2 or newer.
-type TLSCheck struct {
-	// On is false for plaintext.
-	On bool
-	// Name that is asked for and that the certificate must have. The default is the target's address.
-	ServerName string `yaml:"serverName" form:"server name"`
-	// Absolute path of the PEM file with the authorities, read again when it changes. The default are
-	// the system's.
-	CAFile string `yaml:"caFile" form:"CA file"`
-	// Takes any certificate; without caFile.
-	Insecure bool `yaml:"insecure"`
 }
 
 // Target is one endpoint of an application.

@@ -97,9 +97,15 @@ func (stream Stream) Complete() Stream {
 		check.Timeout = min(check.Timeout, check.Interval)
 	}
 	check.FastInterval = cmp.Or(check.FastInterval, check.Interval)
-	// Defaults must not turn a check of a different kind into an HTTP check.
+	// Defaults must not turn a check into one of another kind.
 	if check.HTTP != (HTTPCheck{}) {
 		setDefaults(&check.HTTP)
+	}
+	if check.DNS != (DNSCheck{}) {
+		setDefaults(&check.DNS)
+	}
+	if check.NTP != (NTPCheck{}) {
+		setDefaults(&check.NTP)
 	}
 	return stream
 }

@@ -428,60 +428,6 @@ func (maglev *Maglev) check(result *validation, path string) {
 // prime reports whether number is a prime number. ProbablyPrime is exact for 64 bits.
 func prime(number uint32) bool { return big.NewInt(int64(number)).ProbablyPrime(0) }
 
-// Kind returns the kind of the check as in the file, such as "tcp", or "" without one.
-func (check *Check) Kind() string {
-	if kinds := check.kinds(); len(kinds) > 0 {
-		return kinds[0]
-	}
-	return ""
-}
-
-// kinds lists the kinds that are set, of which a check has exactly one.
-func (check *Check) kinds() (kinds []string) {
-	value := reflect.ValueOf(check).Elem()
-	for _, field := range FieldsOf(value.Type()) {
-		if field.Tag.Get("oneof") != "" && !field.Of(value).IsZero() {
-			kinds = append(kinds, field.Key)
-		}
-	}
-	return kinds
-}
-
-func (check *Check) check(result *validation, path string) {
-	kinds := check.kinds()
-	if len(kinds) == 0 {
-		result.report(path, "has none of tcp, http, grpc", "write one of them, such as tcp: {port: 5000}")
-	}
-	for _, kind := range kinds[min(1, len(kinds)):] {
-		result.report(member(path, kind), "conflicts with "+kinds[0], "write only one of tcp, http, grpc")
-	}
-	longer := func(key string, duration time.Duration) {
-		if duration > check.Interval {
-			result.report(member(path, key), fmt.Sprintf("is %s, longer than the interval of %s", duration, check.Interval),
-				"write at most the interval")
-		}
-	}
-	longer("fastInterval", check.FastInterval)
-	longer("timeout", check.Timeout)
-	place := func(i int) string { return index(member(path, "source"), i) }
-	for i, source := range check.Sources {
-		if source.IsValid() && !check.Families.Has(vip.FamilyOf(source)) {
-			result.report(place(i), fmt.Sprintf("is %s, but families is %s, so that nothing would be checked from it", source,
-				check.Families), "remove it, or write families: both")
-		}
-	}
-	result.onePerFamily(check.Sources[:], "checks of a family come from one",
-		"what comes from a VIP is sent to the gateways, write "+
-			"an address of the load balancer's own", place)
-}
-
-func (settings *TLSCheck) check(result *validation, path string) {
-	if settings.Insecure && settings.CAFile != "" {
-		result.report(member(path, "caFile"), "conflicts with insecure: true, which takes any certificate",
-			"remove one of them")
-	}
-}
-
 func familyName(is4 bool) string {
 	if is4 {
 		return "IPv4"

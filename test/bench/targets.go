@@ -77,7 +77,7 @@ func (fx *fixture) startTargets() error {
 
 // measureTargets is row 14.
 func measureTargets(ctx context.Context, s *session) error {
-	return errors.Join(measureManyTargets(ctx, s), measureCheckPaths(ctx, s))
+	return errors.Join(measureManyTargets(ctx, s), measureCheckPaths(ctx, s), measureCheckKinds(ctx, s))
 }
 
 func measureManyTargets(ctx context.Context, s *session) error {

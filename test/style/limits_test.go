@@ -22,8 +22,9 @@ const (
 	maxPackageLines = 3_500
 	// Since 70 400: vipgate (3 200 with its page and the laboratory), explain and screens (900),
 	// gateway-config (500), traces and callers of orders (550), routing policies (240) and their
-	// display (420), weights (130), sessions of gateways (570).
-	maxProductLines = 76_660
+	// display (420), weights (130), sessions of gateways (570), checks of UDP, DNS, NTP and
+	// SCTP (950).
+	maxProductLines = 77_650
 	maxMethods      = 40
 	maxFlags        = 149 // 9 of vipgate
 	// maxPhrases is the number of stilted phrases per 10 000 words of comments.

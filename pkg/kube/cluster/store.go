@@ -195,12 +195,14 @@ func strip(object any) (any, error) {
 }
 
 // stripPod keeps the metadata with the annotation of Multus, and of spec and status only the node,
-// the addresses, the readiness and the ports.
+// the addresses, the readiness with its probes, and the ports.
 func stripPod(pod *corev1.Pod) {
 	maps.DeleteFunc(pod.Annotations, func(name, _ string) bool { return name != networkStatus })
 	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
 		for i, container := range containers {
-			containers[i] = corev1.Container{Name: container.Name, Ports: container.Ports}
+			containers[i] = corev1.Container{
+				Name: container.Name, Ports: container.Ports, ReadinessProbe: container.ReadinessProbe,
+			}
 		}
 	}
 	pod.Spec = corev1.PodSpec{

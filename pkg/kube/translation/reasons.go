@@ -57,6 +57,8 @@ const (
 	ReasonNotChecked = "NotChecked"
 	// ReasonNoAddressOfFamily: the Service has endpoints, but none with an address of a VIP's family.
 	ReasonNoAddressOfFamily = "NoAddressOfFamily"
+	// ReasonTCPCheck: only a TCP connection is checked, and the Pods have a better probe. A warning.
+	ReasonTCPCheck = "TCPCheck"
 	// ReasonSourceRanges: spec.loadBalancerSourceRanges has no effect. A warning.
 	ReasonSourceRanges = "SourceRangesIgnored"
 	// ReasonMore: the list of problems is truncated.

@@ -165,8 +165,8 @@ func readPorts(service *corev1.Service, stream *trench.Stream) *refusal {
 		byProtocol[name] = append(byProtocol[name], uint16(port.Port))
 	}
 	if stream.Check.Kind() == "" {
-		return refuse(ReasonNoCheck, "there is no TCP port to check: write annotation %s, such as "+
-			`{"tcp":{"port":8080}}`, v1alpha1.CheckAnnotation)
+		return refuse(ReasonNoCheck, "there is no TCP port to check: write annotation %s, such as %s",
+			v1alpha1.CheckAnnotation, suggestedCheck(service))
 	}
 	if count := len(service.Spec.Ports); count > trench.MaxMatch {
 		return refuse(ReasonInvalid, "spec.ports has %d ports, and the data plane knows %d of a Service at most: "+
@@ -179,6 +179,23 @@ func readPorts(service *corev1.Service, stream *trench.Stream) *refusal {
 			trench.Match{Protocols: []string{name}, Ports: slices.Compact(byProtocol[name])})
 	}
 	return nil
+}
+
+// suggestedCheck returns a check of the first port of a Service.
+func suggestedCheck(service *corev1.Service) string {
+	port, name := 8080, "tcp"
+	if len(service.Spec.Ports) > 0 {
+		port, name = int(service.Spec.Ports[0].Port), strings.ToLower(string(protocol(service.Spec.Ports[0].Protocol)))
+	}
+	switch {
+	case name == "udp" && port == 53:
+		return `{"dns":{"port":53,"name":"example.org"}}`
+	case name == "udp" && port == 123:
+		return `{"ntp":{"port":123}}`
+	case name == "udp":
+		return fmt.Sprintf(`{"udp":{"port":%d,"send":"ping"}}`, port)
+	}
+	return fmt.Sprintf(`{%q:{"port":%d}}`, name, port)
 }
 
 // origin returns the part of a Service that sets a field of its stream.

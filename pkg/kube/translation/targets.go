@@ -26,6 +26,11 @@ func (state *translator) addTargets(service *corev1.Service, stream *trench.Stre
 			"no Pod in namespace %s has the labels %s and %s=%s: add the latter to the template of the Pods",
 			service.Namespace, labels.Set(service.Spec.Selector), v1alpha1.TrenchLabel, state.settings.trench.Name)})
 	}
+	if suggested := suggestCheck(service, stream, list); suggested != "" {
+		problems = append(problems, Problem{reference(service), ReasonTCPCheck, message(
+			"a hung application passes its TCP check: write annotation %s, such as %s, as in the readinessProbe of the Pods",
+			v1alpha1.CheckAnnotation, suggested)})
+	}
 	// Without any Pod that listens on the port, the Service itself is wrong.
 	list, translated := withPorts(service, list)
 	if len(list) == 0 && len(translated) > 0 {

@@ -106,10 +106,16 @@ streams:
      targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]}
   - {name: s2, vips: ["2000::1/128"],
      check: {http: {port: 8080, path: "/healthz?full=1", host: "example.org:8443", status: "200-299,404", body: "^ok$",
+                    method: POST, headers: ["Accept: text/plain"],
                     tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}},
              families: ipv6, source: ["fd00::9"]},
      targets: [{name: t2, ips: ["fd00::2"], terminating: true}]}
   - {name: s3, vips: [20.0.0.1/32], check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}}
+  - {name: s4, vips: [20.0.0.1/32], check: {dns: {port: 53, name: example.org, type: AAAA, rcode: [NXDOMAIN],
+                                                  answer: "^fd", transport: tcp, recursion: true}}}
+  - {name: s5, vips: [20.0.0.1/32], check: {udp: {port: 5060, send: "hex:00ff", expect: pong}}}
+  - {name: s6, vips: [20.0.0.1/32], check: {ntp: {port: 123, maxDistance: 2s}}}
+  - {name: s7, vips: [20.0.0.1/32], check: {sctp: {port: 2905}}}
 `
 
 const firstCheck = "check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, "
@@ -353,6 +359,14 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"check.grpc", "tcp: {port: 5000}", "grpc: {port: 5000}", taken},
 		{"check.grpc", "tcp: {port: 5000}", "grpc: {}", refused},
 		{"check.grpc", "grpc: {port: 9090", "grpc: {port: 9090}, http: {port: 9090", refused},
+		{"check.udp", "tcp: {port: 5000}", "udp: {port: 5000, send: x}", taken},
+		{"check.udp", "tcp: {port: 5000}", "udp: {port: 5000}", refused},
+		{"check.dns", "tcp: {port: 5000}", "dns: {port: 5000, name: .}", taken},
+		{"check.dns", "tcp: {port: 5000}", "dns: {port: 5000}", refused},
+		{"check.ntp", "tcp: {port: 5000}", "ntp: {port: 5000}", taken},
+		{"check.ntp", "tcp: {port: 5000}", "ntp: {}", refused},
+		{"check.sctp", "tcp: {port: 5000}", "sctp: {port: 5000}", taken},
+		{"check.sctp", "tcp: {port: 5000}", "tcp: {port: 5000}, sctp: {port: 5000}", refused},
 		{"check.fastInterval", "fastInterval: 100ms", "fastInterval: 2s", taken},
 		{"check.fastInterval", "fastInterval: 100ms", "fastInterval: 100", refused},
 		{"check.fastInterval", "fastInterval: 100ms", "fastInterval: 3s", onlySchema},
@@ -416,6 +430,49 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"http.body", `"^ok$"`, strings.Repeat("ä", 1000), taken},
 		{"http.body", `"^ok$"`, strings.Repeat("a", 1001), refused},
 		{"http.body", `"^ok$"`, "'a('", onlySchema},
+		{"http.method", "method: POST", "method: OPTIONS", taken},
+		{"http.method", "method: POST", "method: post", refused},
+		{"http.method", "method: POST", "method: CONNECT", refused},
+		{"http.method", "method: POST", "method: HEAD", onlySchema}, // conflicts with body
+		{"http.headers", `["Accept: text/plain"]`, `["X-A:1", "X-A: 2"]`, taken},
+		{"http.headers", `["Accept: text/plain"]`, "['X-A: 1', 'X-A: 1']", refused},
+		{"http.headers", `["Accept: text/plain"]`, `["X-A: 1\r\nX-B: 2"]`, refused},
+		{"http.headers", `["Accept: text/plain"]`, "['X A: 1']", refused},
+		{"http.headers", `["Accept: text/plain"]`, "[]", refused},
+		{
+			"http.headers", `["Accept: text/plain"]`,
+			"['A: 1', 'A: 2', 'A: 3', 'A: 4', 'A: 5', 'A: 6', 'A: 7', 'A: 8', 'A: 9']", refused,
+		},
+		{"http.headers", `["Accept: text/plain"]`, "['Host: a']", onlySchema},
+		{"http.headers", `["Accept: text/plain"]`, "['content-length: 1']", onlySchema},
+		{"dns.port", "dns: {port: 53", "dns: {port: 0", refused},
+		{"dns.name", "name: example.org, type", "name: _sip._udp.example.org., type", taken},
+		{"dns.name", "name: example.org, type", "name: a..b, type", refused},
+		{"dns.name", "name: example.org, type", "name: " + strings.Repeat("a", 64) + ", type", refused},
+		{"dns.name", "name: example.org, type", "name: " + strings.Repeat("a.", 126) + "a, type", taken},
+		{"dns.name", "name: example.org, type", "name: " + strings.Repeat("a.", 127) + "a, type", onlySchema},
+		{"dns.name", "name: example.org, type", "name: 'a b', type", refused},
+		{"dns.type", "type: AAAA", "type: SRV", taken},
+		{"dns.type", "type: AAAA", "type: ANY", refused},
+		{"dns.rcode", "[NXDOMAIN]", "[NOERROR, SERVFAIL]", taken},
+		{"dns.rcode", "[NXDOMAIN]", "[NOERROR, NOERROR]", refused},
+		{"dns.rcode", "[NXDOMAIN]", "NOERROR", refused},
+		{"dns.rcode", "[NXDOMAIN]", "[OK]", refused},
+		{"dns.answer", `"^fd"`, "'a('", onlySchema},
+		{"dns.transport", "transport: tcp", "transport: tls", refused},
+		{"dns.recursion", "recursion: true", "recursion: 'false'", taken},
+		{"udp.port", "udp: {port: 5060", "udp: {port: 65536", refused},
+		{"udp.send", `"hex:00ff"`, "ping", taken},
+		{"udp.send", `"hex:00ff"`, "hex:0", onlySchema},
+		{"udp.send", `"hex:00ff"`, "''", refused},
+		{"udp.send", `"hex:00ff"`, strings.Repeat("a", 1001), refused},
+		{"udp.send", `"hex:00ff"`, strings.Repeat("ä", 501), onlySchema}, // 1002 bytes
+		{"udp.expect", "expect: pong", `expect: "a\nb"`, taken},
+		{"udp.expect", "expect: pong", "expect: 'hex:xy'", onlySchema},
+		{"ntp.port", "ntp: {port: 123", "ntp: {port: 123456", refused},
+		{"ntp.maxDistance", "maxDistance: 2s", "maxDistance: 20s", onlySchema},
+		{"ntp.maxDistance", "maxDistance: 2s", "maxDistance: 2", refused},
+		{"sctp.port", "sctp: {port: 2905", "sctp: {port: -1", refused},
 		{"http.tls", "tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}", "tls: {}", taken},
 		{"http.tls", "tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}", "tls:", refused},
 		{"http.tls", "tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}", "tls: true", refused},

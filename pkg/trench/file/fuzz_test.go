@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.yaml.in/yaml/v4"
+	"golang.org/x/net/dns/dnsmessage"
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -205,10 +206,21 @@ func matches(t *testing.T, match []trench.Match) {
 func checks(t *testing.T, c trench.Check, vips []vip.VIP) {
 	t.Helper()
 	kinds := 0
-	for _, port := range []uint16{c.TCP.Port, c.HTTP.Port, c.GRPC.Port} {
+	for _, port := range []uint16{
+		c.TCP.Port, c.HTTP.Port, c.GRPC.Port, c.UDP.Port, c.DNS.Port, c.NTP.Port, c.SCTP.Port,
+	} {
 		if port != 0 {
 			kinds++
 		}
+	}
+	if _, err := dnsmessage.NewName(strings.TrimSuffix(c.DNS.Name, ".") + "."); c.DNS.Port != 0 && err != nil {
+		t.Fatal(err)
+	}
+	if c.UDP.Port != 0 && (len(trench.Payload(c.UDP.Send)) == 0 || len(c.UDP.Send) > 1000) {
+		t.Fatalf("%+v", c.UDP)
+	}
+	if _, err := regexp.Compile(c.DNS.Answer); err != nil || c.NTP.Port != 0 && c.NTP.MaxDistance == 0 {
+		t.Fatalf("%+v", c)
 	}
 	if kinds != 1 || c.HTTP.Port == 0 && c.HTTP != (trench.HTTPCheck{}) || c.GRPC.Port == 0 &&
 		c.GRPC != (trench.GRPCCheck{}) {

@@ -100,8 +100,9 @@ func TestReferenceFile(t *testing.T) {
 			{
 				Name: "stream-a-3", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second,
 				Check: byDefault(trench.Check{Families: trench.OnlyIPv4, HTTP: trench.HTTPCheck{
-					Port: 8443, Path: "/healthz?full=1", Host: "example.org:443", Status: "200-299,404", Body: "^(ok|OK)",
-					TLS: trench.TLSCheck{On: true, ServerName: "sni.example.org", CAFile: "/etc/vipgate/ca.pem"},
+					Port: 8443, Method: "GET", Path: "/healthz?full=1", Host: "example.org:443", Status: "200-299,404",
+					Body: "^(ok|OK)",
+					TLS:  trench.TLSCheck{On: true, ServerName: "sni.example.org", CAFile: "/etc/vipgate/ca.pem"},
 				}}),
 				Targets: []trench.Target{{
 					Name: "target-1",
@@ -118,7 +119,7 @@ func TestReferenceFile(t *testing.T) {
 			{
 				Name: "stream-a-5", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1,
 				Check: byDefault(trench.Check{HTTP: trench.HTTPCheck{
-					Port: 80, Path: "/", Status: "200-399",
+					Port: 80, Method: "GET", Path: "/", Status: "200-399",
 					TLS: trench.TLSCheck{On: true},
 				}}),
 			},
@@ -213,7 +214,8 @@ func TestRefusedFiles(t *testing.T) {
 	const fields = "trench, attractor, streams, maxRemoval, confirm, onePodAtATime"
 	const gatewayFields = "name, address, interface, protocol, localASN, remoteASN, localPort, remotePort, holdTime, " +
 		"keepaliveTime, connectRetryTime, families, multihop, ttlSecurity, bfd, passwordFile"
-	const checkFields = "tcp, http, grpc, interval, fastInterval, timeout, rise, fall, families, via, source"
+	const checkFields = "tcp, http, grpc, udp, dns, ntp, sctp, " +
+		"interval, fastInterval, timeout, rise, fall, families, via, source"
 	tests := []struct {
 		name     string
 		old, new string // replaced in good
@@ -619,7 +621,7 @@ func TestRefusedFiles(t *testing.T) {
 		},
 		{
 			"empty check", "{tcp: {port: 5000}}", "{}",
-			"f.yaml:13: streams[0].check: is an empty mapping: write one of tcp, http, grpc, such " +
+			"f.yaml:13: streams[0].check: is an empty mapping: write one of tcp, http, grpc, udp, dns, ntp, sctp, such " +
 				"as tcp: {port: 5000}, or remove the field",
 		},
 		{
@@ -628,12 +630,13 @@ func TestRefusedFiles(t *testing.T) {
 		},
 		{
 			"two checks", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, grpc: {port: 5001}}",
-			"f.yaml:13: streams[0].check.grpc: conflicts with tcp: write only one of tcp, http, grpc",
+			"f.yaml:13: streams[0].check.grpc: conflicts with tcp: write only one of tcp, http, grpc, udp, dns, ntp, sctp",
 		},
 		{
 			"three checks", "{tcp: {port: 5000}}", "{grpc: {port: 1}, tcp: {port: 2}, http: {port: 3}}",
-			"f.yaml:13: streams[0].check.grpc: conflicts with tcp: write only one of tcp, http, grpc\nf.yaml:13: " +
-				"streams[0].check.http: conflicts with tcp: write only one of tcp, http, grpc",
+			"f.yaml:13: streams[0].check.grpc: conflicts with tcp: write only one of tcp, http, grpc, udp, dns, ntp, sctp\n" +
+				"f.yaml:13: " +
+				"streams[0].check.http: conflicts with tcp: write only one of tcp, http, grpc, udp, dns, ntp, sctp",
 		},
 		{
 			"unknown check", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, icmp: {}}",
@@ -720,7 +723,8 @@ func TestRefusedFiles(t *testing.T) {
 		},
 		{
 			"http is a port", "{tcp: {port: 5000}}", "{http: 80}",
-			"f.yaml:13: streams[0].check.http: is \"80\": write a mapping with the fields port, path, host, status, body, tls",
+			"f.yaml:13: streams[0].check.http: is \"80\": write a mapping with the fields port, method, path, host, " +
+				"headers, status, body, tls",
 		},
 		{"path without a slash", "{tcp: {port: 5000}}", "{http: {port: 80, path: healthz}}", "f.yaml:13: " +
 			"streams[0].check.http.path: is \"healthz\": write a path such as /healthz or /healthz?full=1, in at most 1000 " +

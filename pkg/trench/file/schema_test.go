@@ -148,16 +148,20 @@ func objects() map[string]object {
 // in the schema.
 func descriptions(t *testing.T) map[string]string {
 	t.Helper()
-	file, err := goparser.ParseFile(token.NewFileSet(), "../config.go", nil, goparser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
+	var decls []ast.Decl
+	for _, name := range []string{"../config.go", "../check.go"} {
+		file, err := goparser.ParseFile(token.NewFileSet(), name, nil, goparser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		decls = append(decls, file.Decls...)
 	}
 	found := map[string]string{}
 	first := func(text string) string {
 		text, _, _ = strings.Cut(text, "\n\n")
 		return strings.TrimSpace(strings.ReplaceAll(text, "\n", " "))
 	}
-	for _, d := range file.Decls {
+	for _, d := range decls {
 		d, ok := d.(*ast.GenDecl)
 		if !ok || d.Tok != token.TYPE {
 			continue
@@ -315,7 +319,7 @@ func holds(t reflect.Type, f *trench.Field, texts map[string]string, defs *order
 		return ref("path")
 	case "request":
 		return ordered{{"type", "string"}, {"pattern", f.Pattern()}}
-	case "body":
+	case "body", "payload":
 		return ordered{{"type", anyScalar}, {"minLength", 1}, {"maxLength", 1000}}
 	case "status":
 		types := []string{"integer", "string"}
@@ -411,7 +415,9 @@ func TestTagsMatchConstants(t *testing.T) {
 func TestSchemaDefaultsMatchReader(t *testing.T) {
 	file := strings.Replace(good, "name: gw4", "name: gw4\n      bfd: {}", 1)
 	file = strings.Replace(file, "name: s1", "name: s1\n    maglev: {}", 1) +
-		"  - {name: s2, vips: [20.0.0.1/32], check: {http: {port: 80, tls: {}}}}\n"
+		"  - {name: s2, vips: [20.0.0.1/32], check: {http: {port: 80, tls: {}}}}\n" +
+		"  - {name: s3, vips: [20.0.0.1/32], check: {dns: {port: 53, name: a}}}\n" +
+		"  - {name: s4, vips: [20.0.0.1/32], check: {ntp: {port: 123}}}\n"
 	left, err := Parse("f", []byte(file), trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
@@ -429,6 +435,7 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 				"gateway":   {"name: gw4\n", "name: gw4\n      %s: %v\n"}, "bfd": {"bfd: {", "bfd: {%s: %v"},
 				"stream": {"- name: s1\n", "- name: s1\n    %s: %v\n"}, "maglev": {"maglev: {", "maglev: {%s: %v"},
 				"check": {"check: {", "check: {%s: %v, "}, "http": {"http: {", "http: {%s: %v, "},
+				"dns": {"dns: {", "dns: {%s: %v, "}, "ntp": {"ntp: {", "ntp: {%s: %v, "},
 				"tls": {"tls: {", "tls: {%s: %v"}, "target": {"- {name: t1", "- {%s: %v, name: t1"},
 			}[m.name]
 			explicit := strings.Replace(file, at[0], fmt.Sprintf(at[1], name, initial), 1)
@@ -443,7 +450,7 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 			fields = append(fields, name)
 		}
 	}
-	if len(fields) != 28 {
+	if len(fields) != 33 {
 		t.Errorf("%d fields have a default: %v", len(fields), fields)
 	}
 }
