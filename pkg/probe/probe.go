@@ -20,10 +20,11 @@ import (
 const (
 	// maxConcurrent is the maximum number of concurrent checks. If all are in use, verdicts expire.
 	maxConcurrent = 4096
-	// maxTraces is the maximum number of concurrent traces, and retrace the time between two traces
-	// of a dead path.
-	maxTraces = 8
-	retrace   = time.Minute
+	// maxTraces is the maximum number of concurrent traces. A dead path is traced again after retrace,
+	// or after retryTrace if no router answered.
+	maxTraces  = 8
+	retrace    = time.Minute
+	retryTrace = 5 * time.Second
 	// busyRecheck is the delay after a check that could not run, such as because another process uses
 	// the port.
 	busyRecheck = 100 * time.Millisecond
@@ -255,7 +256,11 @@ func (prober *Prober) apply(path *path, result healthcheck.Result, now time.Time
 		path.reason = result.Reason
 		if path.failures >= prober.Fall {
 			path.verdict, path.judged = Dead, now
-			trace = now.Sub(path.tracedAt) > retrace && connectPort(path.target.Checks[0]) != 0
+			again := retrace
+			if path.hop == "" {
+				again = retryTrace
+			}
+			trace = now.Sub(path.tracedAt) > again && connectPort(path.target.Checks[0]) != 0
 		}
 	}
 	if path.verdict != before || path.notRun != reasonBefore {

@@ -18,6 +18,7 @@ const (
 	// that do not answer within hopTimeout.
 	maxHops    = 16
 	maxSilent  = 2
+	maxBusy    = 10
 	hopTimeout = 300 * time.Millisecond
 	// traceTime is how long --once waits for traces.
 	traceTime = 2 * time.Second
@@ -25,11 +26,22 @@ const (
 
 // trace returns the address of the last router on the path that answers, and its distance: the path
 // ends there, or one hop further. It sends SYN packets with increasing hop limits from the source
-// port of the path, which ECMP therefore sends over the same routers. "" if none answered.
+// port of the path, which ECMP therefore sends over the same routers. It returns "" if none answered:
+// routers answer only some packets in a second.
 func (path *path) trace(ctx context.Context) (last string) {
-	silent := 0
+	silent, busy := 0, 0
 	for hops := 1; hops <= maxHops && silent < maxSilent && ctx.Err() == nil; hops++ {
 		router, final, err := path.hopAt(hops)
+		if (errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EADDRINUSE)) && busy < maxBusy {
+			// Another process has a connection with these addresses and ports.
+			busy++
+			hops--
+			select {
+			case <-time.After(busyRecheck):
+			case <-ctx.Done():
+			}
+			continue
+		}
 		if err != nil {
 			return last
 		}
@@ -75,7 +87,7 @@ func (path *path) hopAt(hops int) (router netip.Addr, final bool, err error) {
 		return router, false, fmt.Errorf("failed to prepare a socket: %w", err)
 	}
 	if err := unix.Connect(fd, sockaddr(to, port)); err != nil && err != unix.EINPROGRESS {
-		return router, true, nil
+		return router, true, fmt.Errorf("failed to connect: %w", err)
 	}
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
 	for {

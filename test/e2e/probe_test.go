@@ -188,6 +188,8 @@ func TestProbeFindsBlackHole(t *testing.T) {
 	if slices.Sort(dead); !slices.Equal(dead, through[1]) {
 		t.Errorf("--once: dead are %q, want %q\n%s", dead, through[1], out)
 	}
+	// The pod drops, so that the last answer is of the gateway, which limits its rate of ICMP.
+	delete(hops, "")
 	if got := slices.Sorted(maps.Keys(hops)); !slices.Equal(got, []string{
 		"198.51.100.1 (hop 1)", "2001:db8:100::1 (hop 1)",
 	}) {
