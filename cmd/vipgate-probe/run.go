@@ -109,6 +109,9 @@ func (c *runCommand) targets(config *trench.Config) []probe.Target {
 
 // parseCheck reads a check in the syntax of the trench file.
 func parseCheck(text string) (trench.Check, error) {
+	if text == "" {
+		return trench.Check{}, errors.New("it is empty; write a check such as {tcp: {port: 5000}}")
+	}
 	var object any
 	if err := yaml.Load([]byte(text), &object); err != nil {
 		return trench.Check{}, fmt.Errorf("it is not YAML: %w", err)

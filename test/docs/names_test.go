@@ -52,6 +52,7 @@ func TestMetricsAreListed(t *testing.T) {
 		{"Load balancer, port 2223", "vipgate_lb_"},
 		{"Kube, port 2225", "vipgate_kube_"},
 		{"Target, port 2226", "vipgate_target_"},
+		{"vipgate-probe, port 2227", "vipgate_probe_"},
 	}
 	listed := map[string][]string{}
 	for _, m := range metrics.All() {
