@@ -38,8 +38,9 @@ func (state State) MarshalText() ([]byte, error) { return []byte(state.String())
 // target is a VIP that is probed. It is immutable.
 type target struct {
 	Target
-	checks []healthcheck.Single
-	paths  []*path
+	address netip.Addr
+	checks  []healthcheck.Single
+	paths   []*path
 }
 
 // path is one source address and port toward a VIP. Prober.mu guards its fields below target.
@@ -73,7 +74,7 @@ func (path *path) state(now time.Time, valid time.Duration) State {
 // check performs the checks of the target until one passes.
 func (path *path) check(ctx context.Context) (result healthcheck.Result) {
 	for _, check := range path.target.checks {
-		if result = check.Run(ctx, path.dial, path.target.Address()); result.Passed {
+		if result = check.Run(ctx, path.dial, path.target.address); result.Passed {
 			break
 		}
 	}
@@ -90,7 +91,7 @@ func (path *path) dial(ctx context.Context, network, address string) (net.Conn, 
 	dialer.SetMultipathTCP(false)
 	conn, err := dialer.DialContext(ctx, network, address)
 	if err != nil {
-		return nil, local(err, vip.FamilyOf(path.target.Address()))
+		return nil, local(err, vip.FamilyOf(path.target.address))
 	}
 	return conn, nil
 }

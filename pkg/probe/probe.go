@@ -128,7 +128,7 @@ func (prober *Prober) Update(targets []Target) {
 
 // target returns a VIP with its paths, which are not in the schedule yet.
 func (prober *Prober) target(wanted Target) *target {
-	t := &target{Target: wanted}
+	t := &target{Target: wanted, address: wanted.Address()}
 	for _, check := range wanted.Checks {
 		check.Timeout = prober.Timeout
 		t.checks = append(t.checks, healthcheck.NewSingle(check))
@@ -303,7 +303,7 @@ func (s *schedule) Pop() any {
 
 // from returns the source of a path.
 func (path *path) from() string {
-	at := netip.AddrPortFrom(cmp.Or(path.source, unspecified(path.target.Address())), path.port)
+	at := netip.AddrPortFrom(cmp.Or(path.source, unspecified(path.target.address)), path.port)
 	return at.String()
 }
 

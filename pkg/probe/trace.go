@@ -59,7 +59,7 @@ func (path *path) trace(ctx context.Context) (last string) {
 // final reports whether the packet reached the VIP, or an answer other than "time exceeded" ends the
 // trace.
 func (path *path) hopAt(hops int) (router netip.Addr, final bool, err error) {
-	to := path.target.Address()
+	to := path.target.address
 	isV4 := vip.FamilyOf(to) == vip.IPv4
 	domain, level, limit, receive := unix.AF_INET, unix.IPPROTO_IP, unix.IP_TTL, unix.IP_RECVERR
 	if !isV4 {
