@@ -82,7 +82,10 @@ func TestRefusedFlags(t *testing.T) {
 	good := func() runCommand {
 		vip, err := parseVIP("20.0.0.1")
 		harness.Must(t, err)
-		c := runCommand{Check: "{tcp: {port: 5000}}", Ports: 4, PortBase: 31000, Interval: time.Second, Timeout: time.Second, Fall: 2, Rate: 10}
+		c := runCommand{
+			Check: "{tcp: {port: 5000}}", Ports: 4, PortBase: 31000, Interval: time.Second, Timeout: time.Second,
+			Fall: 2, Rate: 10,
+		}
 		c.VIP = append(c.VIP, vip)
 		c.LogLevel, c.LogFormat, c.AdminSocket = "info", "text", "unix:///run/admin.sock"
 		c.HealthAddress = cli.Address{AddrPort: netip.MustParseAddrPort("127.0.0.1:7784")}

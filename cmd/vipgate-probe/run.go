@@ -25,19 +25,19 @@ import (
 )
 
 type runCommand struct {
-	TrenchFile string    `help:"Trench file with the VIPs, and with the checks of their streams." type:"path" placeholder:"FILE"`
-	VIP        []vip.VIP `name:"vip" help:"VIP to probe instead of a trench file's; repeatable." placeholder:"VIP"`
-	Check      string    `help:"Check of each --vip, as in the trench file, such as \"{tcp: {port: 5000}}\"." placeholder:"YAML"`
+	TrenchFile string    `help:"Trench file with VIPs and checks." type:"path" placeholder:"FILE"`
+	VIP        []vip.VIP `name:"vip" help:"VIP to probe, without a trench file; repeatable." placeholder:"VIP"`
+	Check      string    `help:"Check of these VIPs, as in the trench file: {tcp: {port: 5000}}." placeholder:"YAML"`
 
-	Ports    int           `help:"Source ports toward each VIP, at most 64: ECMP sends them over different paths." default:"4"`
-	PortBase uint16        `help:"The first source port. The host should select ports of connections elsewhere." default:"31000" placeholder:"PORT"`
-	Source   []netip.Addr  `help:"Address to probe from; repeatable: several of a family are further paths. The kernel selects it when absent." placeholder:"ADDR"`
+	Ports    int           `help:"Source ports toward each VIP, at most 64." default:"4"`
+	PortBase uint16        `help:"The first of them, outside of ip_local_port_range." default:"31000" placeholder:"PORT"`
+	Source   []netip.Addr  `help:"Address to probe from; repeatable. The kernel selects it when absent." placeholder:"ADDR"`
 	Interval time.Duration `help:"Time between two checks of a path." default:"500ms"`
 	Timeout  time.Duration `help:"How long a check may take." default:"500ms"`
-	Fall     int           `help:"How many checks in a row must fail before a path is dead." default:"2"`
-	Rate     int           `help:"How many checks may start in a second; with more paths the interval is longer." default:"4000"`
+	Fall     int           `help:"Failures in a row that make a path dead." default:"2"`
+	Rate     int           `help:"Checks that may start in a second; more paths have a longer interval." default:"4000"`
 
-	Once   bool   `help:"Probe until each path has a verdict, print them and exit: 0 if all are reachable, 1 if one is dead, 3 if one is unknown." env:"-"`
+	Once   bool   `help:"Print the verdicts and exit: 0 if all paths are reachable, 1 if one is dead, 3 if one is unknown." env:"-"`
 	Output string `short:"o" help:"table or json, of --once." enum:"table,json" default:"table" env:"-"`
 
 	cli.Process
@@ -135,14 +135,15 @@ func (c *runCommand) check(r *cli.Refusals) {
 	}
 	const maxPorts = 64
 	r.If(c.Ports < 1 || c.Ports > maxPorts, "--ports=%d: use 1 to %d", c.Ports, maxPorts)
-	r.If(c.PortBase == 0 || int(c.PortBase)+c.Ports > 1<<16, "--port-base=%d: %d ports from there on exceed 65535, or it is 0",
-		c.PortBase, c.Ports)
+	r.If(c.PortBase == 0 || int(c.PortBase)+c.Ports > 1<<16,
+		"--port-base=%d: %d ports from there on exceed 65535, or it is 0", c.PortBase, c.Ports)
 	r.If(c.Interval < 10*time.Millisecond, "--interval=%v: use at least 10ms", c.Interval)
 	r.If(c.Timeout < time.Millisecond, "--timeout=%v: use at least 1ms", c.Timeout)
 	r.If(c.Fall < 1, "--fall=%d: use at least 1", c.Fall)
 	r.If(c.Rate < 1, "--rate=%d: use at least 1", c.Rate)
 	for _, source := range c.Source {
-		r.If(!source.IsValid() || source.Zone() != "" || source.Is4In6(), "--source=%v: write an address without a zone", source)
+		r.If(!source.IsValid() || source.Zone() != "" || source.Is4In6(),
+			"--source=%v: write an address without a zone", source)
 	}
 	c.Process.Check(r, cli.Port{})
 }

@@ -137,7 +137,8 @@ func (prober *Prober) target(wanted Target) *target {
 		return t
 	}
 	family := wanted.VIP.Family()
-	sources := slices.DeleteFunc(slices.Clone(prober.Sources), func(a netip.Addr) bool { return vip.FamilyOf(a) != family })
+	sources := slices.Clone(prober.Sources)
+	sources = slices.DeleteFunc(sources, func(a netip.Addr) bool { return vip.FamilyOf(a) != family })
 	if len(sources) == 0 {
 		sources = []netip.Addr{{}}
 	}
@@ -183,7 +184,7 @@ func (prober *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// take removes the first path from the schedule if it is due. Otherwise it returns how long to wait.
+// take removes the first path from the schedule if it is due, or returns how long to wait.
 func (prober *Prober) take(now time.Time) (*path, time.Duration) {
 	prober.mu.Lock()
 	defer prober.mu.Unlock()

@@ -167,28 +167,34 @@ func TestRateBoundsChecks(t *testing.T) {
 
 func TestTargetsOfATrench(t *testing.T) {
 	v4, v6, other := vip.Require("20.0.0.1/32"), vip.Require("2000::1/128"), vip.Require("20.0.0.9/32")
-	stream := func(name string, change func(*trench.Stream)) trench.Stream {
-		s := trench.Stream{Name: name, VIPs: []vip.VIP{v4, v6}, Check: tcp(5000)}
-		change(&s)
-		return s.Complete()
+	streams := func(changes ...func(*trench.Stream)) (all []trench.Stream) {
+		for i, change := range changes {
+			s := trench.Stream{Name: string(rune('a' + i)), VIPs: []vip.VIP{v4, v6}, Check: tcp(5000)}
+			change(&s)
+			all = append(all, s.Complete())
+		}
+		return all
 	}
+	same := func(*trench.Stream) {}
 	for name, c := range map[string]struct {
 		streams []trench.Stream
 		checks  int // of the IPv4 VIP
 		reason  string
 	}{
-		"one":         {[]trench.Stream{stream("a", func(*trench.Stream) {})}, 1, ""},
-		"equal":       {[]trench.Stream{stream("a", func(*trench.Stream) {}), stream("b", func(s *trench.Stream) { s.Check.Fall = 9 })}, 1, ""},
-		"different":   {[]trench.Stream{stream("a", func(*trench.Stream) {}), stream("b", func(s *trench.Stream) { s.Check = tcp(1) })}, 2, ""},
-		"no check":    {[]trench.Stream{stream("a", func(s *trench.Stream) { s.Check = trench.Check{} })}, 0, "stream a: it has no check"},
-		"via address": {[]trench.Stream{stream("a", func(s *trench.Stream) { s.Check.Via = trench.ViaAddress })}, 0, "via address"},
-		"family":      {[]trench.Stream{stream("a", func(s *trench.Stream) { s.Check.Families = trench.OnlyIPv6 })}, 0, "for ipv6 only"},
-		"match": {[]trench.Stream{stream("a", func(s *trench.Stream) {
-			s.Match = []trench.Match{{Protocols: []string{"udp"}, Ports: []uint16{5000}}, {Protocols: []string{"tcp"}, Ports: []uint16{80}}}
-		})}, 0, "lacks TCP port 5000"},
-		"matched": {[]trench.Stream{stream("a", func(s *trench.Stream) {
+		"one":         {streams(same), 1, ""},
+		"equal":       {streams(same, func(s *trench.Stream) { s.Check.Fall = 9 }), 1, ""},
+		"different":   {streams(same, func(s *trench.Stream) { s.Check = tcp(1) }), 2, ""},
+		"no check":    {streams(func(s *trench.Stream) { s.Check = trench.Check{} }), 0, "stream a: it has no check"},
+		"via address": {streams(func(s *trench.Stream) { s.Check.Via = trench.ViaAddress }), 0, "via address"},
+		"family":      {streams(func(s *trench.Stream) { s.Check.Families = trench.OnlyIPv6 }), 0, "for ipv6 only"},
+		"match": {streams(func(s *trench.Stream) {
+			s.Match = []trench.Match{
+				{Protocols: []string{"udp"}, Ports: []uint16{5000}}, {Protocols: []string{"tcp"}, Ports: []uint16{80}},
+			}
+		}), 0, "lacks TCP port 5000"},
+		"matched": {streams(func(s *trench.Stream) {
 			s.Match = []trench.Match{{Protocols: []string{"udp", "tcp"}, Ports: []uint16{80, 5000}}}
-		})}, 1, ""},
+		}), 1, ""},
 		"none": {nil, 0, "no stream serves it"},
 	} {
 		targets := Targets(&trench.Config{

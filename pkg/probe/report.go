@@ -101,8 +101,8 @@ func (path *path) report(now time.Time, valid time.Duration) Path {
 	return p
 }
 
-// Complete reports whether every path has a recent verdict and, if traced, every dead one was traced
-// unless it cannot be.
+// Complete reports whether every path has a recent verdict and, if traced, every dead path was
+// traced unless it cannot be.
 func (prober *Prober) Complete(now time.Time, traced bool) bool {
 	prober.mu.Lock()
 	defer prober.mu.Unlock()
@@ -122,7 +122,7 @@ func (prober *Prober) Complete(now time.Time, traced bool) bool {
 	return true
 }
 
-// Wait waits until every path has a verdict, as long as the first verdicts and traces take at most.
+// Wait waits until every path has a verdict, at most as long as the first verdicts and traces take.
 func (prober *Prober) Wait(ctx context.Context) {
 	prober.mu.Lock()
 	limit := prober.interval + time.Duration(prober.Fall+1)*(prober.Timeout+busyRecheck) + traceTime

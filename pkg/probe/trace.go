@@ -56,8 +56,7 @@ func (path *path) trace(ctx context.Context) (last string) {
 }
 
 // hopAt returns the router that drops a packet with a hop limit; the zero address if none answers.
-// final reports whether the packet reached the VIP, or an answer other than "time exceeded" ends the
-// trace.
+// final reports whether the packet reached the VIP, or another answer ends the trace.
 func (path *path) hopAt(hops int) (router netip.Addr, final bool, err error) {
 	to := path.target.address
 	isV4 := vip.FamilyOf(to) == vip.IPv4

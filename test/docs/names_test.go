@@ -22,6 +22,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/probe"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/status"
@@ -182,6 +183,7 @@ func TestAlertQueries(t *testing.T) {
 	for s := healthcheck.Starting; s <= healthcheck.Drained; s++ {
 		values["state"][strings.ReplaceAll(s.String(), " ", "_")] = true
 	}
+	values["state"][probe.Unknown.String()] = true
 	exists, headings := known(), operations(t).anchors()
 	for _, r := range rules.Spec.Groups[0].Rules {
 		anchor, is := strings.CutPrefix(r.Annotations["runbook_url"], runbook)

@@ -80,7 +80,8 @@ func TestProbeFindsBlackHole(t *testing.T) {
 		"run", "--trench-file=" + trench.Pods[0].TrenchFile(), fmt.Sprintf("--ports=%d", probePorts),
 		"--admin-socket=unix://" + filepath.Join(trench.Dir, "probe.sock"),
 	}
-	process, err := trench.Start(users, "vipgate-probe", append([]string{filepath.Join(binaries, "vipgate-probe")}, flags...)...)
+	program := filepath.Join(binaries, "vipgate-probe")
+	process, err := trench.Start(users, "vipgate-probe", append([]string{program}, flags...)...)
 	harness.Must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -88,6 +89,8 @@ func TestProbeFindsBlackHole(t *testing.T) {
 		}
 		harness.Check(t, lab.Stop(context.WithoutCancel(ctx), process))
 	})
+	const state4 = `vipgate_probe_vip_state{family="ipv4",vip="20.0.0.1/32"} `
+	const state6 = `vipgate_probe_vip_state{family="ipv6",vip="2000::1/128"} `
 	want := func(step string, bound time.Duration, dead []string) string {
 		t.Helper()
 		began, page := time.Now(), ""
@@ -109,7 +112,7 @@ func TestProbeFindsBlackHole(t *testing.T) {
 	}
 	page := want("all paths reachable", 20*time.Second, nil)
 	for _, state := range []string{
-		`vipgate_probe_vip_state{family="ipv4",vip="20.0.0.1/32"} 2`, `vipgate_probe_vip_state{family="ipv6",vip="2000::1/128"} 2`,
+		state4 + "2", state6 + "2",
 		fmt.Sprintf(`vipgate_probe_paths{state="reachable"} %d`, 2*probePorts),
 	} {
 		if !strings.Contains(page, state) {
@@ -149,8 +152,8 @@ func TestProbeFindsBlackHole(t *testing.T) {
 	}))
 	t.Logf("paths by pod: %q", through)
 	hole := func(pod *lab.Pod, match string) {
-		_, err := pod.NS.Run(ctx, "nft", `table inet hole { chain hole { type filter hook prerouting priority -400; iifname "`+
-			lab.External+`" `+match+` drop; }; }`)
+		_, err := pod.NS.Run(ctx, "nft", `table inet hole { chain hole { type filter hook prerouting priority -400; `+
+			`iifname "`+lab.External+`" `+match+` drop; }; }`)
 		harness.Must(t, err)
 	}
 	fill := func(pod *lab.Pod) {
@@ -161,16 +164,14 @@ func TestProbeFindsBlackHole(t *testing.T) {
 	second := trench.Pods[1]
 	hole(second, "tcp dport 5000")
 	page = want("a pod of three drops packets", found, through[1])
-	for _, line := range []string{
-		`vipgate_probe_vip_state{family="ipv4",vip="20.0.0.1/32"} 1`, `vipgate_probe_vip_state{family="ipv6",vip="2000::1/128"} 1`,
-	} {
+	for _, line := range []string{state4 + "1", state6 + "1"} {
 		if !strings.Contains(page, line) {
 			t.Errorf("no %s in\n%s", line, page)
 		}
 	}
 	// Each pod still advertises both VIPs: only the probe knows.
 	harness.Must(t, trench.WantVia(ctx, 1, 2, 3))
-	out, err := users.Run(ctx, filepath.Join(binaries, "vipgate-probe"), append(slices.Clone(flags), "--once", "-o", "json")...)
+	out, err := users.Run(ctx, program, append(slices.Clone(flags), "--once", "-o", "json")...)
 	var once probed
 	if err == nil || json.Unmarshal([]byte(out[:strings.LastIndex(out, "}")+1]), &once) != nil || len(once.VIPs) != 2 {
 		t.Fatalf("--once: %v\n%s", err, out)
@@ -210,9 +211,7 @@ func TestProbeFindsBlackHole(t *testing.T) {
 		hole(pod, "ip6 daddr 2000::1 tcp dport 5000")
 	}
 	page = want("all pods drop the packets to a VIP", found, all)
-	for _, line := range []string{
-		`vipgate_probe_vip_state{family="ipv4",vip="20.0.0.1/32"} 2`, `vipgate_probe_vip_state{family="ipv6",vip="2000::1/128"} 0`,
-	} {
+	for _, line := range []string{state4 + "2", state6 + "0"} {
 		if !strings.Contains(page, line) {
 			t.Errorf("no %s in\n%s", line, page)
 		}

@@ -16,7 +16,8 @@ import (
 func buildPackage(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	command(t, "go", "build", "-C", root, "-o", dir+"/", "./cmd/lb", "./cmd/frontend", "./cmd/target", "./cmd/vipgate", "./cmd/vipgate-probe")
+	command(t, "go", "build", "-C", root, "-o", dir+"/", "./cmd/lb", "./cmd/frontend", "./cmd/target", "./cmd/vipgate",
+		"./cmd/vipgate-probe")
 	command(t, "go", "build", "-C", root+"/tools/release", "-o", dir+"/release", ".")
 	command(t, "env", "-C", root, dir+"/release", "--packages", "--version=v0.0.0", "--binaries="+dir, "--out="+dir)
 	files, err := filepath.Glob(dir + "/vipgate_*.deb")
