@@ -26,7 +26,7 @@ func parser(t *testing.T) *kong.Kong {
 }
 
 func TestConfigurationDocument(t *testing.T) {
-	clitest.Texts(t, "vipgate-probe", true, parser(t), cli.Variables(program(), parser(t)))
+	clitest.Texts(t, "vipgate-probe", false, parser(t), cli.Variables(program(), parser(t)))
 }
 
 func TestContainerAndImageFitProgram(t *testing.T) {

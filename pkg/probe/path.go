@@ -83,10 +83,14 @@ func (path *path) check(ctx context.Context) (result healthcheck.Result) {
 
 // dial opens a connection from the source of the path.
 func (path *path) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	from := net.TCPAddrFromAddrPort(netip.AddrPortFrom(path.source, path.port))
-	dialer := &net.Dialer{KeepAlive: -1, Control: shareable, LocalAddr: from}
-	if strings.HasPrefix(network, "udp") {
-		dialer.LocalAddr = net.UDPAddrFromAddrPort(netip.AddrPortFrom(path.source, path.port))
+	dialer, from := &net.Dialer{KeepAlive: -1, Control: shareable}, netip.AddrPortFrom(path.source, path.port)
+	switch {
+	case strings.HasPrefix(network, "tcp"):
+		dialer.LocalAddr = net.TCPAddrFromAddrPort(from)
+	case strings.HasPrefix(network, "udp"):
+		dialer.LocalAddr = net.UDPAddrFromAddrPort(from)
+	case path.source.IsValid(): // a raw socket has no ports
+		dialer.LocalAddr = &net.IPAddr{IP: path.source.AsSlice()}
 	}
 	dialer.SetMultipathTCP(false)
 	conn, err := dialer.DialContext(ctx, network, address)
