@@ -22,7 +22,6 @@ const (
 	maxPackageLines = 3_500
 	// Since 70 400: vipgate (3 200 with its page and the laboratory), explain and screens (900),
 	// gateway-config (500), traces and callers of orders (550), routing policies (240) and their
-	// gateway-config (500), traces and callers of orders (550), routing policies (240) and their
 	// display (420), weights (130), sessions of gateways (570), the probe from beyond the gateways
 	// (1 340).
 	maxProductLines = 77_940
