@@ -14,9 +14,9 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | column -t -s "$$(printf '\t')"
 
 .PHONY: build
-build: check-go ## Build lb, frontend, kube, target, meridio-frontend and vipgate into bin/
+build: check-go ## Build lb, frontend, kube, target, meridio-frontend, vipgate and vipgate-probe into bin/
 	@mkdir -p $(BIN)
-	$(GO) build -ldflags '-X $(CLI).buildVersion=$(VERSION)' -o $(BIN)/ ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target ./cmd/meridio-frontend ./cmd/vipgate
+	$(GO) build -ldflags '-X $(CLI).buildVersion=$(VERSION)' -o $(BIN)/ ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target ./cmd/meridio-frontend ./cmd/vipgate ./cmd/vipgate-probe
 
 .PHONY: demo
 demo: check-root check-go ## Show vipgate at work in network namespaces (ACT=1 to 3 for one act, HOLD=1 leaves it running)
@@ -102,7 +102,7 @@ format: tools ## Format the code
 .PHONY: generate
 generate: tools ## Generate pkg/api from proto/, the flag tables and configurations of docs/, the schema of the trench file and that of the Trench
 	PATH="$$PWD/$(TOOLS):$$PATH" $(TOOLS)/buf generate
-	$(GO) test -p 1 ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target ./cmd/meridio-frontend ./cmd/vipgate -run TestConfigurationDocument -update
+	$(GO) test -p 1 ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target ./cmd/meridio-frontend ./cmd/vipgate ./cmd/vipgate-probe -run TestConfigurationDocument -update
 	$(GO) test ./pkg/trench/file -run TestSchemaIsCurrent -update
 	$(GO) test ./pkg/kube/v1alpha1 -run TestCRD -update
 	$(GO) test ./test/lab -run TestGatewaysDocument -update
@@ -119,14 +119,15 @@ BASE_FRONTEND :=
 BASE_KUBE :=
 BASE_TARGET :=
 BASE_MERIDIO_FRONTEND :=
+BASE_VIPGATE_PROBE :=
 
 .PHONY: images
-images: check-go ## Build images of lb, frontend, kube, target and meridio-frontend into bin/images/, for docker load or kind load image-archive
+images: check-go ## Build images of lb, frontend, kube, target, vipgate-probe and meridio-frontend into bin/images/, for docker load or kind load image-archive
 	@$(if $(and $(BASE_FRONTEND),$(BASE_MERIDIO_FRONTEND)),,tools/release/base.sh $$($(GO) env GOARCH) $(BIN)/release-base/$$($(GO) env GOARCH))
 	@out="$$PWD/$(TOOLS)"; cd tools/release && $(GO) build -o "$$out/" .
 	@$(TOOLS)/release --images --version=$(VERSION) --base=$(BIN)/release-base --out=$(BIN)/images \
 		--base-lb="$(BASE_LB)" --base-frontend="$(BASE_FRONTEND)" --base-kube="$(BASE_KUBE)" \
-		--base-target="$(BASE_TARGET)" --base-meridio-frontend="$(BASE_MERIDIO_FRONTEND)"
+		--base-target="$(BASE_TARGET)" --base-meridio-frontend="$(BASE_MERIDIO_FRONTEND)" --base-vipgate-probe="$(BASE_VIPGATE_PROBE)"
 	@ls -l $(BIN)/images
 
 .PHONY: packages

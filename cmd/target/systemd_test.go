@@ -67,7 +67,7 @@ func TestUnitsFitProgram(t *testing.T) {
 	}
 }
 
-var executable = regexp.MustCompile(`/usr/lib/vipgate/[a-z]+`)
+var executable = regexp.MustCompile(`/usr/lib/vipgate/[a-z-]+`)
 
 // systemd takes every unit without a warning.
 func TestUnitsAreValid(t *testing.T) {
@@ -76,7 +76,7 @@ func TestUnitsAreValid(t *testing.T) {
 		lab.Skip(t, "missing: systemd-analyze (Debian: apt-get install systemd)")
 	}
 	files, err := filepath.Glob(clitest.Deployments + "systemd/*.service")
-	if err != nil || len(files) != 4 {
+	if err != nil || len(files) != 5 {
 		t.Fatalf("units %v, %v", files, err)
 	}
 	dir := t.TempDir()

@@ -146,6 +146,33 @@ func fullTarget() *Target {
 	})
 }
 
+func fullProbe() *Probe {
+	return NewProbe("1.2.3", func() ProbeState {
+		return ProbeState{
+			Reachable: 1, Dead: 300, VIPs: []ProbedVIP{
+				{"20.0.0.1/32", "ipv4", 1, 0.001, []DeadPath{{"0.0.0.0:31000", "10.0.0.1 (hop 1)"}}},
+			},
+		}
+	})
+}
+
+// The series of dead paths are bounded, and the rest is counted.
+func TestDeadPathsAreBounded(t *testing.T) {
+	state := ProbeState{}
+	for i := range 10_000 {
+		v := ProbedVIP{VIP: strconv.Itoa(i), Family: "ipv4"}
+		for port := range 8 {
+			v.DeadPaths = append(v.DeadPaths, DeadPath{Source: strconv.Itoa(port)})
+		}
+		state.VIPs = append(state.VIPs, v)
+	}
+	registry := NewProbe("1.2.3", func() ProbeState { return state }).Registry()
+	if n := len(series(t, registry, probeDeadPath)); n != maxDeadPaths {
+		t.Errorf("%d series of dead paths, want %d", n, maxDeadPaths)
+	}
+	wantSeries(t, registry, probeDeadPathsOmitted, map[string]float64{"": 80_000 - maxDeadPaths})
+}
+
 // gather returns the metric families of a scrape by name.
 func gather(t *testing.T, g prometheus.Gatherer) map[string]*dto.MetricFamily {
 	t.Helper()
@@ -186,6 +213,7 @@ func TestPromlint(t *testing.T) {
 		"lb":       fullLB().Registry(),
 		"kube":     fullKube().Registry(),
 		"target":   fullTarget().Registry(),
+		"probe":    fullProbe().Registry(),
 	} {
 		var families []*dto.MetricFamily
 		for _, f := range gather(t, r) {
@@ -206,6 +234,7 @@ func TestMetricDescriptions(t *testing.T) {
 	maps.Copy(scraped, gather(t, fullLB().Registry()))
 	maps.Copy(scraped, gather(t, fullKube().Registry()))
 	maps.Copy(scraped, gather(t, fullTarget().Registry()))
+	maps.Copy(scraped, gather(t, fullProbe().Registry()))
 	described := map[string]bool{}
 	for _, m := range All() {
 		if described[m.Name] {

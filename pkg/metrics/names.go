@@ -261,3 +261,18 @@ var (
 	targetFlows = gauge("vipgate_target_flows",
 		"Connection tracking entries of VIPs by the link address of the trench pod that gets the replies.", "peer")
 )
+
+// Metrics of vipgate-probe.
+var (
+	probeVIPState = gauge("vipgate_probe_vip_state",
+		"What users reach: 2 the VIP on all paths, 1 on some, 0 on none; -1 unknown, as it was not checked or not recently.",
+		"vip", "family")
+	probeVIPLatency = gauge("vipgate_probe_vip_latency_seconds",
+		"Mean duration of the last checks over the VIP's reachable paths. Absent without one.", "vip", "family")
+	probeDeadPath = gauge("vipgate_probe_dead_path",
+		"Constant 1 for a dead path by source address and port, with the last router on it that answers; 256 at most.",
+		"vip", "family", "source", "last_hop")
+	probeDeadPathsOmitted = gauge("vipgate_probe_dead_paths_omitted",
+		"Dead paths beyond those with a series of their own.")
+	probePaths = gauge("vipgate_probe_paths", "Paths by state: reachable, dead, unknown.", "state")
+)

@@ -26,7 +26,7 @@ func WritePages(dir, name string, k *kong.Kong) error {
 
 // installed returns the name of a program in /usr/bin.
 func installed(name string) string {
-	if name == "vipgate" {
+	if strings.HasPrefix(name, "vipgate") {
 		return name
 	}
 	return "vipgate-" + name

@@ -99,7 +99,7 @@ func (o *options) complete() error {
 		}
 		*dir = abs
 	}
-	for _, program := range []string{"lb", "frontend", "target"} {
+	for _, program := range []string{"lb", "frontend", "target", "vipgate-probe"} {
 		if _, err := os.Stat(filepath.Join(o.binaries, program)); err != nil {
 			errs = append(errs, fmt.Errorf("%s is not built in %s: make build", program, o.binaries))
 		}

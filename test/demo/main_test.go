@@ -42,7 +42,7 @@ func runTests(m *testing.M) int {
 	defer cancel()
 	root, err := filepath.Abs("../..")
 	if err == nil {
-		err = lab.Build(ctx, root, dir)
+		err = lab.Build(ctx, root, dir, "./cmd/vipgate-probe")
 	}
 	if err == nil {
 		err = buildDemo(ctx, dir)

@@ -129,11 +129,28 @@ func (a *trafficScenario) runScenarios(ctx context.Context, title string, o traf
 			return all, fmt.Errorf("%s: %w", o.scenario.Title, err)
 		}
 	}
+	if err := a.probe(ctx, t); err != nil {
+		return all, err
+	}
 	a.printf("   ok: no planned change lost a request, or a long-lived flow whose target stayed")
 	if a.hold {
 		return all, a.keepRunning(ctx, t)
 	}
 	return all, a.err
+}
+
+// probe prints what a user at the first gateway reaches, over several paths.
+func (a *trafficScenario) probe(ctx context.Context, t *traffic.Trench) error {
+	a.printf("\n   What users reach, by vipgate-probe at the first gateway:")
+	out, err := t.Gateway.Run(ctx, filepath.Join(a.binaries, "vipgate-probe"), "run", "--once", "--ports=16",
+		"--trench-file="+t.Pods[0].TrenchFile())
+	for line := range strings.Lines(out) {
+		a.printf("   %s", strings.TrimRight(line, " \n"))
+	}
+	if err != nil {
+		return fmt.Errorf("a path to the VIPs is dead: %w", err)
+	}
+	return nil
 }
 
 // compare prints the losses of the two runs side by side. A control that loses nothing would

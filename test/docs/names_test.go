@@ -23,6 +23,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/probe"
 	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/test/clitest"
@@ -52,6 +53,7 @@ func TestMetricsAreListed(t *testing.T) {
 		{"Load balancer, port 2223", "vipgate_lb_"},
 		{"Kube, port 2225", "vipgate_kube_"},
 		{"Target, port 2226", "vipgate_target_"},
+		{"vipgate-probe, port 2227", "vipgate_probe_"},
 	}
 	listed := map[string][]string{}
 	for _, m := range metrics.All() {
@@ -181,6 +183,7 @@ func TestAlertQueries(t *testing.T) {
 	for s := healthcheck.Starting; s <= healthcheck.Drained; s++ {
 		values["state"][strings.ReplaceAll(s.String(), " ", "_")] = true
 	}
+	values["state"][probe.Unknown.String()] = true
 	exists, headings := known(), operations(t).anchors()
 	for _, r := range rules.Spec.Groups[0].Rules {
 		anchor, is := strings.CutPrefix(r.Annotations["runbook_url"], runbook)

@@ -15,8 +15,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// binaries is the folder of lb, frontend, target, meridio-frontend and meridio-lb, built once for
-// all tests.
+// binaries is the folder of lb, frontend, target, vipgate-probe, meridio-frontend and meridio-lb,
+// built once for all tests.
 var binaries string
 
 // binariesVariable passes that folder to a nested run.
@@ -47,7 +47,7 @@ func run(m *testing.M) int {
 	defer cancel()
 	root, err := filepath.Abs("../..")
 	if err == nil {
-		err = lab.Build(ctx, root, dir, "./cmd/meridio-frontend", "./test/meridiotest/meridio-lb")
+		err = lab.Build(ctx, root, dir, "./cmd/meridio-frontend", "./cmd/vipgate-probe", "./test/meridiotest/meridio-lb")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -203,8 +203,12 @@ func TestDashboardQueries(t *testing.T) {
 	// A state transition, for the annotation.
 	f.down(f.target2)
 	f.wantRoutes(vipA4, vipA6)
-	// Without an API server no object can be refused, and no leader is elected.
-	without := map[string]bool{"Refused objects": true, "Leader": true}
+	// Without an API server no object can be refused, and no leader is elected. vipgate-probe does not
+	// run here.
+	without := map[string]bool{
+		"Refused objects": true, "Leader": true, "Reachability, by probe": true,
+		"Paths that are dead or unknown": true, "Latency of VIPs": true,
+	}
 	for title, expressions := range dashboardQueries(t) {
 		for _, expression := range expressions {
 			f.waitFor(func() error {

@@ -16,7 +16,8 @@ import (
 func buildPackage(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	command(t, "go", "build", "-C", root, "-o", dir+"/", "./cmd/lb", "./cmd/frontend", "./cmd/target", "./cmd/vipgate")
+	command(t, "go", "build", "-C", root, "-o", dir+"/", "./cmd/lb", "./cmd/frontend", "./cmd/target", "./cmd/vipgate",
+		"./cmd/vipgate-probe")
 	command(t, "go", "build", "-C", root+"/tools/release", "-o", dir+"/release", ".")
 	command(t, "env", "-C", root, dir+"/release", "--packages", "--version=v0.0.0", "--binaries="+dir, "--out="+dir)
 	files, err := filepath.Glob(dir + "/vipgate_*.deb")
@@ -60,7 +61,7 @@ func TestInstall(t *testing.T) {
 
 	m.want(t, scripts[0], "")
 	// Nothing runs, and nothing will at the next boot.
-	m.want(t, "! systemctl --quiet is-active vipgate-lb vipgate-frontend vipgate-target\n"+
+	m.want(t, "! systemctl --quiet is-active vipgate-lb vipgate-frontend vipgate-target vipgate-probe\n"+
 		"! systemctl --quiet is-enabled vipgate-lb vipgate-frontend vipgate-target", "")
 	m.want(t, scripts[1], "vipgate-gateway-a-1")
 	m.want(t, scripts[2], "")

@@ -144,6 +144,7 @@ func TestEveryFieldExists(t *testing.T) {
 	all := overlay(t, "v0", "monitoring", "network-policy", "ingresses", "gateways", "gateway-password")
 	maps.Copy(all, kustomize(t, filepath.Join(root, "deployments/quickstart")))
 	maps.Copy(all, kustomize(t, filepath.Join(root, "deployments/example")))
+	maps.Copy(all, kustomize(t, filepath.Join(root, "deployments/probe")))
 	for _, file := range []string{"namespace-role.yaml", "service.yaml", "application.yaml"} {
 		text, err := os.ReadFile(filepath.Join(root, "deployments/example", file))
 		harness.Must(t, err)

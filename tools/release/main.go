@@ -39,6 +39,7 @@ var programs = []program{
 	{name: "kube", image: true, cli: true},
 	{name: "target", image: true, host: true, cli: true},
 	{name: "vipgate", host: true, cli: true},
+	{name: "vipgate-probe", image: true, host: true, cli: true},
 }
 
 // versionVariable is where the linker writes the version.

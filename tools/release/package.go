@@ -99,7 +99,8 @@ func (r *release) writePackage(format, arch string, contents files.Contents) err
 		Homepage: "https://github.com/vipgate/vipgate", License: "Apache-2.0", MTime: r.time, DisableGlobbing: true,
 		Description: "Advertises virtual IPs over BGP while their targets can serve them\n" +
 			"lb checks targets and forwards, frontend runs BIRD and advertises the VIPs,\n" +
-			"target makes a host a target. No unit is enabled or started by the installation.",
+			"target makes a host a target, vipgate-probe checks VIPs from beyond the gateways.\n" +
+			"No unit is enabled or started by the installation.",
 		Overridables: nfpm.Overridables{
 			Depends: dependencies[format], Contents: contents,
 			Scripts: nfpm.Scripts{

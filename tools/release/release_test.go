@@ -35,10 +35,11 @@ func TestCapabilities(t *testing.T) {
 
 func TestDockerfiles(t *testing.T) {
 	for program, files := range map[string][]string{
-		"lb":       {"/usr/local/bin/lb"},
-		"frontend": {"/usr/local/bin/frontend"}, // BIRD inherits them
-		"kube":     {},
-		"target":   {"/usr/local/bin/target"},
+		"lb":            {"/usr/local/bin/lb"},
+		"frontend":      {"/usr/local/bin/frontend"}, // BIRD inherits them
+		"kube":          {},
+		"target":        {"/usr/local/bin/target"},
+		"vipgate-probe": {},
 	} {
 		spec, err := readDockerfile("../../deployments/images/" + program + ".Dockerfile")
 		if err != nil {

@@ -3,5 +3,5 @@
 # when is the operator's decision.
 set -e
 case "$1" in
-remove | 0) [ ! -d /run/systemd/system ] || systemctl disable --now --quiet 'vipgate-frontend.service' 'vipgate-lb.service' 'vipgate-target.service' 'vipgate-target-add@*.service' || true ;;
+remove | 0) [ ! -d /run/systemd/system ] || systemctl disable --now --quiet 'vipgate-frontend.service' 'vipgate-lb.service' 'vipgate-target.service' 'vipgate-target-add@*.service' 'vipgate-probe.service' || true ;;
 esac
