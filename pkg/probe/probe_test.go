@@ -64,8 +64,8 @@ func wantState(t *testing.T, prober *Prober, want State) Report {
 }
 
 // loopback returns a target at a loopback address, which no VIP can have.
-func loopback(prober *Prober, port int) {
-	t := prober.target(Target{VIP: vip.Require("20.0.0.1/32"), Checks: []trench.Check{tcp(port)}})
+func loopback(prober *Prober, check trench.Check) {
+	t := prober.target(Target{VIP: vip.Require("20.0.0.1/32"), Checks: []trench.Check{check}})
 	t.address = netip.MustParseAddr("127.0.0.1")
 	prober.targets = []*target{t}
 	for _, path := range t.paths {
@@ -78,7 +78,7 @@ func TestStatesOfAVIP(t *testing.T) {
 	harness.Must(t, err)
 	port := listener.Addr().(*net.TCPAddr).Port
 	prober := New(options())
-	loopback(prober, port)
+	loopback(prober, tcp(port))
 	if state := prober.Report(time.Now()).State(); state != Unknown {
 		t.Errorf("before the first check: %s", state)
 	}
@@ -91,6 +91,38 @@ func TestStatesOfAVIP(t *testing.T) {
 	report = wantState(t, prober, Dead)
 	for _, path := range report.VIPs[0].Paths {
 		if path.State == Dead && !strings.Contains(path.Reason, "refused") {
+			t.Errorf("path %+v", path)
+		}
+	}
+}
+
+// Checks over datagrams leave from the source port of the path, too.
+func TestDatagramCheck(t *testing.T) {
+	server, err := (&net.ListenConfig{}).ListenPacket(t.Context(), "udp", "127.0.0.1:0")
+	harness.Must(t, err)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		request := make([]byte, 64)
+		for {
+			n, from, err := server.ReadFrom(request)
+			if err != nil {
+				return
+			}
+			if port := from.(*net.UDPAddr).Port; port == 29_000 || port == 29_001 {
+				_, _ = server.WriteTo(request[:n], from)
+			}
+		}
+	}()
+	prober := New(options())
+	port := uint16(server.LocalAddr().(*net.UDPAddr).Port)
+	loopback(prober, trench.Check{UDP: trench.UDPCheck{Port: port, Send: "ping", Expect: "ping"}})
+	run(t, prober)
+	wantState(t, prober, Reachable)
+	harness.Must(t, server.Close())
+	<-ended
+	for _, path := range wantState(t, prober, Dead).VIPs[0].Paths {
+		if path.State == Dead && !strings.Contains(path.Reason, "port unreachable") {
 			t.Errorf("path %+v", path)
 		}
 	}
