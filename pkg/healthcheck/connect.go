@@ -265,7 +265,7 @@ func (connector *connector) open(o origin) (_ *socket, err error) {
 		}
 	}()
 	if o.datagrams {
-		if err := reportICMP(fd, o.family); err != nil {
+		if err := ReportICMP(fd, o.family); err != nil {
 			return nil, err
 		}
 	} else if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {

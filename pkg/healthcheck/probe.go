@@ -144,7 +144,7 @@ func (t path) dial(ctx context.Context, network, address string) (net.Conn, erro
 		errControl := c.Control(func(fd uintptr) {
 			family := vip.FamilyOf(t.to)
 			if network != "tcp" {
-				err = reportICMP(int(fd), family)
+				err = ReportICMP(int(fd), family)
 			}
 			if err == nil && t.vip {
 				err = limitHops(int(fd), family)

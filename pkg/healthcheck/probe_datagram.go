@@ -100,8 +100,9 @@ func (plan *plan) exchangeDatagrams(ctx context.Context, conn net.Conn) outcome 
 	}
 }
 
-// reportICMP makes a socket keep the ICMP errors that answer its packets.
-func reportICMP(fd int, family vip.Family) error {
+// ReportICMP makes a socket keep the ICMP errors that answer its packets: a failure then names their
+// sender. A dial function of [Single.Run] calls it for every network but TCP.
+func ReportICMP(fd int, family vip.Family) error {
 	if family == vip.IPv4 {
 		return os.NewSyscallError("setsockopt IP_RECVERR", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1))
 	}

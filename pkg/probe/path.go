@@ -83,7 +83,7 @@ func (path *path) check(ctx context.Context) (result healthcheck.Result) {
 
 // dial opens a connection from the source of the path.
 func (path *path) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	dialer, from := &net.Dialer{KeepAlive: -1, Control: shareable}, netip.AddrPortFrom(path.source, path.port)
+	dialer, from := &net.Dialer{KeepAlive: -1, Control: path.control}, netip.AddrPortFrom(path.source, path.port)
 	switch {
 	case strings.HasPrefix(network, "tcp"):
 		dialer.LocalAddr = net.TCPAddrFromAddrPort(from)
@@ -118,10 +118,13 @@ func local(err error, family vip.Family) error {
 	return err
 }
 
-// shareable lets the paths of all VIPs use the same source ports.
-func shareable(_, _ string, c syscall.RawConn) (err error) {
+// control prepares a socket. It lets the paths of all VIPs use the same source ports.
+func (path *path) control(network, _ string, c syscall.RawConn) (err error) {
 	errControl := c.Control(func(fd uintptr) {
 		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+		if err == nil && !strings.HasPrefix(network, "tcp") {
+			err = healthcheck.ReportICMP(int(fd), vip.FamilyOf(path.target.address))
+		}
 	})
 	if err == nil {
 		err = errControl
