@@ -149,6 +149,8 @@ func TestWeightAlone(t *testing.T) {
 		s.update.Changed = []readiness.VIPReadiness{{VIP: vipA, State: vip.Ready, ReadyTargets: 2}}
 		await.True(t, "an update that is taken", c.tryUpdate)
 		<-time.After(11 * time.Second)
+		cancel()
+		<-ended
 		if got := c.gate.Decision(vipA).Weight; got != 2 {
 			t.Errorf("weight %d", got)
 		}
@@ -162,8 +164,6 @@ func TestWeightAlone(t *testing.T) {
 				}
 			}
 		})
-		cancel()
-		<-ended
 	})
 }
 
