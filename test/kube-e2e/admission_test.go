@@ -97,6 +97,7 @@ func (f *fixture) wrongEditsAreRefused() {
 		{annotated("drain-time", "30"), "annotation vipgate.io/drain-time"},
 		{annotated("check", `"tcp"`), "annotation vipgate.io/check"},
 		{annotated("maglev", "1009"), "annotation vipgate.io/maglev"},
+		{annotated("policy", "50"), "annotation vipgate.io/policy"},
 		{port("80"), "targetPort"},
 	} {
 		_, err := f.edit(ctx, true, c.patch)
@@ -107,6 +108,7 @@ func (f *fixture) wrongEditsAreRefused() {
 		{annotated("min-ready", "2"), ""},
 		{annotated("drain-time", "1m30s"), ""},
 		{annotated("check", ` {"http": {"port": 8080, "path": "/"}}`+"\n"), ""},
+		{annotated("policy", `{"ready": {"med": 50}}`), ""},
 		{port(`"http"`), ""},
 		{annotated("minready", "2"), "unknown annotation vipgate.io/minready"},
 		{`{"spec":{"sessionAffinity":"ClientIP"}}`, "spec.sessionAffinity has no effect"},

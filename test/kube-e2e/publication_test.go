@@ -54,7 +54,8 @@ func TestOneLeader(t *testing.T) {
 	late := after(statusWrites(all, leader.name, "ingresses", ""), read.done)
 	t.Logf("Lease deleted: the old leader sent %d writes between both terms",
 		len(after(statusWrites(all, leader.name, "ingresses", ""), created.done)))
-	if len(late) > concurrent {
+	// Until the answer arrives, the end of a write begins another one.
+	if len(late) > 2*concurrent {
 		t.Errorf("%d writes after the old leader read the new holder", len(late))
 	}
 
