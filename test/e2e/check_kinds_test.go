@@ -383,6 +383,8 @@ func wantShortLoss(f *dataPlaneFixture, x *kindsTarget) {
 	answered := 0
 	hung := time.Now()
 	x.hang(syscall.SIGSTOP, "hung")
+	pace := time.NewTicker(20 * time.Millisecond)
+	defer pace.Stop()
 	for time.Since(hung) < 3*time.Second {
 		wg.Go(func() {
 			began := time.Since(hung)
@@ -395,7 +397,7 @@ func wantShortLoss(f *dataPlaneFixture, x *kindsTarget) {
 				answered++
 			}
 		})
-		time.Sleep(20 * time.Millisecond)
+		<-pace.C
 	}
 	wg.Wait()
 	x.hang(syscall.SIGCONT, "good")
