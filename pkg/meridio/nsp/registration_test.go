@@ -106,8 +106,8 @@ func TestEntryOfFailedCall(t *testing.T) {
 	}
 }
 
-// An NSP that applies a call late, even if its client canceled it, keeps no entry of a frontend that
-// lost its connectivity or ended.
+// An NSP that applies a call late, even if its client canceled it, keeps no entry of a frontend
+// that lost its connectivity or ended.
 func TestLateRegistration(t *testing.T) {
 	for name, lose := range map[string]func(c *connectivity, end func()){
 		"no connectivity": func(c *connectivity, _ func()) { c.Set(false) },
