@@ -21,7 +21,8 @@ func peer(p *Path, mac string) Peer {
 }
 
 // A failed trench pod does not disturb flows of the remaining pods, and flows that the application
-// opens avoid it, as does an answer whose client only waits. Pods that return with a different link-layer or IP address are detected.
+// opens avoid it, as does an answer whose client only waits. Pods that return with a different
+// link-layer or IP address are detected.
 func TestPodsComeAndGo(t *testing.T) {
 	x := newFixture(t, 3)
 	for _, family := range []string{"ipv4", "ipv6"} {

@@ -184,7 +184,7 @@ func (t *Topology) WantVia(ctx context.Context, pods ...int) error {
 }
 
 // Load starts clients in the gateways' namespaces, in turn: rate requests per second and flows, of
-// which half are downloads, spread over the VIPs. The caller sets the other fields of the configuration.
+// which half are downloads, spread over the VIPs. The caller sets the other fields.
 func (t *Topology) Load(ctx context.Context, rate, flows int, c load.Config) (*load.Generator, error) {
 	var sockets atomic.Uint64
 	gateways := t.gateways()

@@ -76,7 +76,8 @@ type Trench struct {
 // The caller closes the trench.
 func Open(ctx context.Context, o Options) (_ *Trench, err error) {
 	y, err := lab.NewTopology(lab.TopologyConfig{
-		Pods: pods, Gateways: gateways, Targets: targets, VIPs: VIPs(), Binaries: o.Binaries, Replies: o.Replies, OnceTarget: o.Once,
+		Pods: pods, Gateways: gateways, Targets: targets, VIPs: VIPs(), Binaries: o.Binaries,
+		Replies: o.Replies, OnceTarget: o.Once,
 	})
 	if err != nil {
 		return nil, err
