@@ -37,7 +37,7 @@ type encoded struct {
 type template struct {
 	communities []uint32
 	large       []announce.LargeCommunity
-	// bandwidth is the link bandwidth of a ready target in bytes per second; 0 for none.
+	// bandwidth is the link bandwidth of a tenth of a ready target in bytes per second; 0 for none.
 	bandwidth float32
 	encoded   map[uint32]announce.Attributes // by weight, as far as used
 }
@@ -140,7 +140,7 @@ const megabit = 1e6 / 8
 // newTemplate returns the communities for the announcer.
 func newTemplate(attributes *trench.Attributes, advertisement announce.Advertisement) (*template, error) {
 	all := &template{
-		bandwidth: megabit * float32(attributes.TargetBandwidth), encoded: map[uint32]announce.Attributes{},
+		bandwidth: megabit / 10 * float32(attributes.TargetBandwidth), encoded: map[uint32]announce.Attributes{},
 	}
 	if advertisement == announce.Depreferred {
 		all.communities = append(all.communities, announce.GracefulShutdown)
