@@ -168,13 +168,18 @@ func TestWeightsOfWarmup(t *testing.T) {
 	f.must(err)
 	began := time.Now()
 	f.must(f.Targets[3].Start())
-	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
-		out, err := f.Pods[1].Run(f.ctx, "lb", "status", "--admin-socket=unix://"+f.Pods[1].LBAdmin())
-		if err == nil && !strings.Contains(out, "  3/3, weight 2.") {
-			err = fmt.Errorf("no VIP has three ready targets with a weight below 3:\n%s", out)
-		}
-		return err
-	}))
+	wantTargets := func(text string) {
+		t.Helper()
+		f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
+			out, err := f.Pods[1].Run(f.ctx, "lb", "status", "--admin-socket=unix://"+f.Pods[1].LBAdmin())
+			// The first number is that of a VIP.
+			if _, shown, ready := strings.Cut(out, "  3/3"); err == nil && (!ready || !strings.HasPrefix(shown, text)) {
+				err = fmt.Errorf("no VIP has the targets 3/3%s:\n%s", text, out)
+			}
+			return err
+		}))
+	}
+	wantTargets(", weight 2.")
 	var seen []int
 	f.must(lab.Eventually(harness.Context(t, 2*waitTimeout), 100*time.Millisecond, func() error {
 		weights, err := f.Weights(f.ctx, f.VIPs[0])
@@ -200,4 +205,9 @@ func TestWeightsOfWarmup(t *testing.T) {
 	if got := changes(trace[len(before):]); len(got) > 2*6 || slices.Contains(got, withdrawn) {
 		t.Errorf("UPDATEs of two VIPs: %v", got)
 	}
+
+	f.must(f.Pods[1].LB.Kill())
+	f.must(f.Pods[1].StartLB("--dataplane=nftables"))
+	wantTargets("  ")
+	f.wantWeights(25, 75)
 }
