@@ -168,18 +168,21 @@ func TestWeightsOfWarmup(t *testing.T) {
 	f.must(err)
 	began := time.Now()
 	f.must(f.Targets[3].Start())
-	wantTargets := func(text string) {
+	// ready waits until pod 2 has three ready targets, and returns its status.
+	ready := func() (status string) {
 		t.Helper()
-		f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
-			out, err := f.Pods[1].Run(f.ctx, "lb", "status", "--admin-socket=unix://"+f.Pods[1].LBAdmin())
-			// The first number is that of a VIP.
-			if _, shown, ready := strings.Cut(out, "  3/3"); err == nil && (!ready || !strings.HasPrefix(shown, text)) {
-				err = fmt.Errorf("no VIP has the targets 3/3%s:\n%s", text, out)
+		f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() (err error) {
+			status, err = f.Pods[1].Run(f.ctx, "lb", "status", "--admin-socket=unix://"+f.Pods[1].LBAdmin())
+			if err == nil && !strings.Contains(status, "  3/3") {
+				err = fmt.Errorf("no VIP has three ready targets:\n%s", status)
 			}
 			return err
 		}))
+		return status
 	}
-	wantTargets(", weight 2.")
+	if status := ready(); !strings.Contains(status, "  3/3, weight 2.") {
+		t.Errorf("a target that has just become ready counts fully:\n%s", status)
+	}
 	var seen []int
 	f.must(lab.Eventually(harness.Context(t, 2*waitTimeout), 100*time.Millisecond, func() error {
 		weights, err := f.Weights(f.ctx, f.VIPs[0])
@@ -208,6 +211,8 @@ func TestWeightsOfWarmup(t *testing.T) {
 
 	f.must(f.Pods[1].LB.Kill())
 	f.must(f.Pods[1].StartLB("--dataplane=nftables"))
-	wantTargets("  ")
+	if status := ready(); strings.Contains(status, "weight") {
+		t.Errorf("the targets of a restarted pod do not count fully:\n%s", status)
+	}
 	f.wantWeights(25, 75)
 }
