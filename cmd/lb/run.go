@@ -145,6 +145,7 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options,
 		Socket: c.Socket, SocketMode: c.SocketMode, Identity: source,
 		Frontends: c.FrontendID, FrontendDomain: c.FrontendTrustDomain, Readers: c.ReaderID,
 		Lease: c.Lease, StaleGrace: c.staleGrace(), DrainTime: c.DrainTime, Targets: c.targetFlags.options(),
+		Probes: c.ProbeID, ProbeQuorum: c.ProbeQuorum,
 		DataPlane: c.dataPlaneFlags.options(),
 	}, nil
 }

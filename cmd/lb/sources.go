@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/pkg/registry"
@@ -29,6 +31,9 @@ type targetFlags struct {
 	OnRegistrationExpiry string               `aliases:"on-registry-gone" help:"What happens to them after that: hold, drain or drop." enum:"hold,drain,drop" default:"drain" group:"Registry"`
 	RegistryAddress      string               `help:"HOST:PORT on which the registry is also served, over TCP with the same mTLS." placeholder:"HOST:PORT" group:"Registry"`
 
+	ProbeID     []spiffeid.ID `name:"probe-id" help:"SPIFFE ID that vipgate-probe may have to report verdicts, over --registry-address; repeatable. Absent: none may." placeholder:"ID" group:"Probes"`
+	ProbeQuorum int           `help:"How many of these probes must find a VIP dead through this pod before the frontend de-prefers it." default:"2" placeholder:"N" group:"Probes"`
+
 	WriteReadinessDir string `help:"Directory for readiness files that lb writes, for a router of Meridio 2 in the same pod." type:"path" placeholder:"DIR" group:"Readiness files"`
 }
 
@@ -38,6 +43,21 @@ func parseMode(s string) (fs.FileMode, error) {
 		err = errors.New("other users need no permissions")
 	}
 	return fs.FileMode(n), err
+}
+
+// checkProbes refuses a quorum that the probes cannot have, and probes that are targets.
+func (f *targetFlags) checkProbes(r *cli.Refusals) {
+	if len(f.ProbeID) == 0 {
+		return
+	}
+	r.If(f.RegistryAddress == "", "--probe-id lets probes report over TCP: name the address with --registry-address")
+	r.If(f.ProbeQuorum < 1 || f.ProbeQuorum > len(f.ProbeID),
+		"--probe-quorum=%d: use 1 to %d, the number of --probe-id", f.ProbeQuorum, len(f.ProbeID))
+	for i, id := range f.ProbeID {
+		r.If(slices.Contains(f.ProbeID[:i], id), "--probe-id=%s: it occurs twice", id)
+		r.If(registry.Allowances(f.TargetID).Authorizes(id), "--probe-id=%s: --target-id lets it register targets, too; "+
+			"give probes IDs of their own", id)
+	}
 }
 
 func (f *targetFlags) options() lb.TargetOptions {
@@ -69,7 +89,8 @@ func (f *targetFlags) check(r *cli.Refusals) {
 		"--source=registry lets no one register: name the SPIFFE IDs of targets with --target-id")
 	const remedy = "the registry is not in use: add --source=registry, and --source=file to keep that"
 	r.If(!registry && len(f.TargetID) > 0, "--target-id lets targets register, but %s", remedy)
-	r.If(!registry && f.RegistryAddress != "", "--registry-address serves the registry, but %s", remedy)
+	f.checkProbes(r)
+	r.If(!registry && len(f.ProbeID) == 0 && f.RegistryAddress != "", "--registry-address serves the registry, but %s", remedy)
 	if f.RegistryAddress == "" {
 		return
 	}

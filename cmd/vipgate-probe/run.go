@@ -10,14 +10,18 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"go.yaml.in/yaml/v4"
 	"google.golang.org/grpc"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/probe"
+	"github.com/vipgate/vipgate/pkg/probe/feed"
 	"github.com/vipgate/vipgate/pkg/process"
+	"github.com/vipgate/vipgate/pkg/registration"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
@@ -40,6 +44,10 @@ type runCommand struct {
 	Once   bool   `help:"Print the verdicts and exit: 0 if all paths are reachable, 1 if one is dead, 3 if one is unknown." env:"-"`
 	Output string `short:"o" help:"table or json, of --once." enum:"table,json" default:"table" env:"-"`
 
+	LB   []string    `name:"lb" help:"HOST:PORT of --registry-address of load balancers, where HOST is an address or a name of several; repeatable. Each gets the verdicts." placeholder:"HOST:PORT" group:"Feedback"`
+	LBID spiffeid.ID `name:"lb-id" help:"SPIFFE ID of the load balancers." placeholder:"ID" group:"Feedback"`
+
+	cli.Identity
 	cli.Process
 }
 
@@ -81,6 +89,9 @@ func (c *runCommand) Run(ctx context.Context, out *cli.Output, stderr *logs.Writ
 	if c.TrenchFile != "" {
 		// A refused file is reported, and read again when it changes.
 		s.watcher = trenchfile.NewWatcher(c.TrenchFile, trench.DefaultDefaults(), config, settings.Log)
+	}
+	if err := c.feedback(s); err != nil {
+		return err
 	}
 	settings.Log.Info("starting vipgate-probe", "version", settings.Version, "vips", len(targets))
 	return cli.RunUntilStopped(0, func(stops <-chan struct{}) error { return s.run(ctx, stops) })
@@ -145,7 +156,40 @@ func (c *runCommand) check(r *cli.Refusals) {
 		r.If(!source.IsValid() || source.Zone() != "" || source.Is4In6(),
 			"--source=%v: write an address without a zone", source)
 	}
+	_, err := c.addresses()
+	r.If(err != nil, "--lb=%w", err)
+	if len(c.LB) > 0 {
+		r.If(c.LBID.IsZero(), "--lb needs --lb-id, the SPIFFE ID of the load balancers")
+		r.Add(c.Identity.Check(cli.DefaultProbeID, true))
+	}
 	c.Process.Check(r, cli.Port{})
+}
+
+// addresses returns the load balancers that get the verdicts.
+func (c *runCommand) addresses() (all []registration.Address, err error) {
+	for _, text := range c.LB {
+		address, err := registration.ParseAddress(text)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, address)
+	}
+	return all, nil
+}
+
+// feedback returns the tasks that report verdicts; none without --lb.
+func (c *runCommand) feedback(s *server) error {
+	if len(c.LB) == 0 {
+		return nil
+	}
+	source, err := c.Identity.Source(cli.DefaultProbeID, s.settings.Log)
+	if err != nil {
+		return cli.Usage("%w", err)
+	}
+	addresses, _ := c.addresses() // refused by check
+	s.identity = source
+	s.feed = feed.New(feed.Options{Prober: s.prober, LBs: addresses, Source: source, LB: c.LBID, Log: s.settings.Log})
+	return nil
 }
 
 // once probes until every path has a verdict, and at most as long as that takes.
@@ -181,6 +225,8 @@ type server struct {
 	prober   *probe.Prober
 	settings process.Settings
 	watcher  *trenchfile.Watcher // nil without a trench file
+	identity *identity.Source    // nil without --lb, as feed
+	feed     *feed.Feed
 	metrics  *metrics.Probe
 	shell    *process.Process
 }
@@ -199,6 +245,9 @@ func (s *server) run(ctx context.Context, stop <-chan struct{}) error {
 	if s.watcher != nil {
 		tasks = append(tasks, s.watcher)
 	}
+	if s.feed != nil {
+		tasks = append(tasks, s.identity, s.feed)
+	}
 	return s.shell.Run(ctx, stop, process.Plan{Stages: [][]task.Task{tasks}})
 }
 
@@ -206,6 +255,11 @@ func (s *server) run(ctx context.Context, stop <-chan struct{}) error {
 func (s *server) scrape() metrics.ProbeState {
 	report := s.prober.Report(time.Now())
 	state := metrics.ProbeState{Reachable: report.Reachable, Dead: report.Dead, Unknown: report.Unknown}
+	if s.feed != nil {
+		for _, lb := range s.feed.Status() {
+			state.Reports = append(state.Reports, metrics.ProbeReports(lb))
+		}
+	}
 	for _, v := range report.VIPs {
 		probed := metrics.ProbedVIP{
 			VIP: v.VIP.String(), Family: v.Family.String(), State: int(v.State), Latency: v.Latency,

@@ -318,6 +318,7 @@ func lbUpdate(u readiness.Update, states []gate.VIPState) gate.LBUpdate {
 			VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd,
 			Reconfigured: r.Reason == readinessv1.VipReason_VIP_REASON_RECONFIGURED,
 			LastResort:   r.Reason == readinessv1.VipReason_VIP_REASON_LAST_RESORT,
+			Suspected:    r.State == vip.Ready && r.Reason == readinessv1.VipReason_VIP_REASON_PROBES,
 			Weight:       gate.Weight(r.ReadyTargets, r.WarmingTenths),
 		})
 	}

@@ -137,7 +137,8 @@ func (s *state) details(c causes) func(gate.Change, string) string {
 	}
 	return func(ch gate.Change, attributes string) (detail string) {
 		// The load balancer explains its own verdict for each VIP.
-		if reason := ch.To.Reason; reason == gate.LBNotReady || reason == gate.LBDraining || reason == gate.LastResort {
+		switch ch.To.Reason {
+		case gate.LBNotReady, gate.LBDraining, gate.LastResort, gate.Suspected:
 			if detail = s.vips.Next(ch.VIP).Readiness.Detail; detail != "" {
 				detail = joined(attributes, detail)
 			}

@@ -83,6 +83,7 @@ var reasons = [...]readinessv1.AdvertisementReason{
 	gate.LBStale:         readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_STALE,
 	gate.LastResort:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LAST_RESORT,
 	gate.Flapping:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_FLAPPING,
+	gate.Suspected:       readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_PROBES,
 	gate.NotExported:     readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED,
 	gate.Ready:           readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
 }

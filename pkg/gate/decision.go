@@ -35,6 +35,7 @@ const (
 	LBStale                       // the lease expired, the grace period has not
 	LastResort                    // too few targets are ready, and the load balancer forwards all the same
 	Flapping                      // the VIP became ready too often and waits
+	Suspected                     // probes beyond the gateways find the VIP dead through this pod
 	NotExported                   // the routing daemon exports the VIP to no gateway
 	Ready                         // no other reason applies
 )
@@ -43,7 +44,8 @@ const (
 func (reason Reason) String() string {
 	return [...]string{
 		"not_configured", "lb_never_seen", "lb_not_ready", "no_source_routing", "no_gateway", "not_accepted",
-		"lb_lost", "stopping", "drained", "lb_draining", "lb_stale", "last_resort", "flapping", "not_exported", "ready",
+		"lb_lost", "stopping", "drained", "lb_draining", "lb_stale", "last_resort", "flapping", "probes",
+		"not_exported", "ready",
 	}[reason]
 }
 

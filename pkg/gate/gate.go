@@ -67,6 +67,7 @@ type entry struct {
 	reported         bool // state comes from synced data
 	state            vip.State
 	lastResort       bool      // with vip.NotReady
+	suspected        bool      // with vip.Ready
 	wasReady         bool      // the load balancer reported it ready since it was configured
 	drainEnd         time.Time // with vip.Draining
 	leaveEnd         time.Time // end of the drain of a VIP that leaves the configuration; or zero
@@ -363,7 +364,7 @@ func (gate *Gate) setState(now time.Time, entry *entry, state VIPState, countFla
 		}
 	}
 	if entry.reported && entry.state == state.State && entry.lastResort == state.LastResort &&
-		entry.drainEnd.Equal(state.DrainEnd) {
+		entry.suspected == state.Suspected && entry.drainEnd.Equal(state.DrainEnd) {
 		return
 	}
 	switch {
@@ -378,7 +379,7 @@ func (gate *Gate) setState(now time.Time, entry *entry, state VIPState, countFla
 		}
 	}
 	entry.reported, entry.state, entry.drainEnd = true, state.State, state.DrainEnd
-	entry.lastResort = state.LastResort
+	entry.lastResort, entry.suspected = state.LastResort, state.Suspected
 	entry.wasReady = entry.configured && (entry.wasReady || state.State == vip.Ready)
 	if state.State == vip.Draining {
 		gate.scheduleDirty(entry.drainEnd, entry.vip)

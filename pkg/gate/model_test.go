@@ -224,6 +224,7 @@ func (w *model) checkAttraction(t *rapid.T) {
 func (w *model) checkDecision(t *rapid.T, v vip.VIP, got Decision, before Advertisement, gatewayUp bool) {
 	state := w.states[v]
 	lastResort := !w.options.Ungated && state.State == vip.NotReady && state.LastResort && w.wasReady.Has(v)
+	suspected := !w.options.Ungated && state.Suspected
 	drains := []time.Time{w.stopEnd, w.drainEnds[v], w.operatorEnds[v]}
 	live, ready := true, true // without a load balancer
 	lost, known := false, true
@@ -247,14 +248,19 @@ func (w *model) checkDecision(t *rapid.T, v vip.VIP, got Decision, before Advert
 		t.Fatalf("%s rose from %s to %v while stale or draining", v, before, got)
 	case got.Reason == Flapping && !w.flapping(v):
 		t.Fatalf("%s is damped after flaps at %v", v, w.flaps[v])
-	case got.Advertisement == Announced && !ready:
+	case got.Advertisement == Announced && (!ready || suspected):
 		t.Fatalf("%s is announced in state %v", v, state.State)
 	case !down && !draining && live && lastResort && (got.Advertisement != Depreferred ||
 		got.Reason != LastResort && got.Reason != NotExported):
 		t.Fatalf("%s is kept as a last resort, is %v", v, got)
 	case got.Reason == LastResort && !lastResort:
 		t.Fatalf("%s is in state %+v, is %v", v, state, got)
-	case !down && !draining && live && ready && got.Advertisement != Announced &&
+	case got.Reason == Suspected && !suspected:
+		t.Fatalf("%s is in state %+v, is %v", v, state, got)
+	case suspected && !down && !draining && live && got.Reason != Flapping && (got.Advertisement != Depreferred ||
+		got.Reason != Suspected && got.Reason != NotExported):
+		t.Fatalf("%s is suspected, is %v", v, got)
+	case !down && !draining && live && ready && !suspected && got.Advertisement != Announced &&
 		got.Reason != Flapping:
 		t.Fatalf("%s should be announced, is %v", v, got)
 	}
@@ -298,6 +304,7 @@ func (w *model) sendRandomStates(t *rapid.T, complete, newInstance bool) {
 			vip.Draining,
 		}).Draw(t, "state")}
 		x.LastResort = x.State == vip.NotReady && rapid.Bool().Draw(t, "last resort")
+		x.Suspected = x.State == vip.Ready && rapid.Bool().Draw(t, "suspected")
 		if x.State == vip.Draining {
 			x.DrainEnd = w.now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "drain ms")) * time.Millisecond)
 		}

@@ -6,13 +6,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// evaluateTable applies the decision table: the first matching row wins, and row 12 replaces the
+// evaluateTable applies the decision table: the first matching row wins, and row 13 replaces the
 // reason of an advertised VIP. Shared conditions come from gate.last, so that one Evaluate decides
 // all VIPs on the same state.
 func (gate *Gate) evaluateTable(now time.Time, entry *entry, current Advertisement, path path) Decision {
 	var decision Decision
 	decision.Advertisement, decision.Reason = gate.firstRow(now, entry, current, path)
-	if decision.Advertisement != Withdrawn && !gate.exports(entry.vip) { // row 12
+	if decision.Advertisement != Withdrawn && !gate.exports(entry.vip) { // row 13
 		decision.Reason = NotExported
 	}
 	return decision
@@ -51,8 +51,10 @@ func (gate *Gate) firstRow(now time.Time, entry *entry, current Advertisement, p
 		return Depreferred, LastResort
 	case gated && now.Before(entry.riseAt): // row 11
 		return Withdrawn, Flapping
+	case gated && entry.suspected: // row 12
+		return Depreferred, Suspected
 	}
-	return Announced, Ready // row 13
+	return Announced, Ready // row 14
 }
 
 // exports reports whether the routing daemon exports v to a gateway, as far as known.

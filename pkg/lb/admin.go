@@ -53,6 +53,19 @@ func (p *process) status(ctx context.Context) *lbv1.Status {
 		}
 		s.Vips = append(s.Vips, v)
 	}
+	if p.probes != nil {
+		s.ProbeQuorum = uint32(p.ProbeQuorum)
+		for _, probe := range p.probes.Status() {
+			status := &lbv1.ProbeStatus{
+				SpiffeId: probe.ID.String(), Live: probe.Live, Paths: uint32(probe.Paths), PathsHere: uint32(probe.Here),
+				DeadHere: uint32(probe.Dead), DeadVips: vip.Texts(probe.DeadVIPs),
+			}
+			if !probe.Reported.IsZero() {
+				status.LastReport = timestamppb.New(probe.Reported)
+			}
+			s.Probes = append(s.Probes, status)
+		}
+	}
 	for _, w := range p.server.Watchers() {
 		s.Watchers = append(s.Watchers, &lbv1.WatcherStatus{
 			WatchId: w.WatchID, Peer: w.Peer.String(), Reader: w.Reader, Since: timestamppb.New(w.Since),

@@ -14,7 +14,7 @@ import (
 
 // authorize admits all configured peers; each service authorizes the calls of a peer.
 func (o Options) authorize() tlsconfig.Authorizer {
-	exact := append(slices.Clone(o.Frontends), o.Readers...)
+	exact := slices.Concat(o.Frontends, o.Readers, o.Probes)
 	wide := identity.Authorize(exact...)
 	if !o.FrontendDomain.IsZero() {
 		wide = identity.AuthorizeMember(o.FrontendDomain, exact...)
@@ -36,11 +36,14 @@ func (o Options) authorize() tlsconfig.Authorizer {
 }
 
 // roles returns the roles of peers on the readiness socket. An ID in Readers is a reader even if it
-// is a member of FrontendDomain.
+// is a member of FrontendDomain, and a probe has no role there.
 func (o Options) roles() func(spiffeid.ID) readiness.Role {
 	exact := readiness.RolesOf(o.Frontends, o.Readers)
 	return func(id spiffeid.ID) readiness.Role {
 		r := exact(id)
+		if slices.Contains(o.Probes, id) {
+			return r
+		}
 		if r == readiness.RoleNone && !o.FrontendDomain.IsZero() && id.MemberOf(o.FrontendDomain) {
 			return readiness.RoleFrontend
 		}

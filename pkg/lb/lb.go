@@ -17,11 +17,13 @@ import (
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
+	probev1 "github.com/vipgate/vipgate/pkg/api/probe/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/availability"
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/endpoint"
+	"github.com/vipgate/vipgate/pkg/feedback"
 	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/identity"
@@ -60,6 +62,10 @@ type Options struct {
 	DrainTime  time.Duration // how long traffic is forwarded after SIGTERM
 
 	Targets TargetOptions
+
+	// Probes may report verdicts, and ProbeQuorum of them must agree; none: they are not served.
+	Probes      []spiffeid.ID
+	ProbeQuorum int
 
 	// DataPlane lacks StateDir, Log, OnRepair and Gateways, set here; nil: another process forwards.
 	DataPlane *dataplane.Options
@@ -124,6 +130,7 @@ type process struct {
 	addrs   *kernel.Addresses
 	files   *readinessfile.Writer // nil: none are written
 	plane   *dataplane.Plane      // nil: there is none
+	probes  *feedback.Feedback    // nil: none may report
 	table   *readiness.Table
 	server  *readiness.Server
 	// availability serves a frontend of Meridio 1.x on the same socket as server.
@@ -151,6 +158,7 @@ const (
 
 	ReadinessSocket        = "ReadinessSocket" // the socket file leads to lb
 	SourcesCondition       = "Sources"
+	ProbesCondition        = "Probes"        // no probe finds a VIP dead through this pod; absent without probes
 	DataPlaneCondition     = "DataPlane"     // serves without a data plane, too
 	DataPlaneHoldCondition = "DataPlaneHold" // nothing is held
 )
@@ -233,6 +241,14 @@ func newProcess(o Options) (*process, error) {
 	if o.Tracer != nil {
 		p.loop.trace = p.trace
 	}
+	if len(o.Probes) > 0 {
+		p.probes = feedback.New(feedback.Options{
+			Probes: o.Probes, Quorum: o.ProbeQuorum, Log: o.Log, Changed: p.probeChanged,
+		})
+		p.loop.suspects = p.probes.Suspects()
+		p.health.Report(ProbesCondition, "")
+		p.metrics.Probes(p.probeMetrics)
+	}
 	p.metrics.Targets(p.targetMetrics)
 	if o.DataPlane == nil {
 		return p, nil
@@ -287,6 +303,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	if p.plane != nil {
 		tasks = append(tasks, p.plane)
 	}
+	if p.probes != nil {
+		tasks = append(tasks, p.probes)
+	}
 	// Readers receive the end of their streams while the loop still sends heartbeats.
 	plan := shell.Plan{Decides: p.loop, Stages: [][]task.Task{nil, tasks}, Drain: p.drain}
 	return p.decisions.runTasks(func() error { return p.shell.Run(ctx, stop, plan) })
@@ -331,6 +350,9 @@ func (p *process) registryEndpoint(ctx context.Context, creds credentials.Transp
 	return endpoint.NewMutual("registry", listeners, p.metrics, creds, registry.GRPCOptions(),
 		func(r grpc.ServiceRegistrar) {
 			targetv1.RegisterTargetServiceServer(r, p.targetService(false))
+			if p.probes != nil {
+				probev1.RegisterProbeServiceServer(r, p.probes)
+			}
 			p.health.Register(r)
 		}), nil
 }

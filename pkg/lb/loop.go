@@ -52,7 +52,9 @@ type loop struct {
 	observe func(readiness.Decision, uint64) // takes each decision and its revision; must not block
 	trace   func(decision)                   // takes each committed decision; nil: none; must not block
 	files   *readinessfile.Writer            // nil: none are written
-	away    *latest.Value[bool]              // true once the load balancer stops
+	// suspects holds the VIPs that probes find dead through this pod; nil: there are no probes.
+	suspects *latest.Value[map[vip.VIP]string]
+	away     *latest.Value[bool] // true once the load balancer stops
 	// configured, if not nil, is called once, after the first configuration was evaluated. It must
 	// not block.
 	configured func()
@@ -102,6 +104,10 @@ func (l *loop) Run(ctx context.Context) error {
 		state, confirmed = l.plane.State().Get()
 		in.kernel = &state
 	}
+	var suspected <-chan struct{}
+	if l.suspects != nil {
+		_, suspected = l.suspects.Get()
+	}
 	// Heartbeats are aligned to the wall clock and share a wake-up with other timers of the pod.
 	beat := time.NewTimer(tick.UntilPart(time.Now(), l.lease, BeatsPerLease))
 	defer beat.Stop()
@@ -140,6 +146,10 @@ func (l *loop) Run(ctx context.Context) error {
 		case <-confirmed:
 			state, confirmed = l.plane.State().Get()
 			in.kernel = &state
+		case <-suspected:
+			var suspects map[vip.VIP]string
+			suspects, suspected = l.suspects.Get()
+			l.evaluator.Suspect(suspects)
 		case <-l.reported: // held changes may be released
 		case <-stopping:
 			var away bool

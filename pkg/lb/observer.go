@@ -44,7 +44,7 @@ func (o *observer) Run(ctx context.Context) error {
 	targets := p.index.Watch(nil)
 	defer targets.Close()
 	var state plan.State
-	var dataPlaneReady, dataPlaneChanged <-chan struct{}
+	var dataPlaneReady, dataPlaneChanged, suspectsChanged <-chan struct{}
 	if p.plane != nil {
 		dataPlaneReady = p.plane.Ready()
 	}
@@ -77,6 +77,11 @@ func (o *observer) Run(ctx context.Context) error {
 			p.health.VIPsChanged()
 		}
 		p.health.Report(SourcesCondition, sourceProblem(states))
+		if p.probes != nil {
+			var suspects map[vip.VIP]string
+			suspects, suspectsChanged = p.probes.Suspects().Get()
+			p.health.Report(ProbesCondition, probeProblem(suspects, p.probes.Problem()))
+		}
 		if p.plane != nil {
 			state, dataPlaneChanged = p.plane.State().Get()
 			o.showDataPlane(state)
@@ -95,6 +100,7 @@ func (o *observer) Run(ctx context.Context) error {
 		case <-statesChanged:
 		case <-targets.Changed():
 			targets.Take() // the status reads the index itself
+		case <-suspectsChanged:
 		case <-dataPlaneReady:
 			// A closed channel would be selected in each pass.
 			dataPlaneReady = nil

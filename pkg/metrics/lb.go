@@ -70,6 +70,34 @@ func (lb *LB) Targets(read func() Targets) {
 	}))
 }
 
+// Probes is the state of the probes that report verdicts, at a scrape.
+type Probes struct {
+	Probes   []ProbeLease
+	Suspects int    // VIPs that they find dead through this pod
+	Refused  uint64 // reports since the start
+}
+
+// ProbeLease is one probe, with its paths through this pod.
+type ProbeLease struct {
+	ID         string
+	Live       bool
+	Here, Dead int
+}
+
+// Probes adds the metrics of probes; each scrape calls read.
+func (lb *LB) Probes(read func() Probes) {
+	lb.registry.MustRegister(scrape(func(send send) {
+		state := read()
+		for _, probe := range state.Probes {
+			send(lbProbeLive, boolValue(probe.Live), probe.ID)
+			send(lbProbePaths, float64(probe.Here-probe.Dead), probe.ID, "reachable")
+			send(lbProbePaths, float64(probe.Dead), probe.ID, "dead")
+		}
+		send(lbProbeSuspects, float64(state.Suspects))
+		send(lbProbeRejections, float64(state.Refused))
+	}))
+}
+
 // DataPlane is the state of the data plane at a scrape.
 type DataPlane struct {
 	// Targets counts addresses of targets by state.

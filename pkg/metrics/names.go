@@ -187,6 +187,14 @@ var (
 		"What the source offers and is not taken; `lb status` names each.", "source")
 	lbRegistryRejections = counter("vipgate_lb_registry_rejections_total",
 		"Calls of the registry that were rejected since the start.")
+	lbProbeLive = gauge("vipgate_lb_probe_live",
+		"1 while the lease of the probe's verdicts holds. Absent without --probe-id, as are the next ones.", "probe")
+	lbProbePaths = gauge("vipgate_lb_probe_paths",
+		"Paths of the probe that lead to this pod, by state: reachable, dead.", "probe", "state")
+	lbProbeSuspects = gauge("vipgate_lb_probe_dead_vips",
+		"VIPs that enough probes find dead through this pod; the frontend de-prefers them.")
+	lbProbeRejections = counter("vipgate_lb_probe_rejections_total",
+		"Reports of probes that were rejected since the start.")
 	lbDataPlaneTargets = gauge("vipgate_lb_dataplane_targets",
 		"Addresses of targets in the data plane: serving (the kernel confirmed it), pending (it did not yet), "+
 			"draining, down, unknown (left as it is). Absent without a data plane, as are the next ones.", "state")
@@ -275,4 +283,8 @@ var (
 	probeDeadPathsOmitted = gauge("vipgate_probe_dead_paths_omitted",
 		"Dead paths beyond those with a series of their own.")
 	probePaths = gauge("vipgate_probe_paths", "Paths by state: reachable, dead, unknown.", "state")
+	probeReporting = gauge("vipgate_probe_lb_reporting",
+		"1 while the load balancer accepts the verdicts of the probe. Absent without --lb, as is the next one.", "lb")
+	probeReportFailures = counter("vipgate_probe_lb_report_failures_total",
+		"Reports that the load balancer did not accept since the probe found its address.", "lb")
 )

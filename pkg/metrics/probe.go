@@ -12,6 +12,15 @@ type ProbeState struct {
 	VIPs []ProbedVIP
 	// Reachable, Dead and Unknown count paths.
 	Reachable, Dead, Unknown int
+	// Reports lists the load balancers that get verdicts.
+	Reports []ProbeReports
+}
+
+// ProbeReports counts reports to a load balancer.
+type ProbeReports struct {
+	LB        string
+	Reporting bool
+	Failures  uint64
 }
 
 // ProbedVIP is the state of a VIP at a scrape.
@@ -50,6 +59,10 @@ func NewProbe(version string, read func() ProbeState) *Probe {
 		send(probePaths, float64(state.Reachable), "reachable")
 		send(probePaths, float64(state.Dead), "dead")
 		send(probePaths, float64(state.Unknown), "unknown")
+		for _, reports := range state.Reports {
+			send(probeReporting, boolValue(reports.Reporting), reports.LB)
+			send(probeReportFailures, float64(reports.Failures), reports.LB)
+		}
 	}))
 	return p
 }

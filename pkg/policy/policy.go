@@ -199,7 +199,7 @@ func stateOf(decision gate.Decision) state {
 	switch {
 	case decision.Reason == gate.LBStale:
 		return unknown
-	case decision.Reason == gate.LastResort:
+	case decision.Reason == gate.LastResort, decision.Reason == gate.Suspected:
 		return backup
 	case decision.Advertisement == gate.Depreferred:
 		return draining

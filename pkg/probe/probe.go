@@ -273,6 +273,13 @@ func (prober *Prober) apply(path *path, result healthcheck.Result, now time.Time
 	return trace
 }
 
+// Valid returns how long a verdict holds: each path is checked within that time.
+func (prober *Prober) Valid() time.Duration {
+	prober.mu.Lock()
+	defer prober.mu.Unlock()
+	return prober.valid()
+}
+
 // valid returns how long a verdict holds.
 func (prober *Prober) valid() time.Duration { return 2*prober.interval + prober.Timeout + late }
 

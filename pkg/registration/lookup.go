@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
@@ -94,4 +95,31 @@ func (name *name) lookup(ctx context.Context) ([]netip.Addr, error) {
 	return nil, fmt.Errorf("the name has no %s", cmp.Or(map[string]string{
 		"ip4": "IPv4 address", "ip6": "IPv6 address",
 	}[name.family], "address"))
+}
+
+// Follow calls found with the addresses of each load balancer behind an address: once if it needs no
+// lookup, else after each successful lookup, until ctx ends. failed is called with each lookup that
+// fails, after which the previous addresses remain.
+func Follow(ctx context.Context, address Address, resolver Resolver, found func([]Address), failed func(error)) {
+	if address.fixed() {
+		found([]Address{address})
+		return
+	}
+	answers := make(chan answer)
+	var following sync.WaitGroup
+	defer following.Wait()
+	host := &name{Address: address, resolver: resolver}
+	following.Go(func() { host.follow(ctx, lookupInterval, answers) })
+	for {
+		select {
+		case answer := <-answers:
+			if answer.err != nil {
+				failed(answer.err)
+			} else {
+				found(answer.addresses)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
 }

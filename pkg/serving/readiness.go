@@ -50,6 +50,11 @@ func (evaluator *Evaluator) judge(entry *judged) *readiness.VIPReadiness {
 		own.Reason, own.Detail = readinessv1.VipReason_VIP_REASON_LEAVING, ""
 		return &own
 	}
+	if entry.suspicion != "" && memo.verdict.State == vip.Ready {
+		own := *memo.verdict
+		own.Reason, own.Detail = readinessv1.VipReason_VIP_REASON_PROBES, bounded(entry.suspicion)
+		return &own
+	}
 	return memo.verdict
 }
 

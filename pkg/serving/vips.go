@@ -22,6 +22,8 @@ type judged struct {
 	installed string
 	// leaves is the end of the drain of a VIP that left the trench file; zero if it did not.
 	leaves time.Time
+	// suspicion is why probes find the VIP dead through this pod; "" if they do not.
+	suspicion string
 }
 
 // group is the set of VIPs of one family that the same streams list. Those in the same
@@ -53,6 +55,7 @@ const (
 type roster struct {
 	vips    []judged              // in ascending order
 	leaving map[vip.VIP]time.Time // see Leave
+	suspect map[vip.VIP]string    // see Suspect
 	moves   map[vip.VIP]Move      // see Move
 	touched marks
 	removed []vip.VIP
@@ -80,6 +83,7 @@ func (r *roster) configure(vips []vip.VIP, kernel *kernel) {
 	for i, v := range list {
 		entry := &r.vips[i]
 		entry.VIP, entry.group, entry.leaves = v, none[v.Family()], r.leaving[v]
+		entry.suspicion = r.suspect[v]
 		for len(before) > 0 && vip.Compare(before[0].VIP, v) < 0 {
 			r.remove(&before[0])
 			before = before[1:]
@@ -106,6 +110,21 @@ func (r *roster) configure(vips []vip.VIP, kernel *kernel) {
 // ends of their drains. They are at most DRAINING.
 func (evaluator *Evaluator) Leave(ends map[vip.VIP]time.Time) {
 	evaluator.roster.leaving = maps.Clone(ends)
+}
+
+// Suspect replaces the VIPs that probes find dead through this pod, each with the reason. They stay
+// ready, with a reason of their own. The map must not be changed afterwards.
+func (evaluator *Evaluator) Suspect(vips map[vip.VIP]string) {
+	before := evaluator.roster.suspect
+	evaluator.roster.suspect = vips
+	for _, changed := range []map[vip.VIP]string{before, vips} {
+		for v := range changed {
+			if entry := evaluator.roster.find(v, new(int)); entry != nil && entry.suspicion != vips[v] {
+				entry.suspicion = vips[v]
+				evaluator.roster.touch(v)
+			}
+		}
+	}
 }
 
 // Move is the change of the stream that serves a VIP.

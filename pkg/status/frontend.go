@@ -278,6 +278,10 @@ func reason(vip *frontendv1.VipStatus, now time.Time) string {
 		if report.GetDetail() != "" {
 			return "last resort (" + report.GetDetail() + ")"
 		}
+	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_PROBES:
+		if report.GetDetail() != "" {
+			return "probes (" + report.GetDetail() + ")"
+		}
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED:
 		text := Explain(vip.GetReason()).Short
 		if isAdvertised(vip.GetAdvertisement()) {

@@ -73,6 +73,9 @@ func (view View) LB(status *lbv1.Status, now time.Time) string {
 	for _, source := range status.GetSources() {
 		writeList(&out, "Ignored from the "+clean(source.GetName())+":", single(source.GetProblems()))
 	}
+	probes(only(view, status.GetProbes(), func(probe *lbv1.ProbeStatus) bool {
+		return !probe.GetLive() || len(probe.GetDeadVips()) > 0
+	}), status.GetProbeQuorum(), now).write(&out)
 	if !view.Problems {
 		streams(status.GetStreams()).write(&out)
 	}
@@ -143,6 +146,24 @@ func sources(all []*lbv1.SourceStatus, now time.Time) *table {
 		}
 		rows.add(source.GetName(), state, ago(source.GetSince(), now), source.GetTargets(), source.GetOnGone(),
 			source.GetDetail())
+	}
+	return rows
+}
+
+// probes lists the probes that report verdicts. A probe without a lease is absent: nothing depends
+// on its paths.
+func probes(all []*lbv1.ProbeStatus, quorum uint32, now time.Time) *table {
+	rows := newTable(fmt.Sprintf("PROBE (%d MUST AGREE)", quorum), "STATE", "AGE", "PATHS", "THROUGH THIS POD", "DEAD VIPS")
+	for _, probe := range all {
+		state, age := "absent", none
+		if probe.GetLive() {
+			state = "live"
+		}
+		if probe.GetLastReport() != nil {
+			age = ago(probe.GetLastReport(), now)
+		}
+		rows.add(probe.GetSpiffeId(), state, age, probe.GetPaths(),
+			fmt.Sprintf("%d, %d dead", probe.GetPathsHere(), probe.GetDeadHere()), names(probe.GetDeadVips()))
 	}
 	return rows
 }

@@ -12,6 +12,9 @@ import (
 // DefaultTargetID is the SPIFFE ID of a target with the development authority.
 const DefaultTargetID = "spiffe://vipgate.local/target"
 
+// DefaultProbeID is the SPIFFE ID of a probe with the development authority.
+const DefaultProbeID = "spiffe://vipgate.local/probe"
+
 // TargetFlags is the group of flags that describe a target that registers itself.
 type TargetFlags struct {
 	Name   string         `arg:"" help:"Name of the target, unique in the stream."`

@@ -518,7 +518,11 @@ type Status struct {
 	// The sources of targets.
 	Sources []*SourceStatus `protobuf:"bytes,14,rep,name=sources,proto3" json:"sources,omitempty"`
 	// The data plane; absent with --dataplane=none.
-	DataPlane     *DataPlaneStatus `protobuf:"bytes,15,opt,name=data_plane,json=dataPlane,proto3" json:"data_plane,omitempty"`
+	DataPlane *DataPlaneStatus `protobuf:"bytes,15,opt,name=data_plane,json=dataPlane,proto3" json:"data_plane,omitempty"`
+	// The probes of --probe-id, sorted by SPIFFE ID.
+	Probes []*ProbeStatus `protobuf:"bytes,16,rep,name=probes,proto3" json:"probes,omitempty"`
+	// The number of probes that must agree; 0 without --probe-id.
+	ProbeQuorum   uint32 `protobuf:"varint,17,opt,name=probe_quorum,json=probeQuorum,proto3" json:"probe_quorum,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -658,6 +662,120 @@ func (x *Status) GetDataPlane() *DataPlaneStatus {
 	return nil
 }
 
+func (x *Status) GetProbes() []*ProbeStatus {
+	if x != nil {
+		return x.Probes
+	}
+	return nil
+}
+
+func (x *Status) GetProbeQuorum() uint32 {
+	if x != nil {
+		return x.ProbeQuorum
+	}
+	return 0
+}
+
+// ProbeStatus is one probe beyond the gateways.
+type ProbeStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The SPIFFE ID.
+	SpiffeId string `protobuf:"bytes,1,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
+	// True while the lease of its verdicts holds.
+	Live bool `protobuf:"varint,2,opt,name=live,proto3" json:"live,omitempty"`
+	// The time of its last report; absent without one.
+	LastReport *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_report,json=lastReport,proto3" json:"last_report,omitempty"`
+	// The number of its paths with a verdict.
+	Paths uint32 `protobuf:"varint,4,opt,name=paths,proto3" json:"paths,omitempty"`
+	// The number of these paths that lead to this pod.
+	PathsHere uint32 `protobuf:"varint,5,opt,name=paths_here,json=pathsHere,proto3" json:"paths_here,omitempty"`
+	// The number of dead paths that lead to this pod.
+	DeadHere uint32 `protobuf:"varint,6,opt,name=dead_here,json=deadHere,proto3" json:"dead_here,omitempty"`
+	// The VIPs that it finds dead through this pod, at most 20.
+	DeadVips      []string `protobuf:"bytes,7,rep,name=dead_vips,json=deadVips,proto3" json:"dead_vips,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeStatus) Reset() {
+	*x = ProbeStatus{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeStatus) ProtoMessage() {}
+
+func (x *ProbeStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeStatus.ProtoReflect.Descriptor instead.
+func (*ProbeStatus) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ProbeStatus) GetSpiffeId() string {
+	if x != nil {
+		return x.SpiffeId
+	}
+	return ""
+}
+
+func (x *ProbeStatus) GetLive() bool {
+	if x != nil {
+		return x.Live
+	}
+	return false
+}
+
+func (x *ProbeStatus) GetLastReport() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastReport
+	}
+	return nil
+}
+
+func (x *ProbeStatus) GetPaths() uint32 {
+	if x != nil {
+		return x.Paths
+	}
+	return 0
+}
+
+func (x *ProbeStatus) GetPathsHere() uint32 {
+	if x != nil {
+		return x.PathsHere
+	}
+	return 0
+}
+
+func (x *ProbeStatus) GetDeadHere() uint32 {
+	if x != nil {
+		return x.DeadHere
+	}
+	return 0
+}
+
+func (x *ProbeStatus) GetDeadVips() []string {
+	if x != nil {
+		return x.DeadVips
+	}
+	return nil
+}
+
 // DataPlaneStatus is the state of the data plane.
 type DataPlaneStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -697,7 +815,7 @@ type DataPlaneStatus struct {
 
 func (x *DataPlaneStatus) Reset() {
 	*x = DataPlaneStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -709,7 +827,7 @@ func (x *DataPlaneStatus) String() string {
 func (*DataPlaneStatus) ProtoMessage() {}
 
 func (x *DataPlaneStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -722,7 +840,7 @@ func (x *DataPlaneStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneStatus.ProtoReflect.Descriptor instead.
 func (*DataPlaneStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DataPlaneStatus) GetMode() string {
@@ -843,7 +961,7 @@ type FastPathStatus struct {
 
 func (x *FastPathStatus) Reset() {
 	*x = FastPathStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +973,7 @@ func (x *FastPathStatus) String() string {
 func (*FastPathStatus) ProtoMessage() {}
 
 func (x *FastPathStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +986,7 @@ func (x *FastPathStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FastPathStatus.ProtoReflect.Descriptor instead.
 func (*FastPathStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *FastPathStatus) GetReason() string {
@@ -898,7 +1016,7 @@ type FastPathInterface struct {
 
 func (x *FastPathInterface) Reset() {
 	*x = FastPathInterface{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +1028,7 @@ func (x *FastPathInterface) String() string {
 func (*FastPathInterface) ProtoMessage() {}
 
 func (x *FastPathInterface) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +1041,7 @@ func (x *FastPathInterface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FastPathInterface.ProtoReflect.Descriptor instead.
 func (*FastPathInterface) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *FastPathInterface) GetName() string {
@@ -960,7 +1078,7 @@ type MovedFlows struct {
 
 func (x *MovedFlows) Reset() {
 	*x = MovedFlows{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -972,7 +1090,7 @@ func (x *MovedFlows) String() string {
 func (*MovedFlows) ProtoMessage() {}
 
 func (x *MovedFlows) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -985,7 +1103,7 @@ func (x *MovedFlows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovedFlows.ProtoReflect.Descriptor instead.
 func (*MovedFlows) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *MovedFlows) GetAsked() uint64 {
@@ -1036,7 +1154,7 @@ type DataPlaneHold struct {
 
 func (x *DataPlaneHold) Reset() {
 	*x = DataPlaneHold{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1048,7 +1166,7 @@ func (x *DataPlaneHold) String() string {
 func (*DataPlaneHold) ProtoMessage() {}
 
 func (x *DataPlaneHold) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1061,7 +1179,7 @@ func (x *DataPlaneHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneHold.ProtoReflect.Descriptor instead.
 func (*DataPlaneHold) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DataPlaneHold) GetStream() string {
@@ -1097,7 +1215,7 @@ type DataPlaneDrift struct {
 
 func (x *DataPlaneDrift) Reset() {
 	*x = DataPlaneDrift{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1227,7 @@ func (x *DataPlaneDrift) String() string {
 func (*DataPlaneDrift) ProtoMessage() {}
 
 func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1240,7 @@ func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneDrift.ProtoReflect.Descriptor instead.
 func (*DataPlaneDrift) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DataPlaneDrift) GetObject() string {
@@ -1192,7 +1310,7 @@ type DataPlaneStream struct {
 
 func (x *DataPlaneStream) Reset() {
 	*x = DataPlaneStream{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1204,7 +1322,7 @@ func (x *DataPlaneStream) String() string {
 func (*DataPlaneStream) ProtoMessage() {}
 
 func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1217,7 +1335,7 @@ func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneStream.ProtoReflect.Descriptor instead.
 func (*DataPlaneStream) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DataPlaneStream) GetName() string {
@@ -1314,7 +1432,7 @@ type DataPlaneGeneration struct {
 
 func (x *DataPlaneGeneration) Reset() {
 	*x = DataPlaneGeneration{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1326,7 +1444,7 @@ func (x *DataPlaneGeneration) String() string {
 func (*DataPlaneGeneration) ProtoMessage() {}
 
 func (x *DataPlaneGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1339,7 +1457,7 @@ func (x *DataPlaneGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneGeneration.ProtoReflect.Descriptor instead.
 func (*DataPlaneGeneration) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DataPlaneGeneration) GetTargetsIpv4() []string {
@@ -1397,7 +1515,7 @@ type DataPlaneTarget struct {
 
 func (x *DataPlaneTarget) Reset() {
 	*x = DataPlaneTarget{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1409,7 +1527,7 @@ func (x *DataPlaneTarget) String() string {
 func (*DataPlaneTarget) ProtoMessage() {}
 
 func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1422,7 +1540,7 @@ func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneTarget.ProtoReflect.Descriptor instead.
 func (*DataPlaneTarget) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DataPlaneTarget) GetName() string {
@@ -1511,7 +1629,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1523,7 +1641,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1536,7 +1654,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -1603,7 +1721,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1615,7 +1733,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1628,7 +1746,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{20}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *VipStatus) GetVip() string {
@@ -1669,7 +1787,7 @@ type StreamStatus struct {
 
 func (x *StreamStatus) Reset() {
 	*x = StreamStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +1799,7 @@ func (x *StreamStatus) String() string {
 func (*StreamStatus) ProtoMessage() {}
 
 func (x *StreamStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +1812,7 @@ func (x *StreamStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamStatus.ProtoReflect.Descriptor instead.
 func (*StreamStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{21}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StreamStatus) GetName() string {
@@ -1756,7 +1874,7 @@ type TargetStatus struct {
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1768,7 +1886,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1781,7 +1899,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{22}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *TargetStatus) GetName() string {
@@ -1886,7 +2004,7 @@ type WatcherStatus struct {
 
 func (x *WatcherStatus) Reset() {
 	*x = WatcherStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +2016,7 @@ func (x *WatcherStatus) String() string {
 func (*WatcherStatus) ProtoMessage() {}
 
 func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +2029,7 @@ func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatcherStatus.ProtoReflect.Descriptor instead.
 func (*WatcherStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{23}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WatcherStatus) GetWatchId() string {
@@ -1998,7 +2116,7 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x14\n" +
 	"\x05names\x18\x02 \x03(\tR\x05names\"6\n" +
 	"\x16UndrainTargetsResponse\x12\x1c\n" +
-	"\tundrained\x18\x01 \x03(\tR\tundrained\"\xc5\x05\n" +
+	"\tundrained\x18\x01 \x03(\tR\tundrained\"\x9c\x06\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12:\n" +
@@ -2019,7 +2137,19 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\x125\n" +
 	"\asources\x18\x0e \x03(\v2\x1b.vipgate.lb.v1.SourceStatusR\asources\x12=\n" +
 	"\n" +
-	"data_plane\x18\x0f \x01(\v2\x1e.vipgate.lb.v1.DataPlaneStatusR\tdataPlane\"\xea\x04\n" +
+	"data_plane\x18\x0f \x01(\v2\x1e.vipgate.lb.v1.DataPlaneStatusR\tdataPlane\x122\n" +
+	"\x06probes\x18\x10 \x03(\v2\x1a.vipgate.lb.v1.ProbeStatusR\x06probes\x12!\n" +
+	"\fprobe_quorum\x18\x11 \x01(\rR\vprobeQuorum\"\xea\x01\n" +
+	"\vProbeStatus\x12\x1b\n" +
+	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\x12\x12\n" +
+	"\x04live\x18\x02 \x01(\bR\x04live\x12;\n" +
+	"\vlast_report\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"lastReport\x12\x14\n" +
+	"\x05paths\x18\x04 \x01(\rR\x05paths\x12\x1d\n" +
+	"\n" +
+	"paths_here\x18\x05 \x01(\rR\tpathsHere\x12\x1b\n" +
+	"\tdead_here\x18\x06 \x01(\rR\bdeadHere\x12\x1b\n" +
+	"\tdead_vips\x18\a \x03(\tR\bdeadVips\"\xea\x04\n" +
 	"\x0fDataPlaneStatus\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1c\n" +
 	"\tconntrack\x18\x02 \x01(\tR\tconntrack\x12\x14\n" +
@@ -2153,7 +2283,7 @@ func file_vipgate_lb_v1_lb_proto_rawDescGZIP() []byte {
 	return file_vipgate_lb_v1_lb_proto_rawDescData
 }
 
-var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_vipgate_lb_v1_lb_proto_goTypes = []any{
 	(*HoldRequest)(nil),            // 0: vipgate.lb.v1.HoldRequest
 	(*HoldResponse)(nil),           // 1: vipgate.lb.v1.HoldResponse
@@ -2165,89 +2295,92 @@ var file_vipgate_lb_v1_lb_proto_goTypes = []any{
 	(*UndrainTargetsRequest)(nil),  // 7: vipgate.lb.v1.UndrainTargetsRequest
 	(*UndrainTargetsResponse)(nil), // 8: vipgate.lb.v1.UndrainTargetsResponse
 	(*Status)(nil),                 // 9: vipgate.lb.v1.Status
-	(*DataPlaneStatus)(nil),        // 10: vipgate.lb.v1.DataPlaneStatus
-	(*FastPathStatus)(nil),         // 11: vipgate.lb.v1.FastPathStatus
-	(*FastPathInterface)(nil),      // 12: vipgate.lb.v1.FastPathInterface
-	(*MovedFlows)(nil),             // 13: vipgate.lb.v1.MovedFlows
-	(*DataPlaneHold)(nil),          // 14: vipgate.lb.v1.DataPlaneHold
-	(*DataPlaneDrift)(nil),         // 15: vipgate.lb.v1.DataPlaneDrift
-	(*DataPlaneStream)(nil),        // 16: vipgate.lb.v1.DataPlaneStream
-	(*DataPlaneGeneration)(nil),    // 17: vipgate.lb.v1.DataPlaneGeneration
-	(*DataPlaneTarget)(nil),        // 18: vipgate.lb.v1.DataPlaneTarget
-	(*SourceStatus)(nil),           // 19: vipgate.lb.v1.SourceStatus
-	(*VipStatus)(nil),              // 20: vipgate.lb.v1.VipStatus
-	(*StreamStatus)(nil),           // 21: vipgate.lb.v1.StreamStatus
-	(*TargetStatus)(nil),           // 22: vipgate.lb.v1.TargetStatus
-	(*WatcherStatus)(nil),          // 23: vipgate.lb.v1.WatcherStatus
-	(*durationpb.Duration)(nil),    // 24: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 25: google.protobuf.Timestamp
-	(*v1.Position)(nil),            // 26: vipgate.readiness.v1.Position
-	(*v11.Condition)(nil),          // 27: vipgate.admin.v1.Condition
-	(*v11.Problem)(nil),            // 28: vipgate.admin.v1.Problem
-	(*v1.VipReadiness)(nil),        // 29: vipgate.readiness.v1.VipReadiness
-	(*v1.VipAdvertisement)(nil),    // 30: vipgate.readiness.v1.VipAdvertisement
-	(*v1.FamilyConnectivity)(nil),  // 31: vipgate.readiness.v1.FamilyConnectivity
-	(*v11.GetStatusRequest)(nil),   // 32: vipgate.admin.v1.GetStatusRequest
-	(*v11.WatchStatusRequest)(nil), // 33: vipgate.admin.v1.WatchStatusRequest
+	(*ProbeStatus)(nil),            // 10: vipgate.lb.v1.ProbeStatus
+	(*DataPlaneStatus)(nil),        // 11: vipgate.lb.v1.DataPlaneStatus
+	(*FastPathStatus)(nil),         // 12: vipgate.lb.v1.FastPathStatus
+	(*FastPathInterface)(nil),      // 13: vipgate.lb.v1.FastPathInterface
+	(*MovedFlows)(nil),             // 14: vipgate.lb.v1.MovedFlows
+	(*DataPlaneHold)(nil),          // 15: vipgate.lb.v1.DataPlaneHold
+	(*DataPlaneDrift)(nil),         // 16: vipgate.lb.v1.DataPlaneDrift
+	(*DataPlaneStream)(nil),        // 17: vipgate.lb.v1.DataPlaneStream
+	(*DataPlaneGeneration)(nil),    // 18: vipgate.lb.v1.DataPlaneGeneration
+	(*DataPlaneTarget)(nil),        // 19: vipgate.lb.v1.DataPlaneTarget
+	(*SourceStatus)(nil),           // 20: vipgate.lb.v1.SourceStatus
+	(*VipStatus)(nil),              // 21: vipgate.lb.v1.VipStatus
+	(*StreamStatus)(nil),           // 22: vipgate.lb.v1.StreamStatus
+	(*TargetStatus)(nil),           // 23: vipgate.lb.v1.TargetStatus
+	(*WatcherStatus)(nil),          // 24: vipgate.lb.v1.WatcherStatus
+	(*durationpb.Duration)(nil),    // 25: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),  // 26: google.protobuf.Timestamp
+	(*v1.Position)(nil),            // 27: vipgate.readiness.v1.Position
+	(*v11.Condition)(nil),          // 28: vipgate.admin.v1.Condition
+	(*v11.Problem)(nil),            // 29: vipgate.admin.v1.Problem
+	(*v1.VipReadiness)(nil),        // 30: vipgate.readiness.v1.VipReadiness
+	(*v1.VipAdvertisement)(nil),    // 31: vipgate.readiness.v1.VipAdvertisement
+	(*v1.FamilyConnectivity)(nil),  // 32: vipgate.readiness.v1.FamilyConnectivity
+	(*v11.GetStatusRequest)(nil),   // 33: vipgate.admin.v1.GetStatusRequest
+	(*v11.WatchStatusRequest)(nil), // 34: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_lb_v1_lb_proto_depIdxs = []int32{
-	24, // 0: vipgate.lb.v1.HoldRequest.duration:type_name -> google.protobuf.Duration
-	25, // 1: vipgate.lb.v1.HoldResponse.until:type_name -> google.protobuf.Timestamp
-	15, // 2: vipgate.lb.v1.Repairs.repaired:type_name -> vipgate.lb.v1.DataPlaneDrift
-	24, // 3: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
-	24, // 4: vipgate.lb.v1.DrainTargetsRequest.ends_after:type_name -> google.protobuf.Duration
-	25, // 5: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
-	26, // 6: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
-	24, // 7: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
-	25, // 8: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	27, // 9: vipgate.lb.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
-	20, // 10: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
-	21, // 11: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
-	23, // 12: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
-	19, // 13: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
-	10, // 14: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
-	28, // 15: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.admin.v1.Problem
-	15, // 16: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
-	16, // 17: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
-	14, // 18: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
-	11, // 19: vipgate.lb.v1.DataPlaneStatus.fast_path:type_name -> vipgate.lb.v1.FastPathStatus
-	13, // 20: vipgate.lb.v1.DataPlaneStatus.moved_flows:type_name -> vipgate.lb.v1.MovedFlows
-	12, // 21: vipgate.lb.v1.FastPathStatus.interfaces:type_name -> vipgate.lb.v1.FastPathInterface
-	25, // 22: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
-	25, // 23: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
-	18, // 24: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
-	17, // 25: vipgate.lb.v1.DataPlaneStream.earlier:type_name -> vipgate.lb.v1.DataPlaneGeneration
-	24, // 26: vipgate.lb.v1.DataPlaneGeneration.lasted:type_name -> google.protobuf.Duration
-	25, // 27: vipgate.lb.v1.DataPlaneGeneration.until:type_name -> google.protobuf.Timestamp
-	25, // 28: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
-	25, // 29: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
-	29, // 30: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	30, // 31: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
-	22, // 32: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
-	25, // 33: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
-	25, // 34: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
-	25, // 35: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
-	25, // 36: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
-	31, // 37: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
-	32, // 38: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	33, // 39: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
-	5,  // 40: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
-	7,  // 41: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
-	3,  // 42: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
-	0,  // 43: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
-	2,  // 44: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
-	9,  // 45: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.Status
-	9,  // 46: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.Status
-	6,  // 47: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
-	8,  // 48: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
-	4,  // 49: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.Repairs
-	1,  // 50: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
-	4,  // 51: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.Repairs
-	45, // [45:52] is the sub-list for method output_type
-	38, // [38:45] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	25, // 0: vipgate.lb.v1.HoldRequest.duration:type_name -> google.protobuf.Duration
+	26, // 1: vipgate.lb.v1.HoldResponse.until:type_name -> google.protobuf.Timestamp
+	16, // 2: vipgate.lb.v1.Repairs.repaired:type_name -> vipgate.lb.v1.DataPlaneDrift
+	25, // 3: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
+	25, // 4: vipgate.lb.v1.DrainTargetsRequest.ends_after:type_name -> google.protobuf.Duration
+	26, // 5: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
+	27, // 6: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
+	25, // 7: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
+	26, // 8: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	28, // 9: vipgate.lb.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	21, // 10: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
+	22, // 11: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
+	24, // 12: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
+	20, // 13: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
+	11, // 14: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
+	10, // 15: vipgate.lb.v1.Status.probes:type_name -> vipgate.lb.v1.ProbeStatus
+	26, // 16: vipgate.lb.v1.ProbeStatus.last_report:type_name -> google.protobuf.Timestamp
+	29, // 17: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.admin.v1.Problem
+	16, // 18: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
+	17, // 19: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
+	15, // 20: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
+	12, // 21: vipgate.lb.v1.DataPlaneStatus.fast_path:type_name -> vipgate.lb.v1.FastPathStatus
+	14, // 22: vipgate.lb.v1.DataPlaneStatus.moved_flows:type_name -> vipgate.lb.v1.MovedFlows
+	13, // 23: vipgate.lb.v1.FastPathStatus.interfaces:type_name -> vipgate.lb.v1.FastPathInterface
+	26, // 24: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
+	26, // 25: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
+	19, // 26: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
+	18, // 27: vipgate.lb.v1.DataPlaneStream.earlier:type_name -> vipgate.lb.v1.DataPlaneGeneration
+	25, // 28: vipgate.lb.v1.DataPlaneGeneration.lasted:type_name -> google.protobuf.Duration
+	26, // 29: vipgate.lb.v1.DataPlaneGeneration.until:type_name -> google.protobuf.Timestamp
+	26, // 30: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
+	26, // 31: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
+	30, // 32: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	31, // 33: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
+	23, // 34: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
+	26, // 35: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
+	26, // 36: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
+	26, // 37: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
+	26, // 38: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
+	32, // 39: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
+	33, // 40: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	34, // 41: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	5,  // 42: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
+	7,  // 43: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
+	3,  // 44: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
+	0,  // 45: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
+	2,  // 46: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
+	9,  // 47: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.Status
+	9,  // 48: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.Status
+	6,  // 49: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
+	8,  // 50: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
+	4,  // 51: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.Repairs
+	1,  // 52: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
+	4,  // 53: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.Repairs
+	47, // [47:54] is the sub-list for method output_type
+	40, // [40:47] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_lb_v1_lb_proto_init() }
@@ -2261,7 +2394,7 @@ func file_vipgate_lb_v1_lb_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_lb_v1_lb_proto_rawDesc), len(file_vipgate_lb_v1_lb_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

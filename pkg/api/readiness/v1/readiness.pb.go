@@ -123,6 +123,9 @@ const (
 	// NOT_READY: the VIP was ready until the current configuration came into force, and does not
 	// flap: its new stream, or its new targets or check, are not ready.
 	VipReason_VIP_REASON_RECONFIGURED VipReason = 14
+	// READY: targets are ready, and probes beyond the gateways agree that none is reachable through
+	// this pod. The frontend de-prefers the VIP.
+	VipReason_VIP_REASON_PROBES VipReason = 15
 )
 
 // Enum value maps for VipReason.
@@ -143,6 +146,7 @@ var (
 		12: "VIP_REASON_LEAVING",
 		13: "VIP_REASON_LAST_RESORT",
 		14: "VIP_REASON_RECONFIGURED",
+		15: "VIP_REASON_PROBES",
 	}
 	VipReason_value = map[string]int32{
 		"VIP_REASON_UNSPECIFIED":       0,
@@ -160,6 +164,7 @@ var (
 		"VIP_REASON_LEAVING":           12,
 		"VIP_REASON_LAST_RESORT":       13,
 		"VIP_REASON_RECONFIGURED":      14,
+		"VIP_REASON_PROBES":            15,
 	}
 )
 
@@ -285,6 +290,8 @@ const (
 	AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED AdvertisementReason = 14
 	// The VIP was ready, too few of its targets are, and it is kept as a last resort.
 	AdvertisementReason_ADVERTISEMENT_REASON_LAST_RESORT AdvertisementReason = 15
+	// Probes beyond the gateways agree that the VIP is dead through this pod.
+	AdvertisementReason_ADVERTISEMENT_REASON_PROBES AdvertisementReason = 16
 )
 
 // Enum value maps for AdvertisementReason.
@@ -306,6 +313,7 @@ var (
 		13: "ADVERTISEMENT_REASON_NOT_ACCEPTED",
 		14: "ADVERTISEMENT_REASON_NOT_EXPORTED",
 		15: "ADVERTISEMENT_REASON_LAST_RESORT",
+		16: "ADVERTISEMENT_REASON_PROBES",
 	}
 	AdvertisementReason_value = map[string]int32{
 		"ADVERTISEMENT_REASON_UNSPECIFIED":       0,
@@ -324,6 +332,7 @@ var (
 		"ADVERTISEMENT_REASON_NOT_ACCEPTED":      13,
 		"ADVERTISEMENT_REASON_NOT_EXPORTED":      14,
 		"ADVERTISEMENT_REASON_LAST_RESORT":       15,
+		"ADVERTISEMENT_REASON_PROBES":            16,
 	}
 )
 
@@ -1573,7 +1582,7 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x15VIP_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fVIP_STATE_READY\x10\x01\x12\x17\n" +
 	"\x13VIP_STATE_NOT_READY\x10\x02\x12\x16\n" +
-	"\x12VIP_STATE_DRAINING\x10\x03*\xbc\x03\n" +
+	"\x12VIP_STATE_DRAINING\x10\x03*\xd3\x03\n" +
 	"\tVipReason\x12\x1a\n" +
 	"\x16VIP_REASON_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18VIP_REASON_TARGETS_READY\x10\x01\x12\x18\n" +
@@ -1590,12 +1599,13 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x16VIP_REASON_REGISTERING\x10\v\x12\x16\n" +
 	"\x12VIP_REASON_LEAVING\x10\f\x12\x1a\n" +
 	"\x16VIP_REASON_LAST_RESORT\x10\r\x12\x1b\n" +
-	"\x17VIP_REASON_RECONFIGURED\x10\x0e*\x87\x01\n" +
+	"\x17VIP_REASON_RECONFIGURED\x10\x0e\x12\x15\n" +
+	"\x11VIP_REASON_PROBES\x10\x0f*\x87\x01\n" +
 	"\rAdvertisement\x12\x1d\n" +
 	"\x19ADVERTISEMENT_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ADVERTISEMENT_ANNOUNCED\x10\x01\x12\x1d\n" +
 	"\x19ADVERTISEMENT_DEPREFERRED\x10\x02\x12\x1b\n" +
-	"\x17ADVERTISEMENT_WITHDRAWN\x10\x03*\xeb\x04\n" +
+	"\x17ADVERTISEMENT_WITHDRAWN\x10\x03*\x8c\x05\n" +
 	"\x13AdvertisementReason\x12$\n" +
 	" ADVERTISEMENT_REASON_UNSPECIFIED\x10\x00\x12'\n" +
 	"#ADVERTISEMENT_REASON_NOT_CONFIGURED\x10\x01\x12&\n" +
@@ -1613,7 +1623,8 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x1aADVERTISEMENT_REASON_READY\x10\f\x12%\n" +
 	"!ADVERTISEMENT_REASON_NOT_ACCEPTED\x10\r\x12%\n" +
 	"!ADVERTISEMENT_REASON_NOT_EXPORTED\x10\x0e\x12$\n" +
-	" ADVERTISEMENT_REASON_LAST_RESORT\x10\x0f*M\n" +
+	" ADVERTISEMENT_REASON_LAST_RESORT\x10\x0f\x12\x1f\n" +
+	"\x1bADVERTISEMENT_REASON_PROBES\x10\x10*M\n" +
 	"\bIpFamily\x12\x19\n" +
 	"\x15IP_FAMILY_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eIP_FAMILY_IPV4\x10\x01\x12\x12\n" +
