@@ -23,9 +23,10 @@ type observer struct {
 	process   *process
 	warned    bool // that lb and frontend share a SPIFFE ID
 	started   bool
-	stale     bool       // last shown
-	held      string     // ID that was last shown
-	dataPlane plan.State // last state
+	stale     bool               // last shown
+	suspects  map[vip.VIP]string // last shown
+	held      string             // ID that was last shown
+	dataPlane plan.State         // last state
 }
 
 func newObserver(p *process) *observer {
@@ -81,6 +82,8 @@ func (o *observer) Run(ctx context.Context) error {
 			var suspects map[vip.VIP]string
 			suspects, suspectsChanged = p.probes.Suspects().Get()
 			p.health.Report(ProbesCondition, probeProblem(suspects, p.probes.Problem()))
+			p.decisions.journal.Add(suspectEvents(o.suspects, suspects)...)
+			o.suspects = suspects
 		}
 		if p.plane != nil {
 			state, dataPlaneChanged = p.plane.State().Get()

@@ -40,3 +40,33 @@ func (p *process) probeMetrics() metrics.Probes {
 	}
 	return m
 }
+
+// maxSuspectEvents bounds the events of one change; more VIPs share one.
+const maxSuspectEvents = 50
+
+// suspectEvents returns the events of VIPs that probes begin or cease to find dead.
+func suspectEvents(before, after map[vip.VIP]string) (events []*adminv1.Event) {
+	for _, change := range []struct {
+		from, to map[vip.VIP]string
+		word     string
+	}{{before, after, "dead, by probes"}, {after, before, "no longer dead, by probes"}} {
+		var changed []vip.VIP
+		for v := range change.to {
+			if change.from[v] == "" {
+				changed = append(changed, v)
+			}
+		}
+		slices.SortFunc(changed, vip.Compare)
+		if len(changed) > maxSuspectEvents {
+			events = append(events, &adminv1.Event{
+				Object: fmt.Sprintf("%d VIPs", len(changed)), To: change.word, VipCount: uint32(len(changed)),
+				Detail: fmt.Sprintf("%s: %s%s", changed[0], change.to[changed[0]], andMore(len(changed)-1)),
+			})
+			continue
+		}
+		for _, v := range changed {
+			events = append(events, &adminv1.Event{Object: v.String(), To: change.word, Detail: change.to[v]})
+		}
+	}
+	return events
+}

@@ -50,12 +50,10 @@ func wantPaths(page string, want []string) error {
 	return nil
 }
 
-// A pod advertises VIPs, passes its own checks, and drops the packets of users: the probe beyond the
-// gateway names exactly the source ports that the gateway sends to that pod. Then all pods drop the
-// packets to one VIP, and the other one stays reachable.
-func TestProbeFindsBlackHole(t *testing.T) {
-	t.Parallel()
-	ctx, trench := openTrench(t, traffic.Options{Targets: 2})
+// usersBeyond returns the namespace of users, whose packets to the VIPs the gateways spread over the
+// pods by addresses and ports.
+func usersBeyond(t *testing.T, trench *traffic.Trench) *lab.NetNS {
+	t.Helper()
 	users, err := lab.Create(lab.WithoutDAD)
 	harness.Must(t, err)
 	t.Cleanup(func() { harness.Check(t, users.Close()) })
@@ -75,7 +73,16 @@ func TestProbeFindsBlackHole(t *testing.T) {
 			harness.Must(t, gateway.Sysctl(family+".fib_multipath_hash_fields", "55")) // 0x37
 		}
 	}
+	return users
+}
 
+// A pod advertises VIPs, passes its own checks, and drops the packets of users: the probe beyond the
+// gateway names exactly the source ports that the gateway sends to that pod. Then all pods drop the
+// packets to one VIP, and the other one stays reachable.
+func TestProbeFindsBlackHole(t *testing.T) {
+	t.Parallel()
+	ctx, trench := openTrench(t, traffic.Options{Targets: 2})
+	users := usersBeyond(t, trench)
 	flags := []string{
 		"run", "--trench-file=" + trench.Pods[0].TrenchFile(), fmt.Sprintf("--ports=%d", probePorts),
 		"--admin-socket=unix://" + filepath.Join(trench.Dir, "probe.sock"),

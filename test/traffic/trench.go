@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -55,6 +57,8 @@ type Options struct {
 	Targets int
 	// History: each lb starts as one that has seen every set of targets.
 	History bool
+	// SharedAuthority gives all pods one development authority, in the folder of the topology.
+	SharedAuthority bool
 	// Replies is the reply route of the targets, and Once the target whose sidecar exits.
 	Replies lab.Replies
 	Once    int
@@ -99,13 +103,26 @@ func Open(ctx context.Context, o Options) (_ *Trench, err error) {
 	if err := y.StartGateways(func(c *lab.GatewayConfig) { c.BFD = o.BFD }); err != nil {
 		return nil, err
 	}
+	if o.SharedAuthority {
+		if err := os.Mkdir(t.Authority(), 0o700); err != nil {
+			return nil, fmt.Errorf("development authority: %w", err)
+		}
+	}
 	for _, p := range y.Pods {
+		if o.SharedAuthority {
+			if err := os.Symlink(t.Authority(), p.Authority()); err != nil {
+				return nil, fmt.Errorf("development authority: %w", err)
+			}
+		}
 		if err := t.start(p); err != nil {
 			return nil, err
 		}
 	}
 	return t, t.settle(ctx)
 }
+
+// Authority returns the folder of the shared development authority.
+func (t *Trench) Authority() string { return filepath.Join(t.Dir, "authority") }
 
 // start starts both programs of a pod.
 func (t *Trench) start(p *lab.Pod) error {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	probev1 "github.com/vipgate/vipgate/pkg/api/probe/v1"
@@ -154,7 +155,7 @@ func (feed *Feed) follow(ctx context.Context, member *member) error {
 		}
 		feed.note(member, err)
 		if err != nil {
-			if reason := conn.Explain(err).Error(); reason != failure {
+			if reason := grpcstatus.Convert(conn.Explain(err)).Message(); reason != failure {
 				failure = reason
 				feed.Log.Warn("verdicts are not accepted, retrying", "lb", member.address.String(), "error", reason)
 			}
