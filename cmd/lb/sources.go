@@ -31,8 +31,8 @@ type targetFlags struct {
 	OnRegistrationExpiry string               `aliases:"on-registry-gone" help:"What happens to them after that: hold, drain or drop." enum:"hold,drain,drop" default:"drain" group:"Registry"`
 	RegistryAddress      string               `help:"HOST:PORT on which the registry is also served, over TCP with the same mTLS." placeholder:"HOST:PORT" group:"Registry"`
 
-	ProbeID     []spiffeid.ID `name:"probe-id" help:"SPIFFE ID that vipgate-probe may have to report verdicts, over --registry-address; repeatable. Absent: none may." placeholder:"ID" group:"Probes"`
-	ProbeQuorum int           `help:"How many of these probes must find a VIP dead through this pod before the frontend de-prefers it." default:"2" placeholder:"N" group:"Probes"`
+	ProbeID     []spiffeid.ID `name:"probe-id" help:"SPIFFE ID that may report verdicts of vipgate-probe at --registry-address; repeatable." placeholder:"ID" group:"Probes"`
+	ProbeQuorum int           `help:"How many of them must find a VIP dead before this pod de-prefers it." default:"2" placeholder:"N" group:"Probes"`
 
 	WriteReadinessDir string `help:"Directory for readiness files that lb writes, for a router of Meridio 2 in the same pod." type:"path" placeholder:"DIR" group:"Readiness files"`
 }
@@ -90,7 +90,8 @@ func (f *targetFlags) check(r *cli.Refusals) {
 	const remedy = "the registry is not in use: add --source=registry, and --source=file to keep that"
 	r.If(!registry && len(f.TargetID) > 0, "--target-id lets targets register, but %s", remedy)
 	f.checkProbes(r)
-	r.If(!registry && len(f.ProbeID) == 0 && f.RegistryAddress != "", "--registry-address serves the registry, but %s", remedy)
+	r.If(!registry && len(f.ProbeID) == 0 && f.RegistryAddress != "", "--registry-address serves the registry, but %s",
+		remedy)
 	if f.RegistryAddress == "" {
 		return
 	}

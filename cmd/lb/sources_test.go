@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/lb"
@@ -34,24 +35,30 @@ func parsed(t *testing.T, args ...string) (*targetFlags, error) {
 
 func TestInvalidTargetFlags(t *testing.T) {
 	for line, want := range map[string]string{
-		"--source=files":                                   "--source=files: write file or registry",
-		"--source=":                                        "--source",
-		"--source=registry":                                "name the SPIFFE IDs of targets with --target-id",
-		"--target-id=spiffe://td/a":                        "add --source=registry",
-		"--registry-address=127.0.0.1:7790":                "add --source=registry",
-		"--source=registry --registry-address=7790":        "write HOST:PORT",
-		"--source=registry --registry-address=:7790":       "names no address",
-		"--source=registry --registry-address=127.0.0.1:0": `"0" is not a port`,
-		"--target-subnet=172.16.0.1/16":                    "write 172.16.0.0/16",
-		"--target-subnet=172.16":                           "is not a subnet",
-		"--target-quota=0":                                 "at least 1",
-		"--registry-grace=-1s":                             "must not be negative",
-		"--registry-settle=2m":                             "--registry-settle=2m0s: at most 1m0s",
-		"--registry-grace=999h":                            "--registry-grace=999h0m0s: at most 1h0m0s",
-		"--source=directory":                               "--source=directory: write file or registry",
-		"--state-dir=":                                     "--state-dir is empty",
-		"--on-missing-file=keep":                           "must be one of",
-		"--source=registry --target-id=td/a":               "is not a pattern of SPIFFE IDs",
+		"--source=files":                                      "--source=files: write file or registry",
+		"--source=":                                           "--source",
+		"--source=registry":                                   "name the SPIFFE IDs of targets with --target-id",
+		"--target-id=spiffe://td/a":                           "add --source=registry",
+		"--registry-address=127.0.0.1:7790":                   "add --source=registry",
+		"--source=registry --registry-address=7790":           "write HOST:PORT",
+		"--source=registry --registry-address=:7790":          "names no address",
+		"--source=registry --registry-address=127.0.0.1:0":    `"0" is not a port`,
+		"--target-subnet=172.16.0.1/16":                       "write 172.16.0.0/16",
+		"--target-subnet=172.16":                              "is not a subnet",
+		"--target-quota=0":                                    "at least 1",
+		"--registry-grace=-1s":                                "must not be negative",
+		"--registry-settle=2m":                                "--registry-settle=2m0s: at most 1m0s",
+		"--registry-grace=999h":                               "--registry-grace=999h0m0s: at most 1h0m0s",
+		"--probe-id=a://td/a":                                 "scheme is missing or invalid",
+		"--probe-id=spiffe://td/a":                            "name the address with --registry-address",
+		"--registry-address=[::1]:1 --probe-id=spiffe://td/a": "--probe-quorum=2: use 1 to 1",
+		"--registry-address=[::1]:1 --probe-id=spiffe://td/a --probe-quorum=0":  "--probe-quorum=0: use 1 to 1",
+		"--probe-id=spiffe://td/a --probe-id=spiffe://td/a":                     "it occurs twice",
+		"--source=registry --target-id=spiffe://td/** --probe-id=spiffe://td/a": "lets it register targets, too",
+		"--source=directory":                 "--source=directory: write file or registry",
+		"--state-dir=":                       "--state-dir is empty",
+		"--on-missing-file=keep":             "must be one of",
+		"--source=registry --target-id=td/a": "is not a pattern of SPIFFE IDs",
 	} {
 		t.Run(line, func(t *testing.T) {
 			_, err := parsed(t, strings.Fields(line)...)
@@ -136,11 +143,13 @@ func TestPeersBecomeOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	line := k.Model.Target.Addr().Interface().(*commandLine)
+	line.Run.ProbeID, line.Run.ProbeQuorum = []spiffeid.ID{spiffeid.RequireFromString("spiffe://a/p")}, 1
+	line.Run.RegistryAddress = "127.0.0.1:7790"
 	o, err := line.Run.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, true)
 	harness.Must(t, err)
 	got := fmt.Sprint(o.Frontends, o.FrontendDomain, o.Readers, o.Targets.Registry.Allow, o.Targets.Registry.Off,
-		o.Targets.Registry.Quota, o.SocketMode)
-	const want = "[spiffe://a/f1 spiffe://a/f2] b [spiffe://a/r] [s=spiffe://a/t/*] false 3 -rw-rw----"
+		o.Targets.Registry.Quota, o.SocketMode, o.Probes, o.ProbeQuorum)
+	const want = "[spiffe://a/f1 spiffe://a/f2] b [spiffe://a/r] [s=spiffe://a/t/*] false 3 -rw-rw---- [spiffe://a/p] 1"
 	if got != want {
 		t.Errorf("options %s, want %s", got, want)
 	}

@@ -102,6 +102,9 @@ func TestRefusedFlags(t *testing.T) {
 		"--timeout":        func(c *runCommand) { c.Timeout = 0 },
 		"--fall":           func(c *runCommand) { c.Fall = 0 },
 		"--rate":           func(c *runCommand) { c.Rate = 0 },
+		"--lb=7790":        func(c *runCommand) { c.LB = []string{"7790"} },
+		"--lb needs":       func(c *runCommand) { c.LB = []string{"lb:7790"} },
+		"no identity":      func(c *runCommand) { c.LB = []string{"lb:7790"} },
 		"--source":         func(c *runCommand) { c.Source = []netip.Addr{netip.MustParseAddr("fe80::1%eth0")} },
 	} {
 		c, refused := good(), cli.Refusals{}

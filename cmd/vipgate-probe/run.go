@@ -44,7 +44,7 @@ type runCommand struct {
 	Once   bool   `help:"Print the verdicts and exit: 0 if all paths are reachable, 1 if one is dead, 3 if one is unknown." env:"-"`
 	Output string `short:"o" help:"table or json, of --once." enum:"table,json" default:"table" env:"-"`
 
-	LB   []string    `name:"lb" help:"HOST:PORT of --registry-address of load balancers, where HOST is an address or a name of several; repeatable. Each gets the verdicts." placeholder:"HOST:PORT" group:"Feedback"`
+	LB   []string    `name:"lb" help:"Load balancers that get the verdicts, at their --registry-address; repeatable. HOST may be a name of several." placeholder:"HOST:PORT" group:"Feedback"`
 	LBID spiffeid.ID `name:"lb-id" help:"SPIFFE ID of the load balancers." placeholder:"ID" group:"Feedback"`
 
 	cli.Identity

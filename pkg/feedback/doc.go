@@ -5,10 +5,10 @@
 // the packets of the paths that lead to it: a verdict counts here only for these paths.
 //
 // Invariants:
-//   - A VIP is suspected only while leases of at least Quorum probes hold. A probe whose lease ended
-//     is absent: it has no verdict, and its old one is forgotten.
-//   - It becomes suspected once Quorum probes have at least one path to it through this pod, and all
-//     these paths are dead.
-//   - It remains suspected for a wait after the last such verdict, because routers may send its paths
-//     to other pods. The wait doubles with each suspicion, from 10 s to 5 min.
+//   - A VIP is suspected only while leases of at least Quorum probes hold. A probe whose lease
+//     ended is absent, and its verdicts are forgotten.
+//   - It becomes suspected once Quorum probes have at least one path to it through this pod, and
+//     all these paths are dead.
+//   - It remains suspected for a wait after the last such verdict, because routers may send its
+//     paths to other pods. The wait doubles with each suspicion, from 10 s to 5 min.
 package feedback

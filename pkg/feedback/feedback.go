@@ -50,13 +50,12 @@ type Feedback struct {
 
 	mu      sync.Mutex
 	probes  map[spiffeid.ID]*probe
-	seen    map[flow]time.Time // of the last packet
 	states  map[vip.VIP]*suspicion
 	refused uint64
 	problem string // why packets are not seen
 }
 
-// probe is the last report of a probe. Its report never changes.
+// probe is the last report of a probe.
 type probe struct {
 	instance string
 	reported time.Time
@@ -64,6 +63,9 @@ type probe struct {
 	window   time.Duration
 	paths    map[vip.VIP]paths
 	sources  []netip.Addr
+	// seen holds the time of the last packet of each path; zero: none. Packets of other flows do not
+	// extend it, since their addresses may be forged.
+	seen map[flow]time.Time
 }
 
 // paths lists the paths toward one VIP that have a verdict.
@@ -73,15 +75,15 @@ type paths struct{ reachable, dead []netip.AddrPort }
 func New(options Options) *Feedback {
 	return &Feedback{
 		Options: options, suspects: latest.New(map[vip.VIP]string(nil)), wake: make(chan struct{}, 1),
-		probes: map[spiffeid.ID]*probe{}, seen: map[flow]time.Time{}, states: map[vip.VIP]*suspicion{},
+		probes: map[spiffeid.ID]*probe{}, states: map[vip.VIP]*suspicion{},
 	}
 }
 
 // String implements task.Task.
 func (feedback *Feedback) String() string { return "feedback of probes" }
 
-// Suspects holds the VIPs that probes find dead through this pod, each with the reason. The map must
-// not be changed.
+// Suspects holds the VIPs that probes find dead through this pod, each with the reason. The map is
+// read-only.
 func (feedback *Feedback) Suspects() *latest.Value[map[vip.VIP]string] { return feedback.suspects }
 
 // Run evaluates verdicts until ctx ends.
@@ -145,7 +147,11 @@ func (watch *watcher) follow(sources []netip.Addr) (err error) {
 func (feedback *Feedback) sees(f flow) {
 	feedback.mu.Lock()
 	defer feedback.mu.Unlock()
-	feedback.seen[f] = time.Now()
+	for _, probe := range feedback.probes {
+		if _, known := probe.seen[f]; known {
+			probe.seen[f] = time.Now()
+		}
+	}
 }
 
 // evaluate ends leases, updates the suspects, and returns the sources of the live probes, sorted.
@@ -159,18 +165,17 @@ func (feedback *Feedback) evaluate(now time.Time) (sources []netip.Addr) {
 			feedback.Changed(id, is)
 		}
 		if !probe.live {
-			probe.paths, probe.sources = nil, nil
+			probe.paths, probe.sources, probe.seen = nil, nil, nil
 			continue
 		}
 		live++
 		sources = append(sources, probe.sources...)
 		for v := range probe.paths {
-			if feedback.through(probe, v, now).isDead() {
+			if probe.through(v, now).isDead() {
 				dead[v] = append(dead[v], id.String())
 			}
 		}
 	}
-	maps.DeleteFunc(feedback.seen, func(_ flow, at time.Time) bool { return now.Sub(at) > maxWindow })
 	for v := range dead {
 		slices.Sort(dead[v])
 		if feedback.states[v] == nil {
@@ -194,12 +199,11 @@ func (feedback *Feedback) evaluate(now time.Time) (sources []netip.Addr) {
 	return slices.Compact(sources)
 }
 
-// through counts the paths of a probe to a VIP that lead to this pod; mu is held.
-func (feedback *Feedback) through(probe *probe, v vip.VIP, now time.Time) verdict {
+// through counts the paths to a VIP that lead to this pod; Feedback.mu is held.
+func (probe *probe) through(v vip.VIP, now time.Time) verdict {
 	here := func(list []netip.AddrPort) (n int) {
 		for _, source := range list {
-			at, seen := feedback.seen[flow{source, v.Prefix().Addr()}]
-			if seen && now.Sub(at) <= probe.window {
+			if now.Sub(probe.seen[flow{source, v.Prefix().Addr()}]) <= probe.window {
 				n++
 			}
 		}
@@ -213,7 +217,8 @@ type Status struct {
 	ID       spiffeid.ID
 	Live     bool
 	Reported time.Time // zero: never
-	// Paths, Here and Dead count paths with a verdict, these through this pod, and these that are dead.
+	// Paths, Here and Dead count paths with a verdict, those through this pod, and the dead among
+	// these.
 	Paths, Here, Dead int
 	DeadVIPs          []vip.VIP // through this pod, at most 20
 }
@@ -229,7 +234,7 @@ func (feedback *Feedback) Status() []Status {
 		if probe := feedback.probes[id]; probe != nil {
 			status.Live, status.Reported = probe.live, probe.reported
 			for v, paths := range probe.paths {
-				through := feedback.through(probe, v, now)
+				through := probe.through(v, now)
 				status.Paths += len(paths.reachable) + len(paths.dead)
 				status.Here += through.reachable + through.dead
 				status.Dead += through.dead

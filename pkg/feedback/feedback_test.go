@@ -32,7 +32,7 @@ var (
 	vip4   = vip.Require("20.0.0.1/32")
 )
 
-// rig is a Feedback of two probes, evaluated by hand.
+// rig is a Feedback of two probes, evaluated on demand.
 type rig struct {
 	*Feedback
 	t      *testing.T
@@ -97,9 +97,14 @@ func TestOnlyPathsThroughThisPodCount(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
-			r.sees(c.seen...)
 			r.report(probeA, c.reachable, c.dead)
 			r.report(probeB, c.reachable, c.dead)
+			r.sees(c.seen...)
+			r.sees(99) // no path
+			r.report(probeB, c.reachable, c.dead)
+			if n := len(r.probes[probeA].seen); n != len(c.reachable)+len(c.dead) {
+				t.Errorf("%d flows of %v", n, c)
+			}
 			r.want(0, c.suspected)
 		})
 	}
@@ -107,25 +112,28 @@ func TestOnlyPathsThroughThisPodCount(t *testing.T) {
 
 func TestPathLeavesPod(t *testing.T) {
 	r := newRig(t)
-	r.sees(1)
 	r.report(probeA, nil, []uint32{1})
 	r.report(probeB, nil, []uint32{1})
+	r.sees(1)
 	r.want(2100*time.Millisecond, false) // the last packet is older than a round
 }
 
 func TestLeaseEnds(t *testing.T) {
 	r := newRig(t)
-	r.sees(1)
 	r.report(probeA, nil, []uint32{1})
+	r.sees(1)
 	r.want(0, false)
 	r.report(probeB, nil, []uint32{1})
+	r.want(0, false)
+	r.sees(1)
 	r.want(0, true)
 	if got := r.Suspects().Load()[vip4]; got != "2 of 2 probes reach no target through this pod: "+probeA.String()+", "+
 		probeB.String() {
 		t.Errorf("suspicion %q", got)
 	}
 	status := r.Status()
-	if s := status[0]; !s.Live || s.Paths != 1 || s.Here != 1 || s.Dead != 1 || !slices.Equal(s.DeadVIPs, []vip.VIP{vip4}) {
+	if s := status[0]; !s.Live || s.Paths != 1 || s.Here != 1 || s.Dead != 1 ||
+		!slices.Equal(s.DeadVIPs, []vip.VIP{vip4}) {
 		t.Errorf("status %+v", s)
 	}
 	r.want(Lease, false)
@@ -150,7 +158,10 @@ func TestRefusedReports(t *testing.T) {
 		request *probev1.ReportRequest
 		code    codes.Code
 	}{
-		"another ID":       {spiffeid.RequireFromString("spiffe://example.org/target"), request("x", nil, nil), codes.PermissionDenied},
+		"another ID": {
+			spiffeid.RequireFromString("spiffe://example.org/target"), request("x", nil, nil),
+			codes.PermissionDenied,
+		},
 		"another instance": {probeB, request("y", nil, nil), codes.AlreadyExists},
 		"no instance":      {probeA, request("", nil, nil), codes.InvalidArgument},
 		"a bad VIP": {
@@ -200,10 +211,12 @@ func TestStatusIsBounded(t *testing.T) {
 		many.Vips = append(many.Vips, &probev1.VipVerdict{Vip: v.String(), Sources: []*probev1.SourceVerdict{{
 			Address: source.String(), DeadPorts: []uint32{1},
 		}}})
-		r.Feedback.sees(flow{netip.AddrPortFrom(source, 1), v.Prefix().Addr()})
 	}
 	_, err := r.Report(call(probeA), many)
 	harness.Must(t, err)
+	for _, v := range many.GetVips() {
+		r.Feedback.sees(flow{netip.AddrPortFrom(source, 1), vip.Require(v.GetVip()).Prefix().Addr()})
+	}
 	sources := r.evaluate(time.Now())
 	if s := r.Status()[0]; len(s.DeadVIPs) != maxShown || s.Dead != 2*maxShown || !strings.HasSuffix(s.ID.Path(), "/a") {
 		t.Errorf("status %+v", s)

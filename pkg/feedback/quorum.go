@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// minWait and maxWait bound how long a VIP remains suspected after the last verdict. A VIP that was
-	// not suspected for maxWait begins with minWait again.
+	// minWait and maxWait bound how long a VIP remains suspected after the last verdict. A VIP that
+	// was not suspected for maxWait begins with minWait again.
 	minWait = 10 * time.Second
 	maxWait = 5 * time.Minute
 )

@@ -48,6 +48,11 @@ func (feedback *Feedback) Report(ctx context.Context, request *probev1.ReportReq
 		return nil, err
 	}
 	reported.reported, reported.live = now, before != nil && before.live
+	if before != nil {
+		for f := range reported.seen {
+			reported.seen[f] = before.seen[f]
+		}
+	}
 	feedback.probes[id] = reported
 	latest.Wake(feedback.wake)
 	return &probev1.ReportResponse{Lease: durationpb.New(Lease)}, nil
@@ -63,6 +68,7 @@ func parseReport(request *probev1.ReportRequest) (*probe, error) {
 	}
 	reported := &probe{
 		instance: request.GetInstance(), paths: make(map[vip.VIP]paths, len(request.GetVips())),
+		seen:   map[flow]time.Time{},
 		window: min(max(request.GetRound().AsDuration(), minWindow), maxWindow),
 	}
 	count := 0
@@ -89,7 +95,9 @@ func parseReport(request *probev1.ReportRequest) (*probe, error) {
 				to   *[]netip.AddrPort
 			}{{source.GetReachablePorts(), &all.reachable}, {source.GetDeadPorts(), &all.dead}} {
 				for _, port := range list.from {
-					*list.to = append(*list.to, netip.AddrPortFrom(address, uint16(port)))
+					from := netip.AddrPortFrom(address, uint16(port))
+					*list.to = append(*list.to, from)
+					reported.seen[flow{from, v.Prefix().Addr()}] = time.Time{}
 				}
 			}
 		}

@@ -305,42 +305,55 @@ func TestDecisionTable(t *testing.T) {
 			}
 		}, Withdrawn, Flapping},
 		{"13 ready", Options{}, func(b *fixture) { b.setState(vip.Ready, vipA) }, Announced, Ready},
-		{"13 ungated", Options{Ungated: true}, func(*fixture) {}, Announced, Ready},
-		{"12 exported to no gateway", Options{}, func(b *fixture) {
+		{"14 ungated", Options{Ungated: true}, func(*fixture) {}, Announced, Ready},
+		{"13 exported to no gateway", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.exported(vip.NewSet(vipB))
 		}, Announced, NotExported},
-		{"12 drained", Options{DrainTime: time.Hour}, func(b *fixture) {
+		{"13 drained", Options{DrainTime: time.Hour}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.evaluate()
 			b.exported(vip.Set{})
 			b.g.Drain(b.now, vipA)
 		}, Depreferred, NotExported},
-		{"12 stale", Options{}, func(b *fixture) {
+		{"13 stale", Options{}, func(b *fixture) {
 			b.lastUpdate.Grace = 5 * time.Second
 			b.setState(vip.Ready, vipA)
 			b.evaluate()
 			b.advance(2*time.Second, false)
 			b.exported(vip.Set{})
 		}, Announced, NotExported},
-		{"12 other family", Options{}, func(b *fixture) {
+		{"13 other family", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.g.Gateways(Gateways{At: b.now, Up: [2]bool{true, true}, Exported: [2]vip.Set{nil, {}}})
 		}, Announced, Ready},
-		{"12 exported later", Options{}, func(b *fixture) {
+		{"13 exported later", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.exported(vip.Set{})
 			b.evaluate()
 			b.want(vipA, Announced, NotExported)
 			b.exported(vip.NewSet(vipA))
 		}, Announced, Ready},
-		{"12 every VIP exported later", Options{}, func(b *fixture) {
+		{"13 every VIP exported later", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.exported(vip.Set{})
 			b.evaluate()
 			b.exported(nil)
 		}, Announced, Ready},
-		{"13 ungated, LB stopped", Options{Ungated: true}, func(b *fixture) {
+		{"12 suspected", Options{}, func(b *fixture) { b.suspected() }, Depreferred, Suspected},
+		{"12 no longer suspected", Options{}, func(b *fixture) {
+			b.suspected()
+			b.evaluate()
+			b.setState(vip.Ready, vipA)
+		}, Announced, Ready},
+		{"9 suspected and stale", Options{}, func(b *fixture) {
+			b.updateLB(func(h *LBUpdate) { h.Grace = 5 * time.Second })
+			b.suspected()
+			b.evaluate()
+			b.advance(2*time.Second, false)
+		}, Depreferred, LBStale},
+		{"12 ungated", Options{Ungated: true}, func(b *fixture) { b.suspected() }, Announced, Ready},
+		{"14 ungated, LB stopped", Options{Ungated: true}, func(b *fixture) {
 			b.updateLB(func(u *LBUpdate) { u.GoingAway, u.DrainEnd = true, b.now.Add(-time.Second) })
 		}, Announced, Ready},
 	}
@@ -357,6 +370,11 @@ func TestDecisionTable(t *testing.T) {
 // lastResort reports that too few targets of vipA are ready, and that it is a last resort.
 func (b *fixture) lastResort() {
 	b.updateLB(func(h *LBUpdate) { h.VIPs = []VIPState{{VIP: vipA, State: vip.NotReady, LastResort: true}} })
+}
+
+// suspected reports that vipA is ready, and that probes find it dead.
+func (b *fixture) suspected() {
+	b.updateLB(func(h *LBUpdate) { h.VIPs = []VIPState{{VIP: vipA, State: vip.Ready, Suspected: true}} })
 }
 
 // exported sets the IPv4 VIPs that gateways receive; nil means that no VIP is missing.

@@ -16,16 +16,17 @@ import (
 func TestAuthorization(t *testing.T) {
 	id := spiffeid.RequireFromString
 	frontend, reader, target := id("spiffe://a.org/frontend"), id("spiffe://a.org/reader"), id("spiffe://a.org/ns/x/app")
+	probe := id("spiffe://a.org/probe")
 	peers := []spiffeid.ID{
 		frontend, reader, target, id("spiffe://a.org/other"), id("spiffe://b.org/frontend"), id("spiffe://a.org"),
 		id("spiffe://b.org/ns/x/app"), id("spiffe://a.org/frontend/x"), id("spiffe://a.org.b/other"),
-		{},
+		probe, {},
 	}
 	allowance, err := registry.ParseAllowance("stream=spiffe://a.org/ns/*/app")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for bits := range 1 << 5 {
+	for bits := range 1 << 6 {
 		has := func(bit int) bool { return bits&(1<<bit) != 0 }
 		var o Options
 		if has(0) {
@@ -41,12 +42,16 @@ func TestAuthorization(t *testing.T) {
 			o.Targets.Registry.Allow = registry.Allowances{allowance}
 		}
 		o.Targets.Registry.Off = has(4)
-		t.Run(fmt.Sprintf("%05b", bits), func(t *testing.T) {
+		if has(5) {
+			o.Probes = []spiffeid.ID{probe}
+		}
+		t.Run(fmt.Sprintf("%06b", bits), func(t *testing.T) {
 			authorize, role := o.authorize(), o.roles()
 			for _, peer := range peers {
 				member := has(1) && peer.TrustDomain().Name() == "a.org"
 				want := readiness.RoleNone
 				switch {
+				case has(5) && peer == probe: // no frontend, although a member of the domain
 				case has(0) && peer == frontend:
 					want = readiness.RoleFrontend
 				case has(2) && peer == reader:
@@ -57,7 +62,7 @@ func TestAuthorization(t *testing.T) {
 				if got := role(peer); got != want {
 					t.Errorf("role of %q: %d, want %d", peer, got, want)
 				}
-				admitted := want != readiness.RoleNone || has(3) && !has(4) && peer == target
+				admitted := want != readiness.RoleNone || has(3) && !has(4) && peer == target || has(5) && peer == probe
 				if err := authorize(peer, nil); (err == nil) != admitted {
 					t.Errorf("handshake of %q: %v, want admitted %v", peer, err, admitted)
 				}

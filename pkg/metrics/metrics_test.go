@@ -110,6 +110,9 @@ func fullLB() *LB {
 			Sources: []Source{{Name: "file", Live: true, Targets: 3, Problems: 1}, {Name: "registry"}},
 		}
 	})
+	l.Probes(func() Probes {
+		return Probes{Probes: []ProbeLease{{"spiffe://td/probe", true, 3, 1}}, Suspects: 1, Refused: 2}
+	})
 	l.DataPlane(func() DataPlane {
 		return DataPlane{
 			Targets: map[string]int{"serving": 2, "pending": 1}, Drift: 1, Problems: 2, Held: 1, Failures: 3,
@@ -149,7 +152,7 @@ func fullTarget() *Target {
 func fullProbe() *Probe {
 	return NewProbe("1.2.3", func() ProbeState {
 		return ProbeState{
-			Reachable: 1, Dead: 300, VIPs: []ProbedVIP{
+			Reachable: 1, Dead: 300, Reports: []ProbeReports{{"10.0.0.1:7790", true, 2}}, VIPs: []ProbedVIP{
 				{"20.0.0.1/32", "ipv4", 1, 0.001, []DeadPath{{"0.0.0.0:31000", "10.0.0.1 (hop 1)"}}},
 			},
 		}

@@ -64,6 +64,9 @@ func TestRouteByState(t *testing.T) {
 		{own, gate.Decision{Advertisement: gate.Depreferred, Reason: gate.LastResort}, []string{
 			"{Communities: " + shutdown + "}",
 		}},
+		{own, gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Suspected}, []string{
+			"{Communities: " + shutdown + "}",
+		}},
 		{own, gate.Decision{Advertisement: gate.Withdrawn, Reason: gate.LBNotReady}, nil},
 		{other, gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready}, []string{
 			"{LargeCommunity: [ 4200000000:1:7]}",

@@ -153,7 +153,8 @@ func sources(all []*lbv1.SourceStatus, now time.Time) *table {
 // probes lists the probes that report verdicts. A probe without a lease is absent: nothing depends
 // on its paths.
 func probes(all []*lbv1.ProbeStatus, quorum uint32, now time.Time) *table {
-	rows := newTable(fmt.Sprintf("PROBE (%d MUST AGREE)", quorum), "STATE", "AGE", "PATHS", "THROUGH THIS POD", "DEAD VIPS")
+	rows := newTable(fmt.Sprintf("PROBE (%d MUST AGREE)", quorum), "STATE", "AGE", "PATHS", "THROUGH THIS POD",
+		"DEAD VIPS")
 	for _, probe := range all {
 		state, age := "absent", none
 		if probe.GetLive() {

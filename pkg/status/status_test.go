@@ -217,6 +217,13 @@ func goodLB() *lbv1.Status {
 func badLB() *lbv1.Status {
 	s := goodLB()
 	s.GoingAway, s.Synced = true, false
+	s.ProbeQuorum, s.Probes = 2, []*lbv1.ProbeStatus{
+		{SpiffeId: "spiffe://example.org/probe/a"},
+		{
+			SpiffeId: "spiffe://example.org/probe/b", Live: true, LastReport: before(time.Second), Paths: 16, PathsHere: 5,
+			DeadHere: 3, DeadVips: []string{"20.0.0.1/32"},
+		},
+	}
 	s.Conditions = []*adminv1.Condition{
 		{Name: "Readiness", Detail: "Serving: stopping"},
 		{Name: "Serving", Detail: "stopping"},
@@ -235,6 +242,8 @@ func badLB() *lbv1.Status {
 		switch reason {
 		case readinessv1.VipReason_VIP_REASON_TARGETS_READY, readinessv1.VipReason_VIP_REASON_READINESS_FILE:
 			continue
+		case readinessv1.VipReason_VIP_REASON_PROBES:
+			state = readinessv1.VipState_VIP_STATE_READY
 		case readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING:
 			state = readinessv1.VipState_VIP_STATE_DRAINING
 		}

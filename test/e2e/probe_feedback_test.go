@@ -105,7 +105,7 @@ func suspects(status *lbv1.Status) (vips []string) {
 	return vips
 }
 
-// hole drops the checks of source ports at a pod that advertises the VIPs and passes its own checks.
+// hole drops checks from source ports at a pod that advertises the VIPs and passes its own checks.
 func (f *feedbackFixture) hole(pod int, ports string) {
 	f.t.Helper()
 	_, err := f.trench.Pods[pod-1].NS.Run(f.ctx, "nft", `table inet hole { chain hole { type filter hook prerouting `+
@@ -114,11 +114,12 @@ func (f *feedbackFixture) hole(pod int, ports string) {
 }
 
 // One of two probes finds a pod dead, and nothing happens. Both do, and only that pod moves traffic
-// away. Without the probes the VIPs return, although the pod is still dead.
+// away. Without the probes its VIPs return, although it is still dead.
 func TestProbesMoveTraffic(t *testing.T) {
 	t.Parallel()
 	ctx, trench := openTrench(t, traffic.Options{Targets: 2, SharedAuthority: true, LB: []string{
-		fmt.Sprintf("--registry-address=0.0.0.0:%d", feedbackPort), "--probe-id=" + probeIDs + "a", "--probe-id=" + probeIDs + "b",
+		fmt.Sprintf("--registry-address=0.0.0.0:%d", feedbackPort),
+		"--probe-id=" + probeIDs + "a", "--probe-id=" + probeIDs + "b",
 		"--source=file", "--source=registry", "--target-id=" + lab.AppID,
 	}})
 	f := &feedbackFixture{t: t, ctx: ctx, trench: trench, users: usersBeyond(t, trench)}

@@ -50,8 +50,8 @@ func wantPaths(page string, want []string) error {
 	return nil
 }
 
-// usersBeyond returns the namespace of users, whose packets to the VIPs the gateways spread over the
-// pods by addresses and ports.
+// usersBeyond returns the namespace of users, whose packets to the VIPs the gateways spread over
+// the pods by addresses and ports.
 func usersBeyond(t *testing.T, trench *traffic.Trench) *lab.NetNS {
 	t.Helper()
 	users, err := lab.Create(lab.WithoutDAD)

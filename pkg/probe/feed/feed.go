@@ -251,8 +251,8 @@ func (feed *Feed) report(now time.Time) *probev1.ReportRequest {
 	return request
 }
 
-// sourceToward returns the source address that the kernel selects for packets to an address; the zero
-// Addr without a route.
+// sourceToward returns the source address that the kernel selects for packets to an address; the
+// zero Addr without a route.
 func sourceToward(to netip.Addr) netip.Addr {
 	const discard = 9 // a port of UDP, to which nothing is sent
 	// connect(2) of a UDP socket selects the source address, and sends nothing.
