@@ -21,29 +21,39 @@ func TestQuorum(t *testing.T) {
 		"one that is alone":            {{live: 1, dead: []string{a}}},
 		"more verdicts than live ones": {{live: 1, dead: []string{a, b}}},
 		"a lost probe ends it": {
-			{live: 2, dead: []string{a, b}, suspected: true}, {live: 1, dead: []string{a}},
+			{live: 2, dead: []string{a, b}, suspected: true},
+			{live: 1, dead: []string{a}},
 			{after: time.Second, live: 2, dead: []string{a}},
 		},
 		"a lost probe of three does not": {
-			{live: 3, dead: []string{a, b, c}, suspected: true}, {live: 2, dead: []string{a, b}, suspected: true},
+			{live: 3, dead: []string{a, b, c}, suspected: true},
+			{live: 2, dead: []string{a, b}, suspected: true},
 			{live: 2, dead: []string{b}, suspected: true}, // waits
 		},
 		"trial after the first wait": {
-			{live: 2, dead: []string{a, b}, suspected: true}, {live: 2, suspected: true},
-			{after: minWait - 1, live: 2, suspected: true}, {after: 1, live: 2},
+			{live: 2, dead: []string{a, b}, suspected: true},
+			{live: 2, suspected: true},
+			{after: minWait - 1, live: 2, suspected: true},
+			{after: 1, live: 2},
 		},
 		"a failed trial doubles the wait": {
-			{live: 2, dead: []string{a, b}, suspected: true}, {after: minWait, live: 2},
+			{live: 2, dead: []string{a, b}, suspected: true},
+			{after: minWait, live: 2},
 			{after: time.Second, live: 2, dead: []string{a, b}, suspected: true},
-			{after: 2*minWait - 1, live: 2, suspected: true}, {after: 1, live: 2},
+			{after: 2*minWait - 1, live: 2, suspected: true},
+			{after: 1, live: 2},
 		},
 		"a verdict extends the wait": {
-			{live: 2, dead: []string{a, b}, suspected: true}, {after: minWait, live: 2, dead: []string{a, b}, suspected: true},
-			{after: minWait - 1, live: 2, suspected: true}, {after: 1, live: 2},
+			{live: 2, dead: []string{a, b}, suspected: true},
+			{after: minWait, live: 2, dead: []string{a, b}, suspected: true},
+			{after: minWait - 1, live: 2, suspected: true},
+			{after: 1, live: 2},
 		},
 		"a long recovery resets the wait": {
-			{live: 2, dead: []string{a, b}, suspected: true}, {after: minWait, live: 2},
-			{after: maxWait + 1, live: 2, dead: []string{a, b}, suspected: true}, {after: minWait, live: 2},
+			{live: 2, dead: []string{a, b}, suspected: true},
+			{after: minWait, live: 2},
+			{after: maxWait + 1, live: 2, dead: []string{a, b}, suspected: true},
+			{after: minWait, live: 2},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -20,7 +20,8 @@ func TestAuthorization(t *testing.T) {
 	peers := []spiffeid.ID{
 		frontend, reader, target, id("spiffe://a.org/other"), id("spiffe://b.org/frontend"), id("spiffe://a.org"),
 		id("spiffe://b.org/ns/x/app"), id("spiffe://a.org/frontend/x"), id("spiffe://a.org.b/other"),
-		probe, {},
+		probe,
+		{},
 	}
 	allowance, err := registry.ParseAllowance("stream=spiffe://a.org/ns/*/app")
 	if err != nil {

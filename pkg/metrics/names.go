@@ -282,7 +282,7 @@ var (
 		"vip", "family", "source", "last_hop")
 	probeDeadPathsOmitted = gauge("vipgate_probe_dead_paths_omitted",
 		"Dead paths beyond those with a series of their own.")
-	probePaths = gauge("vipgate_probe_paths", "Paths by state: reachable, dead, unknown.", "state")
+	probePaths     = gauge("vipgate_probe_paths", "Paths by state: reachable, dead, unknown.", "state")
 	probeReporting = gauge("vipgate_probe_lb_reporting",
 		"1 while the load balancer accepts the verdicts of the probe. Absent without --lb, as is the next one.", "lb")
 	probeReportFailures = counter("vipgate_probe_lb_report_failures_total",
