@@ -158,7 +158,7 @@ const (
 
 	ReadinessSocket        = "ReadinessSocket" // the socket file leads to lb
 	SourcesCondition       = "Sources"
-	ProbesCondition        = "Probes"        // no probe finds a VIP dead through this pod; absent without probes
+	ProbesCondition        = "Probes"        // serves without probes, too
 	DataPlaneCondition     = "DataPlane"     // serves without a data plane, too
 	DataPlaneHoldCondition = "DataPlaneHold" // nothing is held
 )
@@ -197,6 +197,7 @@ func newProcess(o Options) (*process, error) {
 		{Held},
 		{TrenchFile},
 		{SourcesCondition},
+		{ProbesCondition},
 		{DataPlaneCondition},
 		{DataPlaneHoldCondition},
 	} {
@@ -246,7 +247,6 @@ func newProcess(o Options) (*process, error) {
 			Probes: o.Probes, Quorum: o.ProbeQuorum, Log: o.Log, Changed: p.probeChanged,
 		})
 		p.loop.suspects = p.probes.Suspects()
-		p.health.Report(ProbesCondition, "")
 		p.metrics.Probes(p.probeMetrics)
 	}
 	p.metrics.Targets(p.targetMetrics)
