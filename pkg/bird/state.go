@@ -103,6 +103,8 @@ type GatewayState struct {
 	// must not be modified.
 	Exports vip.Set
 	exports exportList
+	// Foreign reports whether the session belongs to a speaker that another program runs.
+	Foreign bool
 
 	evidence evidence // static gateways only
 	// isLacking reports whether the session is established without the family.
