@@ -83,7 +83,7 @@ func (f *SpeakerFlags) CheckSpeaker(r *cli.Refusals) {
 			"their own, which only source routing uses")
 		return
 	}
-	_, err := f.peer()
+	_, err := f.Peer()
 	r.If(err != nil, "--speaker-address=%s: %w: write the speaker's address, such as 10.0.0.1 or [fd00::1]:179",
 		f.SpeakerAddress, err)
 	r.If(!f.SpeakerLocal.IsValid(), "--speaker-local is required: an address of this host that the speaker has as a neighbor")
@@ -97,7 +97,7 @@ func (f *SpeakerFlags) CheckSpeaker(r *cli.Refusals) {
 		}
 	}
 	if err == nil && f.SpeakerLocal.IsValid() {
-		peer, _ := f.peer()
+		peer, _ := f.Peer()
 		r.If(peer.Addr().Is4() != f.SpeakerLocal.Is4(), "--speaker-address=%s and --speaker-local=%s are of different families",
 			f.SpeakerAddress, f.SpeakerLocal)
 	}
@@ -105,13 +105,16 @@ func (f *SpeakerFlags) CheckSpeaker(r *cli.Refusals) {
 		"--speaker-password-file=%s: write an absolute path", f.SpeakerPasswordFile)
 }
 
-// peer returns the speaker's address and port.
-func (f *SpeakerFlags) peer() (netip.AddrPort, error) {
+// Peer returns the speaker's address and port.
+func (f *SpeakerFlags) Peer() (netip.AddrPort, error) {
 	if address, err := netip.ParseAddr(f.SpeakerAddress); err == nil {
 		return netip.AddrPortFrom(address, 179), nil
 	}
 	return netip.ParseAddrPort(f.SpeakerAddress)
 }
+
+// LocalAS is the AS number of the frontend.
+func (f *SpeakerFlags) LocalAS() uint32 { return cmp.Or(f.SpeakerLocalAS, f.SpeakerAS) }
 
 // maxPassword is the length of a TCP-MD5 key in bytes.
 const maxPassword = 80
@@ -122,13 +125,13 @@ func (f *SpeakerFlags) External(routerID netip.Addr) (*frontend.ExternalSpeaker,
 	if !f.IsExternal() {
 		return nil, nil
 	}
-	peer, err := f.peer()
+	peer, err := f.Peer()
 	if err != nil {
 		return nil, err
 	}
 	session := announce.Options{
 		Speaker: "the speaker", Local: f.SpeakerLocal, Peer: peer, PeerAS: f.SpeakerAS,
-		LocalAS: cmp.Or(f.SpeakerLocalAS, f.SpeakerAS), ID: routerID,
+		LocalAS: f.LocalAS(), ID: routerID,
 	}
 	if f.SpeakerListen != 0 {
 		session.Listen = netip.AddrPortFrom(f.SpeakerLocal, f.SpeakerListen)
