@@ -19,6 +19,7 @@ import (
 type State struct {
 	At             time.Time // start of the last poll that BIRD answered
 	Alive          bool      // BIRD answers
+	Name           string    // of a speaker that another program runs; "" for our BIRD
 	Version        string
 	PID            int       // 0 while BIRD does not run
 	Since          time.Time // start of the process

@@ -76,7 +76,7 @@ func NewObserver(options Options) *Observer {
 	options.Log = cmp.Or(options.Log, slog.New(slog.DiscardHandler))
 	return &Observer{
 		options: options, desired: latest.New(trench.Attractor{}), expect: latest.New([len(vip.Families)]int{}),
-		state: latest.New(bird.State{}), hint: make(chan struct{}, 1), exports: map[sessionKey]exports{},
+		state: latest.New(bird.State{Name: speakerName}), hint: make(chan struct{}, 1), exports: map[sessionKey]exports{},
 	}
 }
 
@@ -184,7 +184,7 @@ func (observer *Observer) awaits() bool {
 // poll reads the speaker once and publishes the result.
 func (observer *Observer) poll(ctx context.Context, attractor trench.Attractor) {
 	at := time.Now()
-	state, was := bird.State{At: at, Alive: true}, observer.state.Load()
+	state, was := bird.State{At: at, Alive: true, Name: speakerName}, observer.state.Load()
 	var sessions []Session
 	if observer.options.View == nil {
 		state.Version = Unobserved
@@ -214,6 +214,9 @@ func (observer *Observer) poll(ctx context.Context, attractor trench.Attractor) 
 	observer.logTransitions(was.Gateways, state.Gateways)
 	observer.state.Set(state)
 }
+
+// speakerName names the speaker in messages.
+const speakerName = "the speaker"
 
 // Unobserved is the version of a speaker that is not observed.
 const Unobserved = "not observed"
