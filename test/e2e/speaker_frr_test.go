@@ -115,7 +115,7 @@ func (f *foreign) frontend(local string, extra ...string) *lab.Process {
 		"--no-new-privs", filepath.Join(binaries, "frontend"), "run", "--speaker=external",
 		"--speaker-socket=" + f.path("speaker/bgpd.vty"), "--readiness-dir=" + f.path("readiness"),
 		"--bird-dir=" + f.path("state"), "--admin-socket=unix://" + f.admin(local),
-		"--health-address=" + local + ":7780", "--metrics-address=" + local + ":2224", "--log-format=text", "--drain-time=100ms",
+		"--health-address=127.0.0.1:778" + local[len(local)-1:], "--metrics-address=127.0.0.1:222" + local[len(local)-1:], "--log-format=text", "--drain-time=100ms",
 	}, append(f.speakerArgs(local), extra...)...)
 	p, err := f.Start(f.Pod, name, args...)
 	harness.Must(f.t, err)
