@@ -55,9 +55,12 @@ func readMessage(reader *bufio.Reader) (*bgp.BGPMessage, error) {
 }
 
 // checkOpen validates the peer's OPEN and returns the session's hold time and families.
-func checkOpen(open *bgp.BGPOpen, options Options) (hold time.Duration, families [len(vip.Families)]bool, err error) {
+func checkOpen(open *bgp.BGPOpen, options Options) (
+	hold time.Duration, families [len(vip.Families)]bool, err error,
+) {
 	peer := options.Speaker
-	reject := func(subcode uint8, data []byte, format string, args ...any) (time.Duration, [len(vip.Families)]bool, error) {
+	type supported = [len(vip.Families)]bool
+	reject := func(subcode uint8, data []byte, format string, args ...any) (time.Duration, supported, error) {
 		return 0, families, bgp.NewMessageError(bgp.BGP_ERROR_OPEN_MESSAGE_ERROR, subcode, data,
 			fmt.Sprintf("%s "+format, append([]any{peer}, args...)...))
 	}

@@ -18,8 +18,8 @@ import (
 
 const (
 	pollInterval = time.Second
-	// While the speaker is expected to export other routes, polls follow each other after fastInterval,
-	// and twice the time after each one. FRR exports a change after 60 ms.
+	// While the speaker is expected to export other routes, polls follow each other after
+	// fastInterval, and twice the time after each one. FRR exports a change after 60 ms.
 	fastInterval = 20 * time.Millisecond
 	pollLimit    = 2 * time.Second // for one answer
 	// unansweredLimit is how long the last state counts without an answer. The gate counts it for 3 s.
@@ -321,7 +321,8 @@ func (observer *Observer) countExports(ctx context.Context, at time.Time, key se
 	if is.listed.IsZero() || at.Sub(is.differs) >= listDelay && (counts != is.counts || at.Sub(is.listed) >= maxListAge) ||
 		total < 0 && at.Sub(is.listed) >= pollInterval {
 		if err := observer.list(ctx, &is, session, vips); err != nil {
-			observer.options.Log.Warn("failed to read the routes that the speaker exports", "gateway", key.name, "error", err)
+			observer.options.Log.Warn("failed to read the routes that the speaker exports", "gateway", key.name,
+				"error", err)
 			is.vips, is.others = nil, 0
 		} else {
 			is.others = max(0, total-len(is.vips))

@@ -92,7 +92,8 @@ func (speaker Speaker) BGP() []trench.Gateway {
 func (speaker Speaker) Text(kind string) (string, error) {
 	for _, gateway := range speaker.Gateways {
 		if gateway.Protocol == trench.Static {
-			return "", fmt.Errorf("gateway %s is static, which only BIRD of the frontend serves; use --speaker=bird", gateway.Name)
+			return "", fmt.Errorf("gateway %s is static, which only BIRD of the frontend serves; use --speaker=bird",
+				gateway.Name)
 		}
 	}
 	var text strings.Builder

@@ -95,7 +95,8 @@ func (view View) Frontend(status *frontendv1.Status, now time.Time) (text string
 		head.row("load balancer", view.loadBalancer(status))
 		head.row("identity", identity(status.GetSpiffeId(), status.GetIdentityExpires(), now))
 	}
-	if process := status.GetBird(); !view.Problems || process.GetPid() == 0 && !process.GetExternal() || process.GetError() != "" {
+	process := status.GetBird()
+	if runs := process.GetPid() != 0 || process.GetExternal(); !view.Problems || !runs || process.GetError() != "" {
 		head.row(speaker(process), bird(process, now))
 	}
 	head.write(&out)

@@ -67,7 +67,8 @@ func newForeign(t *testing.T, vips ...string) *foreign {
 	if vips == nil {
 		vips = []string{vipA4, `"` + vipA6 + `"`}
 	}
-	harness.Must(t, os.WriteFile(f.path("trench.yaml"), fmt.Appendf(nil, foreignTrench, strings.Join(vips, ", ")), 0o644))
+	trench := fmt.Appendf(nil, foreignTrench, strings.Join(vips, ", "))
+	harness.Must(t, os.WriteFile(f.path("trench.yaml"), trench, 0o644))
 	f.receiver, err = lab.StartReceiver(l.Gateway, lab.ReceiverA())
 	harness.Must(t, err)
 	out, err := l.Pod.Run(t.Context(), filepath.Join(binaries, "frontend"),
@@ -115,7 +116,8 @@ func (f *foreign) frontend(local string, extra ...string) *lab.Process {
 		"--no-new-privs", filepath.Join(binaries, "frontend"), "run", "--speaker=external",
 		"--speaker-socket=" + f.path("speaker/bgpd.vty"), "--readiness-dir=" + f.path("readiness"),
 		"--bird-dir=" + f.path("state"), "--admin-socket=unix://" + f.admin(local),
-		"--health-address=127.0.0.1:778" + local[len(local)-1:], "--metrics-address=127.0.0.1:222" + local[len(local)-1:], "--log-format=text", "--drain-time=100ms",
+		"--health-address=127.0.0.1:778" + local[len(local)-1:],
+		"--metrics-address=127.0.0.1:222" + local[len(local)-1:], "--log-format=text", "--drain-time=100ms",
 	}, append(f.speakerArgs(local), extra...)...)
 	p, err := f.Start(f.Pod, name, args...)
 	harness.Must(f.t, err)
@@ -206,7 +208,8 @@ func TestForeignFRR(t *testing.T) {
 	// A stop de-prefers first.
 	harness.Must(t, lab.Stop(harness.Context(t, waitTimeout), p))
 	f.waitCount(0)
-	if !slices.ContainsFunc(f.receiver.Since(mark), func(u lab.PrefixUpdate) bool { return u.Attributes.GracefulShutdown() }) {
+	isShutdown := func(u lab.PrefixUpdate) bool { return u.Attributes.GracefulShutdown() }
+	if !slices.ContainsFunc(f.receiver.Since(mark), isShutdown) {
 		t.Error("no VIP was de-preferred before the end")
 	}
 	// The kernel has no routes to VIPs.

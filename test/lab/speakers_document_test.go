@@ -16,8 +16,8 @@ const speakersDocument = "../../docs/speakers.md"
 
 var speakerPattern = regexp.MustCompile("(?m)^```[a-z]+ speaker-config=(\\S+)\n((?s:.*?))^```$")
 
-// The configurations in docs/speakers.md are the output of speaker-config, with the arguments of its
-// first block, for the trench file of docs/gateways.md.
+// The configurations in docs/speakers.md are the output of speaker-config, with the arguments of
+// its first block, for the trench file of docs/gateways.md.
 func TestSpeakersDocument(t *testing.T) {
 	gateways, err := os.ReadFile(gatewaysDocument)
 	harness.Must(t, err)

@@ -41,7 +41,9 @@ var (
 		"speaker-address", "speaker-local", "speaker-listen", "speaker-as", "speaker-local-as", "speaker-next-hop",
 		"speaker-password-file", "gateway-state", "speaker-socket",
 	}
-	birdFlags = []string{"bird-socket", "bird-executable", "lb-bgp-port", "import-routes", "import-limit", "ecmp", "static-vips"}
+	birdFlags = []string{
+		"bird-socket", "bird-executable", "lb-bgp-port", "import-routes", "import-limit", "ecmp", "static-vips",
+	}
 )
 
 // views open the view of a kind of --gateway-state at a socket.
@@ -86,19 +88,21 @@ func (f *SpeakerFlags) CheckSpeaker(r *cli.Refusals) {
 	_, err := f.Peer()
 	r.If(err != nil, "--speaker-address=%s: %w: write the speaker's address, such as 10.0.0.1 or [fd00::1]:179",
 		f.SpeakerAddress, err)
-	r.If(!f.SpeakerLocal.IsValid(), "--speaker-local is required: an address of this host that the speaker has as a neighbor")
-	r.If(f.SpeakerLocal.IsLoopback(), "--speaker-local=%s: FRR has no route to it; use another address, see docs/speakers.md",
-		f.SpeakerLocal)
+	r.If(!f.SpeakerLocal.IsValid(),
+		"--speaker-local is required: an address of this host that the speaker has as a neighbor")
+	r.If(f.SpeakerLocal.IsLoopback() && f.GatewayState == "frr",
+		"--speaker-local=%s: FRR has no route to it; use another address, see docs/speakers.md", f.SpeakerLocal)
 	r.If(f.SpeakerAS == 0, "--speaker-as is required: the speaker's AS number")
 	for i, hop := range f.SpeakerNextHop {
 		for _, before := range f.SpeakerNextHop[:i] {
-			r.If(hop.Is4() == before.Is4(), "--speaker-next-hop=%s: VIPs of its family have the next hop %s already; leave out one",
-				hop, before)
+			r.If(hop.Is4() == before.Is4(),
+				"--speaker-next-hop=%s: VIPs of its family have the next hop %s already; leave out one", hop, before)
 		}
 	}
 	if err == nil && f.SpeakerLocal.IsValid() {
 		peer, _ := f.Peer()
-		r.If(peer.Addr().Is4() != f.SpeakerLocal.Is4(), "--speaker-address=%s and --speaker-local=%s are of different families",
+		r.If(peer.Addr().Is4() != f.SpeakerLocal.Is4(),
+			"--speaker-address=%s and --speaker-local=%s are of different families: the session needs one",
 			f.SpeakerAddress, f.SpeakerLocal)
 	}
 	r.If(f.SpeakerPasswordFile != "" && !filepath.IsAbs(f.SpeakerPasswordFile),
@@ -149,7 +153,8 @@ func (f *SpeakerFlags) External(routerID netip.Addr) (*frontend.ExternalSpeaker,
 		}
 		session.Password = strings.TrimRight(string(content), "\r\n")
 		if session.Password == "" || len(session.Password) > maxPassword {
-			return nil, fmt.Errorf("--speaker-password-file=%s: a password has 1 to %d bytes", f.SpeakerPasswordFile, maxPassword)
+			return nil, fmt.Errorf("--speaker-password-file=%s: a password has 1 to %d bytes", f.SpeakerPasswordFile,
+				maxPassword)
 		}
 	}
 	return &frontend.ExternalSpeaker{Session: session, View: views[f.GatewayState](f.SpeakerSocket)}, nil
