@@ -625,7 +625,7 @@ func TestInvalidOptions(t *testing.T) {
 		"hold time 3.5s": {func(o *Options) { o.HoldTime = 3500 * time.Millisecond }, "hold time"},
 		"long password":  {func(o *Options) { o.Password = strings.Repeat("x", 81) }, "at most 80"},
 		"zero local":     {func(o *Options) { o.Local = netip.IPv4Unspecified() }, "local address"},
-		"IPv6 local":     {func(o *Options) { o.Local = vipC.Prefix().Addr() }, "local address"},
+		"IPv6 local":     {func(o *Options) { o.Local = vipC.Prefix().Addr() }, "of the family of"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

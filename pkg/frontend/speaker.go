@@ -58,7 +58,7 @@ func (p *process) encoding() policy.Encoding {
 	if p.External == nil {
 		return policy.Carried
 	}
-	return policy.Direct(p.External.Session.PeerAS)
+	return policy.Direct(p.External.Session.PeerAS, p.External.Session.LocalAS)
 }
 
 // externalProblem returns why an external speaker does not accept VIPs, with the remedy.

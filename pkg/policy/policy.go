@@ -91,8 +91,9 @@ func (all Policies) Weigh() bool { return all.weighs }
 
 // Encoding is how attributes reach the gateways.
 type Encoding struct {
-	direct bool
-	linkAS uint16 // of link bandwidths
+	direct   bool
+	internal bool   // iBGP, which has LOCAL_PREF
+	linkAS   uint16 // of link bandwidths
 }
 
 // Carried encodes attributes as communities, from which BIRD's export filter makes attributes.
@@ -101,12 +102,14 @@ var Carried = Encoding{}
 // asTrans stands for an AS number of four octets (RFC 6793).
 const asTrans = 23456
 
-// Direct encodes attributes themselves, for a speaker of the AS that another program configures.
-func Direct(as uint32) Encoding {
-	if as > math.MaxUint16 {
-		as = asTrans
+// Direct encodes attributes themselves, for a speaker that another program configures. The numbers
+// are the AS of the speaker and of the announcer.
+func Direct(as, announcer uint32) Encoding {
+	encoding := Encoding{direct: true, internal: as == announcer, linkAS: asTrans}
+	if as <= math.MaxUint16 {
+		encoding.linkAS = uint16(as)
 	}
-	return Encoding{direct: true, linkAS: uint16(as)}
+	return encoding
 }
 
 // New returns the policies of a valid attractor.
@@ -183,8 +186,9 @@ func newTemplate(attributes *trench.Attributes, advertisement announce.Advertise
 	}
 	if encoding.direct {
 		all.prepend = uint8(attributes.Prepend)
-		all.metrics = announce.Metrics{
-			MED: uint32(attributes.MED), LocalPreference: uint32(attributes.LocalPreference), LinkAS: encoding.linkAS,
+		all.metrics = announce.Metrics{MED: uint32(attributes.MED), LinkAS: encoding.linkAS}
+		if encoding.internal {
+			all.metrics.LocalPreference = uint32(attributes.LocalPreference)
 		}
 		return all, nil
 	}

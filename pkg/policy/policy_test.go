@@ -264,3 +264,27 @@ func TestTexts(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
+
+// A speaker of another program gets attributes, not the communities that stand for them.
+func TestDirectAttributes(t *testing.T) {
+	configured := []trench.Policy{{Ready: trench.Attributes{
+		Communities: []string{"64512:100"}, MED: 50, Prepend: 2, LocalPreference: 300, TargetBandwidth: 8,
+	}}}
+	decision := gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready, Weight: 3}
+	for _, tt := range []struct {
+		encoding Encoding
+		want     []string
+	}{
+		{Direct(8103, 8103), []string{"{LocalPref: 300}", "{Med: 50}", "{Communities: 64512:100}"}},
+		{Direct(8103, 65000), []string{"{Med: 50}", "{Communities: 64512:100}"}},
+	} {
+		policies, err := New(configured, tt.encoding)
+		harness.Must(t, err)
+		route := policies.Route(own, decision)
+		got := decode(t, route.Attributes)
+		if bandwidth := len(got) - 1; route.Prepend != 2 || !slices.Equal(got[:bandwidth], tt.want) ||
+			!strings.Contains(got[bandwidth], "8103") {
+			t.Errorf("prepends %d, attributes %q, want %q and a link bandwidth of AS 8103", route.Prepend, got, tt.want)
+		}
+	}
+}
