@@ -65,7 +65,8 @@ func checkOpen(open *bgp.BGPOpen, options Options) (
 			fmt.Sprintf("%s "+format, append([]any{peer}, args...)...))
 	}
 	if open.Version != 4 {
-		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_VERSION_NUMBER, []byte{0, 4}, "speaks BGP version %d, not 4", open.Version)
+		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_VERSION_NUMBER, []byte{0, 4}, "speaks BGP version %d, not 4",
+			open.Version)
 	}
 	// A capability may be in any of several parameters, and a parameter may hold several.
 	var as4 *bgp.CapFourOctetASNumber

@@ -271,7 +271,8 @@ func (observer *Observer) gateway(ctx context.Context, at time.Time, gateway tre
 	case !known:
 		state.Problem = fmt.Sprintf("the speaker has no %s session with %s; add it there", family, gateway.Peer())
 	default:
-		state.Up, state.State, state.Imported, state.LastError = session.Up, session.State, session.Imported, session.LastError
+		state.Up, state.State, state.LastError = session.Up, session.State, session.LastError
+		state.Imported = session.Imported
 		if !session.Since.IsZero() {
 			state.Since = session.Since
 		}

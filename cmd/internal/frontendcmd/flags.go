@@ -68,7 +68,8 @@ type Flags struct {
 	KernelFlags
 	cli.Process
 
-	// Foreign reports whether another program runs the BGP speaker, so that the flags of BIRD are unused.
+	// Foreign reports whether another program runs the BGP speaker, so that the flags of
+	// BIRD are unused.
 	Foreign bool `kong:"-"`
 
 	// untilStopped replaces cli.RunUntilStopped in tests, unless nil.
