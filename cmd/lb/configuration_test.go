@@ -84,7 +84,8 @@ func TestTrenchFieldsAreDocumented(t *testing.T) {
 	harness.Must(t, json.Unmarshal(data, &schema))
 	objects := map[string]schemaObject{"The file": schema.schemaObject}
 	for name, o := range schema.Defs {
-		if len(o.Properties) > 0 {
+		// Members of check.any and check.all have fields of check.
+		if len(o.Properties) > 0 && name != "single" {
 			objects[name] = o
 		}
 	}

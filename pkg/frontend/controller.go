@@ -318,7 +318,7 @@ func lbUpdate(u readiness.Update, states []gate.VIPState) gate.LBUpdate {
 			VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd,
 			Reconfigured: r.Reason == readinessv1.VipReason_VIP_REASON_RECONFIGURED,
 			LastResort:   r.Reason == readinessv1.VipReason_VIP_REASON_LAST_RESORT,
-			Weight:       r.ReadyTargets,
+			Weight:       gate.Weight(r.ReadyTargets, r.WarmingTenths),
 		})
 	}
 	return g

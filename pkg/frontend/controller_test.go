@@ -151,7 +151,7 @@ func TestWeightAlone(t *testing.T) {
 		<-time.After(11 * time.Second)
 		cancel()
 		<-ended
-		if got := c.gate.Decision(vipA).Weight; got != 2 {
+		if got := c.gate.Decision(vipA).Weight; got != 20 {
 			t.Errorf("weight %d", got)
 		}
 		if len(c.batch) != 1 || c.batch[0].VIP != vipA {
@@ -285,7 +285,7 @@ func TestLBUpdate(t *testing.T) {
 	want := gate.LBUpdate{
 		Instance: "lb", Revision: 7, Live: true, LeaseEnd: at(1), EndedAt: at(2), Grace: time.Second,
 		GoingAway: true, DrainEnd: at(3), Complete: true,
-		VIPs: []gate.VIPState{{VIP: vipA, State: vip.Draining, DrainEnd: at(4), Weight: 9}}, Removed: []vip.VIP{vipB},
+		VIPs: []gate.VIPState{{VIP: vipA, State: vip.Draining, DrainEnd: at(4), Weight: 90}}, Removed: []vip.VIP{vipB},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)

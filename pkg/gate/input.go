@@ -30,7 +30,7 @@ type VIPState struct {
 	// LastResort reports whether a VIP that is not ready is to stay advertised, with the worst
 	// preference, if it was ready before.
 	LastResort bool
-	// Weight is the number of ready targets; 0 if the load balancer does not count them.
+	// Weight is the number of ready targets in tenths; 0 if the load balancer does not count them.
 	Weight uint32
 }
 

@@ -1,10 +1,23 @@
 package gate
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // weightInterval is the minimum time between two changes of the weight alone: each is an UPDATE, and
 // routers hash flows again.
 const weightInterval = 10 * time.Second
+
+// Weight returns the weight of ready targets, which count less by some tenths: a tenth at least,
+// unless there are none.
+func Weight(ready, warmingTenths uint32) uint32 {
+	tenths := 10 * min(ready, math.MaxUint32/10)
+	if warmingTenths >= tenths {
+		return min(1, tenths)
+	}
+	return tenths - warmingTenths
+}
 
 // Weigh adds weights to all decisions, from now on. The weights of the current decisions are not
 // returned as changes.

@@ -120,3 +120,14 @@ func TestWeightsInUse(t *testing.T) {
 		t.Errorf("changes %v, timers %v", b.changes, b.g.timers)
 	}
 }
+
+// Warming targets count for a tenth of a target at least.
+func TestWeightOfTargets(t *testing.T) {
+	for _, tt := range []struct{ ready, warmingTenths, want uint32 }{
+		{0, 0, 0}, {3, 0, 30}, {3, 9, 21}, {1, 9, 1}, {1, 10, 1}, {0, 9, 0}, {1<<32 - 1, 0, 4294967290},
+	} {
+		if got := Weight(tt.ready, tt.warmingTenths); got != tt.want {
+			t.Errorf("%d ready targets less %d tenths have weight %d, want %d", tt.ready, tt.warmingTenths, got, tt.want)
+		}
+	}
+}

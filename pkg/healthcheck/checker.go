@@ -66,7 +66,7 @@ type Checker struct {
 	pulse       task.Pulse
 
 	mu      sync.Mutex
-	streams map[string]map[Key]*entry
+	streams map[string]map[Key]*target
 	// addresses holds the targets of all streams by address. gone lists those that the running Update
 	// removes: they pass on their verdicts until it ends.
 	addresses  map[netip.Addr][]*entry
@@ -79,18 +79,11 @@ type Checker struct {
 	unjudged   int                // targets without a verdict
 	synced     bool
 	// waiting are the targets without a fwmark, routings counts the calls of Routed.
-	waiting   map[Key]*entry
+	waiting   map[*entry]struct{}
 	routings  uint64
 	diagnoses chan probe // of checks that failed
 	// scanAt is a lower bound of the time at which the next target becomes overdue.
 	scanAt time.Time
-}
-
-// reportedAs is the part of Health whose change is reported.
-type reportedAs struct {
-	state     State
-	deferred  bool
-	diagnosis string
 }
 
 // New returns a checker without targets.
@@ -105,8 +98,8 @@ func New(options Options) *Checker {
 	return &Checker{
 		Options: options, epoch: time.Now(), ready: make(chan struct{}),
 		changed: make(chan struct{}, 1), rescheduled: make(chan struct{}, 1), entered: make(chan struct{}, 1),
-		waiting: map[Key]*entry{}, diagnoses: make(chan probe, maxDiagnoses),
-		streams: map[string]map[Key]*entry{}, addresses: map[netip.Addr][]*entry{},
+		waiting: map[*entry]struct{}{}, diagnoses: make(chan probe, maxDiagnoses),
+		streams: map[string]map[Key]*target{}, addresses: map[netip.Addr][]*entry{},
 		dirty: map[Key]struct{}{}, reported: map[Key]reportedAs{},
 	}
 }
@@ -136,8 +129,8 @@ func (checker *Checker) Update(changed []trench.Stream, removed []string) {
 	defer checker.mu.Unlock()
 	now := time.Now()
 	for _, name := range removed {
-		for _, e := range checker.streams[name] {
-			checker.remove(e)
+		for _, target := range checker.streams[name] {
+			checker.remove(target)
 		}
 		delete(checker.streams, name)
 	}
@@ -167,55 +160,58 @@ func (checker *Checker) Update(changed []trench.Stream, removed []string) {
 
 // replace sets the targets of a stream, and returns new ones, which are not in the schedule yet.
 func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry) {
-	var p *plan
-	old, entries := checker.streams[s.Name], make(map[Key]*entry, len(checker.streams[s.Name]))
-	checker.streams[s.Name] = entries
-	for _, e := range old {
-		p = e.plan // all targets of a stream share it
-		break
-	}
-	var vips []vip.VIP
-	if s.Check.Via.ToVIP(checker.FWMark != nil) {
-		vips = s.VIPs
-	}
-	// Keep an equal plan, so that retime skips the targets.
-	if p == nil || p.Check != s.Check || !slices.Equal(p.of, vips) {
-		p = newPlan(s.Check, vips...)
-	}
-	for _, target := range s.Targets {
-		for _, a := range target.IPs {
-			key, family := Key{Stream: s.Name, Name: target.Name, Addr: a}, vip.FamilyOf(a)
-			if entries[key] != nil || p.port == 0 || !p.Families.Has(family) {
+	plans, anyPasses := checker.plansOf(s)
+	old, targets := checker.streams[s.Name], make(map[Key]*target, len(checker.streams[s.Name]))
+	checker.streams[s.Name] = targets
+	for _, configured := range s.Targets {
+		for _, a := range configured.IPs {
+			key, family := Key{Stream: s.Name, Name: configured.Name, Addr: a}, vip.FamilyOf(a)
+			if targets[key] != nil || plans[0].port == 0 || !plans[0].Families.Has(family) {
 				continue
 			}
-			e := old[key]
-			// With the same subject the verdict stays valid: only the timing may differ.
-			if e != nil && (e.plan == p || e.plan.subject(family) == p.subject(family)) {
+			if kept := old[key]; kept != nil && kept.anyPasses == anyPasses && kept.keeps(plans, family) {
 				delete(old, key)
-				checker.retime(e, p, now)
-			} else {
-				e = &entry{Health: Health{Key: key, Since: now}, plan: p, slot: slot{index: -1}}
-				if !checker.inherit(e) {
-					checker.unjudged++
+				for i, member := range kept.members {
+					checker.retime(member, plans[i], now)
 				}
-				checker.addresses[a] = append(checker.addresses[a], e)
-				checker.dirty[key] = struct{}{}
-				fresh = append(fresh, e)
+				targets[key] = kept
+				continue
 			}
-			entries[key] = e
+			targets[key] = checker.enter(key, plans, anyPasses, now)
+			fresh = append(fresh, targets[key].members...)
 		}
 	}
 	// old now has only the targets that left the stream or whose check changed.
-	for _, e := range old {
-		checker.remove(e)
+	for _, target := range old {
+		checker.remove(target)
 	}
 	return fresh
 }
 
+// enter returns a new target, whose members are not in the schedule yet.
+func (checker *Checker) enter(key Key, plans []*plan, anyPasses bool, now time.Time) *target {
+	entered := &target{anyPasses: anyPasses}
+	for _, p := range plans {
+		member := &entry{Health: Health{Key: key, Since: now}, plan: p, of: entered, slot: slot{index: -1}}
+		checker.inherit(member)
+		checker.addresses[key.Addr] = append(checker.addresses[key.Addr], member)
+		entered.members = append(entered.members, member)
+		if member.Since.After(entered.since) {
+			entered.since = member.Since
+		}
+	}
+	entered.join(entered.since)
+	if entered.judged = entered.state != Starting; !entered.judged {
+		checker.unjudged++
+	}
+	checker.dirty[key] = struct{}{}
+	return entered
+}
+
 // inherit gives a new target the newest verdict on its address that a check with the same subject
-// reached, with its counters, and reports whether there is one. A check of VIPs counts only if it
-// covers the VIPs of the new target: its stream may serve one that the application does not have.
-func (checker *Checker) inherit(heir *entry) (judged bool) {
+// reached, with its counters. A check of VIPs counts only if it covers the VIPs of the new target:
+// its stream may serve one that the application does not have.
+func (checker *Checker) inherit(heir *entry) {
 	family := vip.FamilyOf(heir.Addr)
 	var from *entry
 	for _, entry := range checker.addresses[heir.Addr] {
@@ -225,12 +221,11 @@ func (checker *Checker) inherit(heir *entry) (judged bool) {
 		}
 	}
 	if from == nil {
-		return false
+		return
 	}
 	key := heir.Key
 	heir.Health, heir.streak, heir.passing, heir.judged = from.Health, from.streak, from.passing, true
 	heir.Key, heir.alive, heir.due = key, from.alive, from.due
-	return true
 }
 
 // forget ends the inheritance of targets that the running Update removed.
@@ -245,17 +240,19 @@ func (checker *Checker) forget() {
 }
 
 // remove ends the checks of a target that is in no stream any more.
-func (checker *Checker) remove(entry *entry) {
-	entry.removed = true
-	checker.gone = append(checker.gone, entry)
-	if entry.index >= 0 {
-		heap.Remove(&checker.schedule, entry.index)
+func (checker *Checker) remove(target *target) {
+	for _, entry := range target.members {
+		entry.removed = true
+		checker.gone = append(checker.gone, entry)
+		if entry.index >= 0 {
+			heap.Remove(&checker.schedule, entry.index)
+		}
+		delete(checker.waiting, entry)
 	}
-	delete(checker.waiting, entry.Key)
-	if !entry.judged {
+	if !target.judged {
 		checker.unjudged--
 	}
-	checker.dirty[entry.Key] = struct{}{}
+	checker.dirty[target.members[0].Key] = struct{}{}
 }
 
 // retime sets the plan of a target that remains; the timing may have changed.
@@ -290,16 +287,16 @@ func (checker *Checker) sync() {
 	}
 }
 
-func (checker *Checker) judge(entry *entry) {
-	if !entry.judged {
-		entry.judged = true
+// judge applies a change of a member to its target.
+func (checker *Checker) judge(entry *entry, now time.Time) {
+	entry.judged = entry.judged || entry.state() != Starting
+	target := entry.of
+	if target.join(now); target.state != Starting && !target.judged {
+		target.judged = true
 		checker.unjudged--
 		checker.sync()
 	}
 }
-
-// entry returns a target, or nil.
-func (checker *Checker) entry(k Key) *entry { return checker.streams[k.Stream][k] }
 
 // Evaluate returns the changes since the last call, including targets that are overdue at now. One
 // goroutine calls it at each [Checker.Changed] and at each heartbeat. Its cost follows the number
@@ -310,11 +307,10 @@ func (checker *Checker) Evaluate(now time.Time) Evaluation {
 	result := Evaluation{Synced: checker.synced}
 	for key := range checker.dirty {
 		was, known := checker.reported[key]
-		if entry := checker.entry(key); entry != nil {
-			health := entry.health()
-			if is := entry.reportedAs(); !known || is != was {
+		if target := checker.streams[key.Stream][key]; target != nil {
+			if is := target.reportedAs(); !known || is != was {
 				checker.reported[key] = is
-				result.Changed = append(result.Changed, health)
+				result.Changed = append(result.Changed, target.health())
 			}
 		} else if known {
 			delete(checker.reported, key)
@@ -337,17 +333,19 @@ func (checker *Checker) scan(now time.Time) (found []Key) {
 	}
 	// The loop below finds the next deadline again.
 	checker.scanAt = time.Time{}
-	for _, entries := range checker.streams {
-		for _, entry := range entries {
-			switch {
-			case entry.overdue:
-			case now.After(entry.deadline()):
-				entry.overdue, entry.Since = true, now
-				checker.judge(entry)
-				checker.dirty[entry.Key] = struct{}{}
-				found = append(found, entry.Key)
-			default:
-				checker.expect(entry)
+	for _, targets := range checker.streams {
+		for _, target := range targets {
+			for _, entry := range target.members {
+				switch {
+				case entry.overdue:
+				case now.After(entry.deadline()):
+					entry.overdue, entry.Since = true, now
+					checker.judge(entry, now)
+					checker.dirty[entry.Key] = struct{}{}
+					found = append(found, entry.Key)
+				default:
+					checker.expect(entry)
+				}
 			}
 		}
 	}
@@ -358,9 +356,9 @@ func (checker *Checker) scan(now time.Time) (found []Key) {
 func (checker *Checker) List() []Health {
 	checker.mu.Lock()
 	var list []Health
-	for _, entries := range checker.streams {
-		for _, e := range entries {
-			list = append(list, e.health())
+	for _, targets := range checker.streams {
+		for _, target := range targets {
+			list = append(list, target.health())
 		}
 	}
 	checker.mu.Unlock()
@@ -374,17 +372,35 @@ func (checker *Checker) finish(p probe, outcome outcome, now time.Time) {
 	if complain {
 		checker.Log.Error("checks cannot run, the targets become overdue if this lasts", "error", outcome.reason)
 	}
-	if before.State != after.State {
-		level := slog.LevelInfo
-		if before.State == Starting && after.State == Ready {
-			level = slog.LevelDebug // normal at each start, for thousands of targets
-		}
-		checker.Log.Log(context.Background(), level, "target changed", "stream", after.Stream, "target", after.Name,
-			"address", after.Addr, "from", before.State.String(), "to", after.State.String(), "error", after.LastError)
+	checker.logChange("target changed", before.target, after.target)
+	if p.plan.name != "" {
+		checker.logChange("check changed", before.check, after.check, "check", p.plan.name)
 	}
 }
 
-func (checker *Checker) apply(probe probe, outcome outcome, now time.Time) (before, after Health, complain bool) {
+func (checker *Checker) logChange(message string, before, after Health, attributes ...any) {
+	if before.State == after.State {
+		return
+	}
+	level := slog.LevelInfo
+	if before.State == Starting && after.State == Ready {
+		level = slog.LevelDebug // normal at each start, for thousands of targets
+	}
+	attributes = append(attributes, "stream", after.Stream, "target", after.Name, "address", after.Addr,
+		"from", before.State.String(), "to", after.State.String(), "error", after.LastError)
+	checker.Log.Log(context.Background(), level, message, attributes...)
+}
+
+// verdicts is the health of a target and of one of its checks.
+type verdicts struct{ target, check Health }
+
+func (entry *entry) verdicts() verdicts {
+	own := entry.Health
+	own.State = entry.state()
+	return verdicts{entry.of.health(), own}
+}
+
+func (checker *Checker) apply(probe probe, outcome outcome, now time.Time) (before, after verdicts, complain bool) {
 	checker.mu.Lock()
 	defer checker.mu.Unlock()
 	if checker.running == checker.maxConcurrent {
@@ -395,9 +411,9 @@ func (checker *Checker) apply(probe probe, outcome outcome, now time.Time) (befo
 	if entry.removed || outcome.verdict == cancelled {
 		return before, before, false
 	}
-	before = entry.health()
+	before = entry.verdicts()
 	first := !entry.judged
-	delete(checker.waiting, entry.Key)
+	delete(checker.waiting, entry)
 	if probe.vip {
 		outcome = checker.examine(probe, outcome, now)
 	}
@@ -415,15 +431,13 @@ func (checker *Checker) apply(probe probe, outcome outcome, now time.Time) (befo
 		entry.count(outcome.verdict == succeeded)
 		entry.LastCheck, entry.Took, entry.alive, entry.overdue = now, now.Sub(probe.began), now, false
 		checker.expect(entry)
-		if entry.State != Starting {
-			checker.judge(entry)
-		}
+		checker.judge(entry, now)
 	}
-	after = entry.health()
-	if after.State != before.State {
+	after = entry.verdicts()
+	if after.check.State != before.check.State {
 		entry.Since = now
 	}
-	if after.State != before.State || after.Deferred != before.Deferred {
+	if after.check.State != before.check.State || after.check.Deferred != before.check.Deferred {
 		checker.dirty[entry.Key] = struct{}{}
 		latest.Wake(checker.changed)
 	}
@@ -436,7 +450,7 @@ func (checker *Checker) apply(probe probe, outcome outcome, now time.Time) (befo
 		entry.due = now // a fwmark may have been added since
 	case outcome.verdict == unrouted:
 		entry.due = now.Add(entry.interval())
-		checker.waiting[entry.Key] = entry
+		checker.waiting[entry] = struct{}{}
 	}
 	heap.Push(&checker.schedule, entry)
 	if entry.index == 0 {

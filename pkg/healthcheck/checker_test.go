@@ -121,7 +121,7 @@ func TestMissingSourceAddressBecomesVerdict(t *testing.T) {
 }
 
 func TestRiseAndFallCountOutcomesInARow(t *testing.T) {
-	e := &entry{plan: newPlan(trench.Check{Rise: 2, Fall: 3})}
+	e := &entry{plan: newPlan(trench.Check{SingleCheck: trench.SingleCheck{Rise: 2, Fall: 3}})}
 	// Each step is an outcome (+ or -) and the state after it.
 	steps := []struct {
 		outcome byte

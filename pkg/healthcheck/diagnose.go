@@ -105,7 +105,7 @@ func (checker *Checker) diagnosed(probe probe, d diagnosis) {
 	checker.mu.Lock()
 	defer checker.mu.Unlock()
 	entry := probe.entry
-	if checker.entry(entry.Key) != entry || !entry.diagnosis.running {
+	if entry.removed || !entry.diagnosis.running {
 		return
 	}
 	entry.diagnosis = d

@@ -20,16 +20,18 @@ func FuzzUDPAnswer(f *testing.F) {
 	f.Add("hex:00ff", []byte{0, 0xff})
 	f.Add("ok", []byte("not o"))
 	f.Fuzz(func(t *testing.T, expect string, packet []byte) {
-		p := newPlan(trench.Check{UDP: trench.UDPCheck{Port: 1, Send: "x", Expect: expect}})
+		p := newPlan(trench.Check{
+			SingleCheck: trench.SingleCheck{UDP: trench.UDPCheck{Port: 1, Send: "x", Expect: expect}},
+		})
 		o, _ := p.answerUDP(packet)
 		wantOutcome(t, o)
 	})
 }
 
 func FuzzDNSAnswer(f *testing.F) {
-	p := newPlan(trench.Check{DNS: trench.DNSCheck{
+	p := newPlan(trench.Check{SingleCheck: trench.SingleCheck{DNS: trench.DNSCheck{
 		Port: 1, Name: "example.org", Type: "A", Transport: "udp", Answer: "^1",
-	}})
+	}}})
 	query := p.queryDNS()
 	for _, records := range [][]string{nil, {"10.0.0.1"}, {"192.0.2.1", "1.1.1.1"}} {
 		for _, code := range []dnsmessage.RCode{0, 2, 15} {
@@ -49,7 +51,7 @@ func FuzzDNSAnswer(f *testing.F) {
 }
 
 func FuzzNTPAnswer(f *testing.F) {
-	p := newPlan(trench.Check{NTP: trench.NTPCheck{Port: 1, MaxDistance: 1 << 30}})
+	p := newPlan(trench.Check{SingleCheck: trench.SingleCheck{NTP: trench.NTPCheck{Port: 1, MaxDistance: 1 << 30}}})
 	request := make([]byte, ntpSize)
 	f.Add(ntpReply(nil)(request)[0])
 	f.Add(ntpReply(func(packet []byte) { packet[1] = 0; copy(packet[12:], "RATE") })(request)[0])
@@ -63,7 +65,7 @@ func FuzzNTPAnswer(f *testing.F) {
 }
 
 func FuzzSCTPAnswer(f *testing.F) {
-	p := newPlan(trench.Check{SCTP: trench.SCTPCheck{Port: 2905}})
+	p := newPlan(trench.Check{SingleCheck: trench.SingleCheck{SCTP: trench.SCTPCheck{Port: 2905}}})
 	packet := sctpPacket(2905, 40000, 7, chunkINITACK, initACK)
 	f.Add(packet)
 	f.Add(append([]byte{0x45, 0, 0, 0, 0, 0, 0, 0, 1, 132, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2}, packet...))

@@ -141,7 +141,9 @@ func rerun(t *testing.T, c *Checker) (stop func()) {
 }
 
 var testCheck = trench.Check{
-	TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: 500 * time.Millisecond, Rise: 2, Fall: 3,
+	SingleCheck: trench.SingleCheck{
+		TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: 500 * time.Millisecond, Rise: 2, Fall: 3,
+	},
 }
 
 // Configure replaces all streams.

@@ -25,7 +25,9 @@ import (
 
 // plan is the check of a stream, which its entries share. Its methods are safe for concurrent use.
 type plan struct {
-	trench.Check
+	trench.Check // of one kind
+	// name is the path of a member, such as "any[0].http"; "" for the only check.
+	name string
 	port uint16 // 0: there is nothing to check
 	// of lists the VIPs that are checked in place of a target's own address, vips their first
 	// addresses by family. Both are empty if the target's own address is checked.
@@ -39,6 +41,19 @@ type plan struct {
 	// exchange checks a target over a TCP connection until ctx ends; nil if the connection is the
 	// whole check. Over datagrams newQuery has the check.
 	exchange func(ctx context.Context, conn net.Conn, at netip.Addr) outcome
+}
+
+// newPlans returns the plans of the members of a check.
+func newPlans(check trench.Check, vips ...vip.VIP) (plans []*plan, anyPasses bool) {
+	members, anyPasses := check.Members()
+	for i, member := range members {
+		plan := newPlan(member, vips...)
+		if kind := check.Kind(); kind == "any" || kind == "all" {
+			plan.name = fmt.Sprintf("%s[%d].%s", kind, i, member.Kind())
+		}
+		plans = append(plans, plan)
+	}
+	return plans, anyPasses
 }
 
 // newPlan panics if the body is not a regular expression, which the reader of the trench file
@@ -73,18 +88,26 @@ func newPlan(check trench.Check, vips ...vip.VIP) *plan {
 	return p
 }
 
-// subject returns the check of a family without timing, rise and fall. If it changes, the state of
-// a target is obsolete.
-func (plan *plan) subject(family vip.Family) trench.Check {
-	via := trench.ViaAddress
-	if len(plan.vips[family]) > 0 {
-		via = trench.ViaVIP
+// subject is a check of a family without timing, rise and fall. If it changes, the state of a
+// target is obsolete.
+type subject struct {
+	check  trench.SingleCheck
+	vip    bool // the check is via vip
+	source netip.Addr
+}
+
+func (plan *plan) subject(family vip.Family) subject {
+	is := subject{plan.SingleCheck, len(plan.vips[family]) > 0, plan.Source(family)}
+	is.check.Interval, is.check.FastInterval, is.check.Timeout, is.check.Rise, is.check.Fall = 0, 0, 0, 0, 0
+	return is
+}
+
+// named returns the reason of a failure with the name of the member that failed.
+func (plan *plan) named(reason string) string {
+	if plan.name == "" || reason == "" {
+		return reason
 	}
-	subject := plan.Check
-	subject.Via, subject.Sources = via, [2]netip.Addr{plan.Source(family)}
-	subject.Interval, subject.FastInterval, subject.Timeout = 0, 0, 0
-	subject.Rise, subject.Fall, subject.Families = 0, 0, 0
-	return subject
+	return plan.name + ": " + reason
 }
 
 // connects reports whether a connector runs the check, without a goroutine.

@@ -143,7 +143,7 @@ func TestUDPChecks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			tt.check.Port = 1
-			datagramChecks(t, tt.answer, trench.Check{UDP: tt.check}, tt.want)
+			datagramChecks(t, tt.answer, trench.Check{SingleCheck: trench.SingleCheck{UDP: tt.check}}, tt.want)
 		})
 	}
 }
@@ -198,7 +198,7 @@ func TestDNSChecks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			tt.check.Port, tt.check.Name, tt.check.Type, tt.check.Transport = 1, "Example.org", "A", "udp"
-			datagramChecks(t, tt.answer, trench.Check{DNS: tt.check}, tt.want)
+			datagramChecks(t, tt.answer, trench.Check{SingleCheck: trench.SingleCheck{DNS: tt.check}}, tt.want)
 		})
 	}
 }
@@ -231,9 +231,9 @@ func TestDNSOverTCP(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, at netip.Addr) {
 				port := serveRaw(t, at, tt.serve)
-				p := newPlan(trench.Check{Timeout: patience, DNS: trench.DNSCheck{
+				p := newPlan(trench.Check{SingleCheck: trench.SingleCheck{Timeout: patience, DNS: trench.DNSCheck{
 					Port: port, Name: "example.org.", Type: "A", Transport: "tcp", Answer: "^192",
-				}})
+				}}})
 				got := ask(t, p, at, patience)
 				if want := "port " + portString(port) + ": " + tt.want; tt.want != "" && got.reason != want ||
 					tt.want == "" && got.verdict != succeeded {
@@ -264,11 +264,15 @@ func TestNTPChecks(t *testing.T) {
 		"another origin": {func(p []byte) { p[ntpOrigin]++ }, "an answer with another origin timestamp"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			check := trench.Check{NTP: trench.NTPCheck{Port: 1, MaxDistance: 500 * time.Millisecond}}
+			check := trench.Check{
+				SingleCheck: trench.SingleCheck{NTP: trench.NTPCheck{Port: 1, MaxDistance: 500 * time.Millisecond}},
+			}
 			datagramChecks(t, ntpReply(tt.change), check, tt.want)
 		})
 	}
-	datagramChecks(t, fixed("x"), trench.Check{NTP: trench.NTPCheck{Port: 1}}, "an answer of 1 bytes, not NTP")
+	datagramChecks(t, fixed("x"), trench.Check{
+		SingleCheck: trench.SingleCheck{NTP: trench.NTPCheck{Port: 1}},
+	}, "an answer of 1 bytes, not NTP")
 }
 
 // A closed port is a failure without a wait, with the sender of the ICMP message.
@@ -319,7 +323,9 @@ func TestHTTPMethodAndHeaders(t *testing.T) {
 	})
 	check := trench.HTTPCheck{Port: port, Method: "POST", Path: "/", Host: "h", Status: "204"}
 	check.Headers = [8]string{"accept: text/plain", "X-Probe: 1"}
-	if o := ask(t, newPlan(trench.Check{Timeout: patience, HTTP: check}), loopback4, patience); o.verdict != succeeded {
+	if o := ask(t, newPlan(trench.Check{
+		SingleCheck: trench.SingleCheck{Timeout: patience, HTTP: check},
+	}), loopback4, patience); o.verdict != succeeded {
 		t.Fatal(o)
 	}
 	want := "POST / HTTP/1.1\r\nHost: h\r\nConnection: close\r\nUser-Agent: vipgate-check\r\nContent-Length: 0\r\n" +

@@ -27,7 +27,7 @@ import (
 )
 
 func grpcCheck(port uint16, change func(*trench.GRPCCheck)) trench.Check {
-	c := trench.Check{Timeout: impatient, GRPC: trench.GRPCCheck{Port: port}}
+	c := trench.Check{SingleCheck: trench.SingleCheck{Timeout: impatient, GRPC: trench.GRPCCheck{Port: port}}}
 	if change != nil {
 		change(&c.GRPC)
 	}

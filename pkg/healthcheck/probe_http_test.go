@@ -118,7 +118,9 @@ const (
 )
 
 func httpCheck(port uint16, change func(*trench.HTTPCheck)) trench.Check {
-	c := trench.Check{Timeout: impatient, HTTP: trench.HTTPCheck{Port: port, Path: "/", Status: "200-399"}}
+	c := trench.Check{
+		SingleCheck: trench.SingleCheck{Timeout: impatient, HTTP: trench.HTTPCheck{Port: port, Path: "/", Status: "200-399"}},
+	}
 	if change != nil {
 		change(&c.HTTP)
 	}

@@ -73,7 +73,9 @@ func TestSCTPChecks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, at := range []netip.Addr{netip.MustParseAddr("127.0.0.2"), loopback6} {
 				serveSCTP(t, at, tt.answer)
-				p := newPlan(trench.Check{Timeout: impatient, SCTP: trench.SCTPCheck{Port: 2905}})
+				p := newPlan(trench.Check{
+					SingleCheck: trench.SingleCheck{Timeout: impatient, SCTP: trench.SCTPCheck{Port: 2905}},
+				})
 				want := "port 2905: " + tt.want
 				if tt.want == "" {
 					want = ""
@@ -92,7 +94,7 @@ func TestNoSCTP(t *testing.T) {
 		t.Skip("raw sockets need root")
 	}
 	at := netip.MustParseAddr("127.0.0.3")
-	p := newPlan(trench.Check{Timeout: patience, SCTP: trench.SCTPCheck{Port: 2905}})
+	p := newPlan(trench.Check{SingleCheck: trench.SingleCheck{Timeout: patience, SCTP: trench.SCTPCheck{Port: 2905}}})
 	got := p.probe(harness.Context(t, patience), path{to: at, source: loopback4}.dial, at, at)
 	want := "port 2905: ICMP protocol unreachable from 127.0.0.3"
 	if got.reason != want && got.reason != "port 2905: ABORT" {
@@ -112,7 +114,7 @@ func TestSCTPOfPion(t *testing.T) {
 			_ = association.Close()
 		}
 	})
-	p := newPlan(trench.Check{Timeout: patience, SCTP: trench.SCTPCheck{Port: 2905}})
+	p := newPlan(trench.Check{SingleCheck: trench.SingleCheck{Timeout: patience, SCTP: trench.SCTPCheck{Port: 2905}}})
 	query := p.querySCTP()
 	_, err := near.Write(query.request)
 	harness.Must(t, err)

@@ -13,11 +13,11 @@ func (checker *Checker) Routed() {
 	defer checker.mu.Unlock()
 	checker.routings++
 	now := time.Now()
-	for key, entry := range checker.waiting {
-		if _, problem := checker.FWMark(key); problem != "" || entry.index < 0 {
+	for entry := range checker.waiting {
+		if _, problem := checker.FWMark(entry.Key); problem != "" || entry.index < 0 {
 			continue
 		}
-		delete(checker.waiting, key)
+		delete(checker.waiting, entry)
 		entry.due = now
 		checker.schedule.fix(entry.index)
 		latest.Wake(checker.entered)

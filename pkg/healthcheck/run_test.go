@@ -24,7 +24,7 @@ func TestFewChecksNeedNoRest(t *testing.T) {
 		// round returns the rest after a round in which some checks are due.
 		round := func(due int) time.Duration {
 			for i, h := range c.List() {
-				e := c.entry(h.Key)
+				e := c.streams[h.Stream][h.Key].members[0]
 				if e.due = time.Now(); i >= due {
 					e.due = e.due.Add(time.Hour)
 				}

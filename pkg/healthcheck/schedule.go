@@ -30,10 +30,11 @@ const (
 	sharedInstants = time.Second
 )
 
-// entry is one target. It is guarded by Checker.mu.
+// entry is one check of a target. It is guarded by Checker.mu.
 type entry struct {
 	Health // State is never Overdue here
 	slot   // in Checker.schedule, unless a check runs
+	of     *target
 	plan   *plan
 	// streak counts consecutive equal outcomes that contradict State. While State is Starting,
 	// passing is their outcome.
@@ -60,23 +61,17 @@ func (entry *entry) path() path {
 	return t
 }
 
-func (entry *entry) reportedAs() reportedAs {
-	h := entry.health()
-	return reportedAs{h.State, h.Deferred, entry.diagnosis.text}
-}
-
 // deadline is when the target becomes overdue unless a check ends before.
 func (entry *entry) deadline() time.Time {
 	return entry.alive.Add(entry.plan.Interval + entry.plan.Timeout + overdueSlack)
 }
 
-// health returns the reported state of the target.
-func (entry *entry) health() Health {
-	health := entry.Health
+// state returns the reported state of the check.
+func (entry *entry) state() State {
 	if entry.overdue {
-		health.State = Overdue
+		return Overdue
 	}
-	return health
+	return entry.State
 }
 
 // count updates the state by rise and fall. After an overdue period a success restores the previous

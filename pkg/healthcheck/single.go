@@ -11,10 +11,20 @@ import (
 
 // Single performs one check at a time, without a schedule, rise and fall: of a VIP, from beyond the
 // gateways. Its methods are safe for concurrent use.
-type Single struct{ plan *plan }
+type Single struct {
+	plans     []*plan
+	anyPasses bool
+}
 
-// NewSingle returns a check whose body, if it has one, is a valid regular expression.
-func NewSingle(check trench.Check) Single { return Single{newPlan(check)} }
+// NewSingle returns a check whose bodies, if it has some, are valid regular expressions. Each of
+// its members may take the timeout.
+func NewSingle(check trench.Check, timeout time.Duration) (single Single) {
+	single.plans, single.anyPasses = newPlans(check)
+	for _, plan := range single.plans {
+		plan.Timeout = timeout
+	}
+	return single
+}
 
 // Result is the outcome of a single check.
 type Result struct {
@@ -27,15 +37,21 @@ type Result struct {
 	Took   time.Duration
 }
 
-// Run checks an address over connections of dial, until the timeout of the check. The address is
-// also the name of the HTTP host and of the TLS server unless the check has another one. If dial
-// returns an error of the system call bind, the check did not run.
+// Run checks an address over connections of dial: with one member of the check after the other,
+// until one decides. The address is also the name of the HTTP host and of the TLS server unless the
+// check has another one. If dial returns an error of the system call bind, the check did not run.
 func (single Single) Run(
 	ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error), to netip.Addr,
-) Result {
-	ctx, cancel := context.WithTimeout(ctx, single.plan.Timeout)
-	defer cancel()
+) (result Result) {
 	began := time.Now()
-	o := single.plan.probe(ctx, dial, to, to)
-	return Result{o.verdict == succeeded, o.verdict == notRun, o.reason, time.Since(began)}
+	for _, plan := range single.plans {
+		limited, cancel := context.WithTimeout(ctx, plan.Timeout)
+		o := plan.probe(limited, dial, to, to)
+		cancel()
+		result = Result{o.verdict == succeeded, o.verdict == notRun, plan.named(o.reason), time.Since(began)}
+		if result.Passed == single.anyPasses {
+			break
+		}
+	}
+	return result
 }

@@ -89,8 +89,10 @@ func TestTargetsComeAndGo(t *testing.T) {
 	c, stop := start(t, Options{})
 	defer stop()
 	check := trench.Check{
-		TCP: trench.TCPCheck{Port: port}, Interval: 20 * time.Millisecond, Timeout: 20 * time.Millisecond, Rise: 2,
-		Fall: 3,
+		SingleCheck: trench.SingleCheck{
+			TCP: trench.TCPCheck{Port: port}, Interval: 20 * time.Millisecond, Timeout: 20 * time.Millisecond, Rise: 2,
+			Fall: 3,
+		},
 	}
 	c.Configure([]trench.Stream{{Name: "s", Check: check, Targets: []trench.Target{
 		{Name: "a", IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1")}},
@@ -131,7 +133,9 @@ func TestCheckEndsWithReset(t *testing.T) {
 	defer stop()
 	address := l.Addr().(*net.TCPAddr)
 	c.Configure([]trench.Stream{{Name: "s", Check: trench.Check{
-		TCP: trench.TCPCheck{Port: uint16(address.Port)}, Interval: time.Hour, Timeout: patience, Rise: 1, Fall: 1,
+		SingleCheck: trench.SingleCheck{
+			TCP: trench.TCPCheck{Port: uint16(address.Port)}, Interval: time.Hour, Timeout: patience, Rise: 1, Fall: 1,
+		},
 	}, Targets: []trench.Target{{Name: "a", IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}}}})
 	conn, err := l.Accept()
 	harness.Must(t, err)
@@ -148,8 +152,10 @@ func TestChecksLeakNothing(t *testing.T) {
 	before, goroutines := descriptors(t), runtime.NumGoroutine()
 	c, stop := start(t, Options{})
 	check := trench.Check{
-		TCP: trench.TCPCheck{Port: s.port()}, Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond, Rise: 1,
-		Fall: 100,
+		SingleCheck: trench.SingleCheck{
+			TCP: trench.TCPCheck{Port: s.port()}, Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond, Rise: 1,
+			Fall: 100,
+		},
 	}
 	streams := []trench.Stream{{Name: "s", Check: check}}
 	a := netip.MustParseAddr("127.0.0.1")

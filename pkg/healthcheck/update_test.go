@@ -286,8 +286,10 @@ func TestMissingSourceAddressIsNoVerdict(t *testing.T) {
 	c, stop := start(t, Options{})
 	defer stop()
 	check := trench.Check{
-		TCP: trench.TCPCheck{Port: s.port()}, Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond, Rise: 1,
-		Fall:    1,
+		SingleCheck: trench.SingleCheck{
+			TCP: trench.TCPCheck{Port: s.port()}, Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond, Rise: 1,
+			Fall: 1,
+		},
 		Sources: [2]netip.Addr{netip.MustParseAddr("192.0.2.1")},
 	}
 	target := []trench.Target{{Name: "a", IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}}
@@ -355,7 +357,9 @@ func TestHTTPAndGRPCInChecker(t *testing.T) {
 }
 
 func TestFewTargetsShareWakeUps(t *testing.T) {
-	e := &entry{Health: Health{State: Ready}, plan: newPlan(trench.Check{Interval: time.Second, Timeout: time.Second})}
+	e := &entry{Health: Health{State: Ready}, plan: newPlan(trench.Check{
+		SingleCheck: trench.SingleCheck{Interval: time.Second, Timeout: time.Second},
+	})}
 	grid := time.Unix(1_000_000_000, 0)
 	began := grid.Add(300 * time.Microsecond)
 	now := began.Add(time.Millisecond)

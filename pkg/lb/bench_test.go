@@ -46,7 +46,11 @@ func newBenchLoop(b *testing.B, streams, vips int, dataPlane bool) *benchLoop {
 	for i := range streams {
 		s := trench.Stream{
 			Name: fmt.Sprintf("s%04d", i), MinReady: 1, DrainTime: time.Minute, Maglev: trench.Maglev{Size: 101, Seed: 1},
-			Check: trench.Check{TCP: trench.TCPCheck{Port: 1}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1},
+			Check: trench.Check{
+				SingleCheck: trench.SingleCheck{
+					TCP: trench.TCPCheck{Port: 1}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1,
+				},
+			},
 		}
 		a := netip.AddrFrom4([4]byte{172, 16, byte(i >> 8), byte(i)})
 		s.Targets = []trench.Target{{Name: "a", IPs: []netip.Addr{a}}}

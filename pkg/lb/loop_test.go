@@ -51,7 +51,11 @@ func oneStream(vips ...vip.VIP) *trench.Config {
 		Attractor: trench.Attractor{VIPs: vips},
 		Streams: []trench.Stream{{
 			Name: "s", VIPs: vips, MinReady: 1, DrainTime: time.Minute,
-			Check:   trench.Check{TCP: trench.TCPCheck{Port: 1}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1},
+			Check: trench.Check{
+				SingleCheck: trench.SingleCheck{
+					TCP: trench.TCPCheck{Port: 1}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1,
+				},
+			},
 			Targets: []trench.Target{{Name: "a", IPs: []netip.Addr{netip.MustParseAddr("172.16.0.1")}}},
 		}},
 	}

@@ -40,7 +40,7 @@ type template struct {
 	metrics     announce.Metrics // without bandwidth; zero unless encoded directly
 	prepend     uint8
 	encoding    Encoding
-	// bandwidth is the link bandwidth of a ready target in bytes per second; 0 for none.
+	// bandwidth is the link bandwidth of a tenth of a ready target in bytes per second; 0 for none.
 	bandwidth float32
 	encoded   map[uint32]announce.Attributes // by weight, as far as used
 }
@@ -167,7 +167,7 @@ const megabit = 1e6 / 8
 func newTemplate(attributes *trench.Attributes, advertisement announce.Advertisement, encoding Encoding,
 ) (*template, error) {
 	all := &template{
-		bandwidth: megabit * float32(attributes.TargetBandwidth), encoded: map[uint32]announce.Attributes{},
+		bandwidth: megabit / 10 * float32(attributes.TargetBandwidth), encoded: map[uint32]announce.Attributes{},
 		encoding: encoding,
 	}
 	if advertisement == announce.Depreferred {

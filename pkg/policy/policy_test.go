@@ -101,10 +101,11 @@ func TestRouteByWeight(t *testing.T) {
 		want     string
 	}{
 		{own, announced(0), med},
-		{own, announced(1), "{LargeCommunity: [ 4200000000:1:7, 4200000000:4:1234736768]}"}, // 1 250 000 bytes/s
-		{own, announced(3), "{LargeCommunity: [ 4200000000:1:7, 4200000000:4:1248125376]}"}, // 3 750 000 bytes/s
-		{own, announced(1), "{LargeCommunity: [ 4200000000:1:7, 4200000000:4:1234736768]}"},
-		{own, gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Drained, Weight: 3}, med},
+		{own, announced(10), "{LargeCommunity: [ 4200000000:1:7, 4200000000:4:1234736768]}"}, // 1 250 000 bytes/s
+		{own, announced(30), "{LargeCommunity: [ 4200000000:1:7, 4200000000:4:1248125376]}"}, // 3 750 000 bytes/s
+		{own, announced(21), "{LargeCommunity: [ 4200000000:1:7, 4200000000:4:1243625376]}"}, // 2 625 000 bytes/s
+		{own, announced(10), "{LargeCommunity: [ 4200000000:1:7, 4200000000:4:1234736768]}"},
+		{own, gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Drained, Weight: 30}, med},
 		{other, announced(3), med},
 	} {
 		got := decode(t, policies.Route(tt.v, tt.decision).Attributes)

@@ -130,8 +130,7 @@ func (prober *Prober) Update(targets []Target) {
 func (prober *Prober) target(wanted Target) *target {
 	t := &target{Target: wanted, address: wanted.Address()}
 	for _, check := range wanted.Checks {
-		check.Timeout = prober.Timeout
-		t.checks = append(t.checks, healthcheck.NewSingle(check))
+		t.checks = append(t.checks, healthcheck.NewSingle(check, prober.Timeout))
 	}
 	if len(t.checks) == 0 {
 		return t

@@ -29,7 +29,9 @@ func options() Options {
 	}
 }
 
-func tcp(port int) trench.Check { return trench.Check{TCP: trench.TCPCheck{Port: uint16(port)}} }
+func tcp(port int) trench.Check {
+	return trench.Check{SingleCheck: trench.SingleCheck{TCP: trench.TCPCheck{Port: uint16(port)}}}
+}
 
 // run probes until the test ends.
 func run(t *testing.T, prober *Prober) {
@@ -116,7 +118,9 @@ func TestDatagramCheck(t *testing.T) {
 	}()
 	prober := New(options())
 	port := uint16(server.LocalAddr().(*net.UDPAddr).Port)
-	loopback(prober, trench.Check{UDP: trench.UDPCheck{Port: port, Send: "ping", Expect: "ping"}})
+	loopback(prober, trench.Check{
+		SingleCheck: trench.SingleCheck{UDP: trench.UDPCheck{Port: port, Send: "ping", Expect: "ping"}},
+	})
 	run(t, prober)
 	wantState(t, prober, Reachable)
 	harness.Must(t, server.Close())

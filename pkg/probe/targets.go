@@ -72,15 +72,23 @@ func sorted(targets []Target) []Target {
 
 // subject returns a check without its timing, families and sources, which belong to lb.
 func subject(check trench.Check) trench.Check {
-	check.Interval, check.FastInterval, check.Timeout, check.Rise, check.Fall = 0, 0, 0, 0, 0
-	check.Families, check.Via, check.Sources = trench.BothFamilies, trench.ViaDefault, [2]netip.Addr{}
+	untimed(&check.SingleCheck)
+	for i := range trench.MaxMembers {
+		untimed(&check.Any[i])
+		untimed(&check.All[i])
+	}
+	check.Warmup, check.Families, check.Via, check.Sources = 0, trench.BothFamilies, trench.ViaDefault, [2]netip.Addr{}
 	return check
+}
+
+func untimed(check *trench.SingleCheck) {
+	check.Interval, check.FastInterval, check.Timeout, check.Rise, check.Fall = 0, 0, 0, 0, 0
 }
 
 // unusable returns why the check of a stream is useless at its VIPs, or "".
 func unusable(stream *trench.Stream, family vip.Family) string {
 	check := &stream.Check
-	port := connectPort(*check)
+	port := unmatchedPort(stream)
 	switch {
 	case subject(*check) == trench.Check{}:
 		return "it has no check"
@@ -88,17 +96,40 @@ func unusable(stream *trench.Stream, family vip.Family) string {
 		return "its check is via address, not through the VIP"
 	case !check.Families.Has(family):
 		return fmt.Sprintf("its check is for %s only", check.Families)
-	case port != 0 && len(stream.Match) > 0 && !slices.ContainsFunc(stream.Match, func(m trench.Match) bool {
-		return slices.Contains(m.Ports, port) && slices.ContainsFunc(m.Protocols, func(protocol string) bool {
-			return strings.EqualFold(protocol, "tcp")
-		})
-	}):
+	case port != 0:
 		return fmt.Sprintf("its match lacks TCP port %d of its check", port)
 	}
 	return ""
 }
 
-// connectPort returns the TCP port of a check, or 0.
+// unmatchedPort returns a TCP port of the check that the match of a stream lacks, or 0. Of a check
+// of which any member may pass, all ports are missing then.
+func unmatchedPort(stream *trench.Stream) (missing uint16) {
+	members, anyPasses := stream.Check.Members()
+	for _, member := range members {
+		port := connectPort(member)
+		lacks := port != 0 && len(stream.Match) > 0 && !slices.ContainsFunc(stream.Match, func(m trench.Match) bool {
+			return slices.Contains(m.Ports, port) && slices.ContainsFunc(m.Protocols, func(protocol string) bool {
+				return strings.EqualFold(protocol, "tcp")
+			})
+		})
+		switch {
+		case lacks:
+			missing = port
+		case anyPasses:
+			return 0
+		}
+	}
+	return missing
+}
+
+// connectPort returns the first TCP port of a check, or 0.
 func connectPort(check trench.Check) uint16 {
-	return cmp.Or(check.TCP.Port, check.HTTP.Port, check.GRPC.Port)
+	members, _ := check.Members()
+	for _, member := range members {
+		if port := cmp.Or(member.TCP.Port, member.HTTP.Port, member.GRPC.Port); port != 0 {
+			return port
+		}
+	}
+	return 0
 }

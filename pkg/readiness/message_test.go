@@ -41,6 +41,7 @@ func drawReadiness(r *rapid.T, v vip.VIP) VIPReadiness {
 		Reason:       readinessv1.VipReason(rapid.IntRange(0, len(readinessv1.VipReason_name)-1).Draw(r, "reason")),
 		Detail:       rapid.SampledFrom([]string{"", "a", "ä\n", strings.Repeat("ü", 300)}).Draw(r, "detail"),
 		ReadyTargets: rapid.Uint32().Draw(r, "ready"), TotalTargets: rapid.Uint32Max(200).Draw(r, "total"),
+		WarmingTenths: rapid.Uint32().Draw(r, "warming"),
 	}
 	if rapid.Bool().Draw(r, "since") {
 		x.Since = time.Unix(rapid.Int64Range(-5, 1<<33).Draw(r, "seconds"), rapid.Int64Range(0, 1e9-1).Draw(r, "nanos")).UTC()

@@ -37,6 +37,8 @@ type VIPReadiness struct {
 	Detail string
 	// ReadyTargets and TotalTargets count the targets of the VIP's family in all its streams.
 	ReadyTargets, TotalTargets uint32
+	// WarmingTenths is by how many tenths of a target ReadyTargets count less in weights.
+	WarmingTenths uint32
 	// Since is the time when the VIP entered its state, on the load balancer's wall clock.
 	// Table.Commit sets it if it is zero.
 	Since time.Time
@@ -49,7 +51,7 @@ type VIPReadiness struct {
 func (r *VIPReadiness) equal(o *VIPReadiness) bool {
 	return r.VIP == o.VIP && r.State == o.State && r.Reason == o.Reason && r.Detail == o.Detail &&
 		r.ReadyTargets == o.ReadyTargets && r.TotalTargets == o.TotalTargets &&
-		r.Since.Equal(o.Since) && r.DrainEnd.Equal(o.DrainEnd)
+		r.WarmingTenths == o.WarmingTenths && r.Since.Equal(o.Since) && r.DrainEnd.Equal(o.DrainEnd)
 }
 
 // Position identifies a state in the total order of the states of a load balancer instance. The

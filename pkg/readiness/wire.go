@@ -56,7 +56,7 @@ func (p Position) Proto() *readinessv1.Position {
 func (r *VIPReadiness) Proto(now time.Time) *readinessv1.VipReadiness {
 	message := &readinessv1.VipReadiness{
 		State: wireStates[r.State], Reason: r.Reason, Detail: r.Detail,
-		ReadyTargets: r.ReadyTargets, TotalTargets: r.TotalTargets,
+		ReadyTargets: r.ReadyTargets, TotalTargets: r.TotalTargets, WarmingTenths: r.WarmingTenths,
 	}
 	if r.State == vip.Draining {
 		message.DrainFor = drainFor(r.DrainEnd, now)
@@ -183,6 +183,7 @@ func readinessFromProto(message *readinessv1.VipReadiness, receivedAt time.Time)
 	readiness = VIPReadiness{
 		State: vip.State(known), Reason: message.GetReason(), Detail: cleanDetail(message.GetDetail()),
 		ReadyTargets: message.GetReadyTargets(), TotalTargets: message.GetTotalTargets(),
+		WarmingTenths: message.GetWarmingTenths(),
 	}
 	if readiness.State == vip.Draining {
 		left, err := durationFromProto(message.GetDrainFor(), "drain_for", 0, maxStaleGrace)

@@ -153,7 +153,11 @@ func TestGroupRejected(t *testing.T) {
 	g := f.start("127.0.0.2", "127.0.0.3")
 	g.want("127.0.0.2", "127.0.0.3 READY")
 	g.wantReport("127.0.0.2:" + f.port + ": not registered, trying again: the trench file has no stream")
-	check := trench.Check{TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1}
+	check := trench.Check{
+		SingleCheck: trench.SingleCheck{
+			TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1,
+		},
+	}
 	late.Configure([]trench.Stream{{Name: "s", Check: check}}, targetset.AddressPolicy{})
 	g.want("127.0.0.2 READY", "127.0.0.3 READY")
 }

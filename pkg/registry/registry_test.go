@@ -309,7 +309,9 @@ func TestRefusalsChangeNothing(t *testing.T) {
 		c.maxTargets = 6
 		defer c.stop()
 		c.Configure(append(slices.Clone(testStreams),
-			trench.Stream{Name: "six", Check: trench.Check{TCP: trench.TCPCheck{Port: 1}, Families: trench.OnlyIPv6}}),
+			trench.Stream{Name: "six", Check: trench.Check{
+				SingleCheck: trench.SingleCheck{TCP: trench.TCPCheck{Port: 1}}, Families: trench.OnlyIPv6,
+			}}),
 			targetset.AddressPolicy{Subnets: []netip.Prefix{
 				netip.MustParsePrefix("10.0.0.0/8"),
 				netip.MustParsePrefix("fd00::/8"),

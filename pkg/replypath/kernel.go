@@ -44,8 +44,8 @@ type kernel struct {
 	o   Options
 	rt  *rtnetlink.Conn
 	nft *nft.Conn
-	// live holds the fwmarks of the last write.
-	live []uint32
+	// live and dead hold the fwmarks of the last write.
+	live, dead []uint32
 	// dropped counts the frames to unknown peers.
 	dropped   uint64
 	peers     peers
@@ -205,7 +205,8 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 	}
 	desired := desired{
 		pool: append(slices.Clone(kernel.o.Pool), kernel.stalePool(network)...), link: kernel.o.Interface,
-		index: network.link.Index, live: kernel.peers.live(), peers: kernel.peers.learned,
+		index: network.link.Index, live: kernel.peers.live(), dead: kernel.peers.dead(),
+		peers: kernel.peers.learned,
 	}
 	if !ethernet(network.link) {
 		return nil, problems // keep the installed state: flows continue when the interface returns

@@ -18,12 +18,14 @@ import (
 
 const (
 	// probeInterval is the period of neighbor verification. The entry of a failed trench pod is
-	// FAILED three seconds after a probe (ucast_solicit, retrans_time_ms).
+	// FAILED three seconds after a probe (ucast_solicit, retrans_time_ms). A peer that has just
+	// become silent is probed after interval: TCP sends a lost answer again after 6.2 s, and must
+	// not send it to a dead pod then.
 	probeInterval = 3 * time.Second
 	// maxProbes limits the probes per second.
 	maxProbes = 100
 	// recently is the time for which a packet proves that its sender is alive.
-	recently = 5 * time.Second
+	recently = 3 * time.Second
 	// evictionSize is the number of peers that starts the eviction of peers without a valid
 	// neighbor entry. Eviction stops at evictedSize peers.
 	evictionSize, evictedSize = maxPeers * 3 / 4, maxPeers / 2
@@ -38,6 +40,9 @@ type learned struct {
 	// left is the time until the element expires.
 	left time.Duration
 }
+
+// silence is the time since the last packet of a peer that was seen.
+func (peer learned) silence() time.Duration { return peerTimeout - peer.left }
 
 // seen reports whether the peer sent a packet to the pool. Elements of silent neighbors have at
 // most neighborTimeout left.
@@ -108,7 +113,7 @@ func (peers *peers) update(entries []rtnetlink.Neighbor) {
 	for mark, entry := range peers.learned {
 		if entry.seen() {
 			mac := entry.mac.String()
-			peer := Peer{MAC: mac, FWMark: mark, Seen: true, Live: valid[mac] || peerTimeout-entry.left < recently}
+			peer := Peer{MAC: mac, FWMark: mark, Seen: true, Live: valid[mac] || entry.silence() < recently}
 			live = live || peer.Live
 			peers.list = append(peers.list, peer)
 		}
@@ -152,6 +157,17 @@ func (peers *peers) live() []uint32 {
 		}
 	}
 	return all
+}
+
+// dead returns the fwmarks of the other peers, which get no flow.
+func (peers *peers) dead() (dead []uint32) {
+	live := peers.live()
+	for _, peer := range peers.list {
+		if !peer.Live && !slices.Contains(live, peer.FWMark) {
+			dead = append(dead, peer.FWMark)
+		}
+	}
+	return dead
 }
 
 // full reports whether the kernel cannot learn another peer.
@@ -224,20 +240,24 @@ func (peers *peers) addNeighbors(conn *nft.Conn) error {
 // probes returns the requests that verify the neighbor entries of the peers, least recently probed
 // first.
 func (peers *peers) probes(entries []rtnetlink.Neighbor, now time.Time) (list []rtnetlink.Request) {
-	wanted := map[string]bool{}
+	wanted := map[string]time.Duration{} // the period of each peer
 	for _, peer := range peers.list {
-		wanted[peer.MAC] = true
+		wanted[peer.MAC] = probeInterval
+		if silence := peers.learned[peer.FWMark].silence(); silence >= interval && silence < recently {
+			wanted[peer.MAC] = interval
+		}
 	}
 	probed := map[netip.Addr]time.Time{}
 	var due []rtnetlink.Neighbor
 	const pending = unix.NUD_PERMANENT | unix.NUD_INCOMPLETE | unix.NUD_PROBE
 	for _, entry := range entries {
-		if !wanted[peers.macs[entry.Addr]] {
+		period, found := wanted[peers.macs[entry.Addr]]
+		if !found {
 			continue
 		}
 		probed[entry.Addr] = peers.probed[entry.Addr]
 		// The kernel is probing the remaining entries itself.
-		if entry.State&pending == 0 && now.Sub(probed[entry.Addr]) >= probeInterval {
+		if entry.State&pending == 0 && now.Sub(probed[entry.Addr]) >= period {
 			due = append(due, entry)
 		}
 	}

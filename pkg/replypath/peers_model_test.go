@@ -51,7 +51,7 @@ func (m *peersModel) expect(learned map[uint32]learned, entries []rtnetlink.Neig
 		if l.left <= time.Hour {
 			continue
 		}
-		live := valid[l.mac.String()] || l.left > 24*time.Hour-5*time.Second
+		live := valid[l.mac.String()] || l.left > 24*time.Hour-3*time.Second
 		anySeen[l.mac.String()], anyLive = true, anyLive || live
 		add(l.mac.String(), mark, true, live)
 	}
@@ -81,7 +81,7 @@ func TestPeersModel(t *testing.T) {
 	const seed = 1
 	random := rand.New(rand.NewPCG(seed, seed))
 	lefts := []time.Duration{
-		24 * time.Hour, 24*time.Hour - 4*time.Second, 24*time.Hour - 5*time.Second, 24*time.Hour - 6*time.Second,
+		24 * time.Hour, 24*time.Hour - 2*time.Second, 24*time.Hour - 3*time.Second, 24*time.Hour - 4*time.Second,
 		2 * time.Hour, time.Hour + time.Millisecond, time.Hour, time.Minute,
 	}
 	sorted := cmpopts.SortSlices(func(a, b Peer) bool { return a.MAC < b.MAC })

@@ -1,6 +1,7 @@
 package replypath
 
 import (
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -20,7 +21,8 @@ func peer(p *Path, mac string) Peer {
 }
 
 // A failed trench pod does not disturb flows of the remaining pods, and flows that the application
-// opens avoid it. Pods that return with a different link-layer or IP address are detected.
+// opens avoid it, as does an answer whose client only waits. Pods that return with a different
+// link-layer or IP address are detected.
 func TestPodsComeAndGo(t *testing.T) {
 	x := newFixture(t, 3)
 	for _, family := range []string{"ipv4", "ipv6"} {
@@ -70,12 +72,38 @@ func TestPodsComeAndGo(t *testing.T) {
 		x.must(err)
 	}
 
+	// Clients that wait for an answer, and the target's ends of their flows.
+	var listener net.Listener
+	x.must(x.target.Do(func() (err error) {
+		listener, err = net.Listen("tcp", ":81")
+		return err
+	}))
+	defer listener.Close()
+	var waiting []*flow
+	var answers []net.Conn
+	for _, v := range vips {
+		x.via(2)
+		waiting = append(waiting, x.open("tcp", net.JoinHostPort(v, "81")))
+		conn, err := listener.Accept()
+		x.must(err)
+		defer conn.Close()
+		answers = append(answers, conn)
+	}
+
 	// Pod 2 fails.
 	x.must(x.pods[2].IP("link", "set", "int0", "down"))
 	await.True(t, "pod 2 is dead", all(true, true, false))
 	for _, f := range append(flows[0], flows[1]...) {
 		x.via(0)
 		f.mustEcho(100)
+	}
+	for i, f := range waiting {
+		_, err := answers[i].Write([]byte("late"))
+		x.must(err)
+		x.must(f.SetDeadline(time.Now().Add(5 * time.Second)))
+		if _, err := io.ReadFull(f, make([]byte, len("late"))); err != nil {
+			t.Errorf("an answer from %s after the loss of its pod: %v", f.RemoteAddr(), err)
+		}
 	}
 	for _, f := range silent {
 		_, err := f.Write([]byte("after"))

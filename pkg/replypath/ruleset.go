@@ -33,7 +33,7 @@ var (
 // Names of sets and maps.
 const (
 	peersMap = "peers" // fwmark to link-layer address; the kernel adds each sender
-	aliveSet = "alive" // fwmarks of live peers
+	deadSet  = "dead"  // fwmarks of dead peers, and 0 of flows without a peer
 	liveMap  = "live"  // random number ranges to fwmarks, for flows that the application opens
 )
 
@@ -200,16 +200,12 @@ func establishedSYNRule(link string) rule {
 	})
 }
 
-// openRule assigns a live peer to a flow that the application opens, and reassigns it if the peer
-// fails before the first reply. Later the mark follows the replies.
-func openRule(family vip.Family, link string) rule {
+// liveRule assigns a live peer to a flow that the application opens, which has no mark, and to a
+// flow of a dead peer: a client that waits for an answer sends nothing that would move its flow.
+func liveRule(family vip.Family, link string) rule {
 	return slices.Concat(onInterface(expr.MetaKeyOIFNAME, link), networkFamily(family), inPool(family, true), rule{
-		&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
-		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(expr.CtStateBitNEW), Xor: native(0)},
-		equal(native(expr.CtStateBitNEW)),
 		&expr.Ct{Key: expr.CtKeyMARK, Register: reg1},
-		// A flow with a live peer keeps it.
-		&expr.Lookup{SourceRegister: reg1, SetName: aliveSet, Invert: true},
+		&expr.Lookup{SourceRegister: reg1, SetName: deadSet},
 		&expr.Numgen{Register: reg1, Modulus: shares, Type: unix.NFT_NG_RANDOM},
 		// nftables compares intervals in network byte order.
 		&expr.Byteorder{SourceRegister: reg1, DestRegister: reg1, Op: expr.ByteorderHton, Len: 4, Size: 4},
@@ -287,6 +283,7 @@ type desired struct {
 	link  string
 	index int      // of the link
 	live  []uint32 // fwmarks
+	dead  []uint32
 	peers map[uint32]learned
 }
 
@@ -330,15 +327,15 @@ func (desired desired) tables() []nft.Table {
 		chain(netdev.Family, nft.Chain{Name: "egress", Hook: unix.NF_NETDEV_EGRESS, Device: desired.link}, egressRules()...),
 	}
 
-	live, alive := desired.liveSets()
-	inet.Sets = append(desired.pools(both...), live, alive)
+	live, dead := desired.liveSets()
+	inet.Sets = append(desired.pools(both...), live, dead)
 	inet.Chains = []nft.Chain{
 		// establishedSYNRule precedes acceptRule, which would replace the mark.
 		chain(inet.Family, nft.Chain{Name: "prerouting", Hook: unix.NF_INET_PRE_ROUTING, Priority: mangle},
 			establishedSYNRule(desired.link), acceptRule(vip.IPv4, desired.link), acceptRule(vip.IPv6, desired.link)),
-		// openRule precedes replyRule, which copies the mark to the packet.
+		// liveRule precedes replyRule, which copies the mark to the packet.
 		chain(inet.Family, nft.Chain{Name: "output", Hook: unix.NF_INET_LOCAL_OUT, Priority: mangle},
-			openRule(vip.IPv4, desired.link), openRule(vip.IPv6, desired.link), replyRule(vip.IPv4, desired.link),
+			liveRule(vip.IPv4, desired.link), liveRule(vip.IPv6, desired.link), replyRule(vip.IPv4, desired.link),
 			replyRule(vip.IPv6, desired.link)),
 	}
 	tables := []nft.Table{arp, netdev, inet}
@@ -357,22 +354,28 @@ func (desired desired) tables() []nft.Table {
 	return tables
 }
 
-// liveSets returns the map and the set of the live peers. They change more often than the rest.
-func (desired desired) liveSets() (live, alive nft.Set) {
+// liveSets returns the map of the live peers and the set of the dead ones. They change more often
+// than the rest.
+func (desired desired) liveSets() (live, dead nft.Set) {
 	live = nft.Set{
 		Name: liveMap, Flags: unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL, KeyType: nft.TypeInteger, KeyLen: 4,
 		DataType: nft.TypeMark, DataLen: 4, Volatile: true,
 	}
-	alive = nft.Set{Name: aliveSet, KeyType: nft.TypeMark, KeyLen: 4, Size: maxPeers, Volatile: true}
+	dead = nft.Set{
+		Name: deadSet, KeyType: nft.TypeMark, KeyLen: 4, Size: maxPeers + 1, Volatile: true,
+		Elements: []nft.Element{{Key: native(uint32(0))}},
+	}
+	for _, fwmark := range desired.dead {
+		dead.Elements = append(dead.Elements, nft.Element{Key: native(fwmark)})
+	}
 	share := func(index int) []byte {
 		return binary.BigEndian.AppendUint32(nil, uint32(index*shares/len(desired.live)))
 	}
 	for index, fwmark := range desired.live {
 		live.Elements = append(live.Elements,
 			nft.Element{Key: share(index), Data: native(fwmark)}, nft.Element{Key: share(index + 1), End: true})
-		alive.Elements = append(alive.Elements, nft.Element{Key: native(fwmark)})
 	}
-	return live, alive
+	return live, dead
 }
 
 // ruleset gives the nftables tables the desired content. With restore false it writes at most the
@@ -402,16 +405,17 @@ func (kernel *kernel) ruleset(desired desired, restore bool) (missing string, er
 		return missing, err
 	}
 	// The packet path reads these sets, and only this function writes them.
-	live, alive := desired.liveSets()
+	live, dead := desired.liveSets()
 	intact := true
-	for _, set := range []nft.Set{live, alive} {
+	for _, set := range []nft.Set{live, dead} {
 		same, err := kernel.nft.Holds(inet, set)
 		if err != nil {
 			return missing, err
 		}
 		intact = intact && same
 	}
-	if !intact && missing == "" && slices.Equal(kernel.live, desired.live) {
+	if !intact && missing == "" && slices.Equal(kernel.live, desired.live) &&
+		slices.Equal(kernel.dead, desired.dead) {
 		// Another process changed the sets.
 		if missing = "nftables map " + inet.String() + " " + liveMap; !restore {
 			return missing, nil
@@ -419,7 +423,7 @@ func (kernel *kernel) ruleset(desired desired, restore bool) (missing string, er
 	}
 	if !intact {
 		transaction := nft.Transaction{Table: inet}
-		for _, set := range []nft.Set{live, alive} {
+		for _, set := range []nft.Set{live, dead} {
 			// Flush and fill in one transaction, so that no packet sees an empty map.
 			transaction.FlushSet(set.Name)
 			transaction.AddElements(set.Name, set.Elements)
@@ -428,7 +432,7 @@ func (kernel *kernel) ruleset(desired desired, restore bool) (missing string, er
 			return missing, err
 		}
 	}
-	kernel.live = desired.live
+	kernel.live, kernel.dead = desired.live, desired.dead
 	return missing, nil
 }
 

@@ -71,6 +71,7 @@ func (evaluator *Evaluator) readiness(group *group, in int) readiness.VIPReadine
 			continue
 		}
 		result.ReadyTargets += counts.ready
+		result.WarmingTenths += counts.cold
 		result.TotalTargets += counts.total
 		starting += counts.starting
 		overdue += counts.overdue

@@ -36,6 +36,7 @@ type Evaluator struct {
 	roster  roster
 	streams map[string]*stream
 	health  map[healthcheck.Key]healthcheck.Health
+	warmups warmups
 
 	// Work of the next Evaluate: streams to count, and waits to end.
 	dirty     []*stream
@@ -69,6 +70,7 @@ func newViews() views {
 func New(options Options) *Evaluator {
 	evaluator := &Evaluator{
 		options: options, health: map[healthcheck.Key]healthcheck.Health{}, views: newViews(),
+		warmups: warmups{begun: map[healthcheck.Key]time.Time{}},
 	}
 	evaluator.forwarding.counted = map[string]bool{}
 	if options.DataPlane {
@@ -100,7 +102,7 @@ func (evaluator *Evaluator) Configure(now time.Time, c *trench.Config, members f
 		evaluator.roster.assign(s, groups)
 		// A stream that remains does not start its waits again.
 		if old := before[s.Name]; old != nil {
-			s.settleEnd, s.gathering = old.settleEnd, old.gathering
+			s.settleEnd, s.gathering, s.opened = old.settleEnd, old.gathering, old.opened
 		} else {
 			s.gathering = &gathering{over: evaluator.options.RegistrySettle <= 0}
 			if evaluator.options.Settle > 0 {
@@ -161,18 +163,21 @@ type Result struct {
 func (evaluator *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Result {
 	for _, key := range checks.Removed {
 		delete(evaluator.health, key)
+		delete(evaluator.warmups.begun, key)
 		evaluator.mark(key)
 	}
 	for _, health := range checks.Changed {
+		evaluator.observe(now, health)
 		evaluator.health[health.Key] = health
 		evaluator.mark(health.Key)
 		evaluator.views.checked = append(evaluator.views.checked, health.Key)
 	}
+	evaluator.warm(now)
 	var result Result
 	// Count only the affected streams, and judge only the VIPs whose counts changed.
 	for _, stream := range evaluator.dirty {
 		before, wasReady := stream.tallies, stream.ready()
-		evaluator.count(stream)
+		evaluator.count(now, stream)
 		stream.dirty = false
 		evaluator.forwarding.counted[stream.Name] = true
 		result.StreamsChanged = result.StreamsChanged || stream.ready() != wasReady
@@ -188,7 +193,7 @@ func (evaluator *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluatio
 	gatherEnd, gathered := evaluator.gather(now)
 	result.StreamsChanged = result.StreamsChanged || gathered
 	result.Settling = settling
-	result.Next = targetset.Soonest(settleEnd, gatherEnd)
+	result.Next = targetset.Soonest(targetset.Soonest(settleEnd, gatherEnd), evaluator.warmups.next)
 	result.Changed = evaluator.judgeTouched()
 	evaluator.reconfigured = false
 	slices.SortFunc(evaluator.roster.removed, vip.Compare)

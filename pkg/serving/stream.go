@@ -27,6 +27,8 @@ type stream struct {
 	gathering *gathering
 	vips      [len(vip.Families)][]int32 // indices of its VIPs in Evaluator.vips
 	prepare   [len(vip.Families)]bool    // it is to serve VIPs that another stream keeps
+	// opened reports whether the stream has been ready: a target that becomes ready now warms up.
+	opened bool
 	// dirty and gathers report whether the stream is in Evaluator.dirty and in Evaluator.gathering.
 	dirty, gathers bool
 }
@@ -40,6 +42,7 @@ type tally struct {
 	alive    uint32 // would be ready if the kernel forwarded to them
 	leaving  uint32 // drain and pass their checks
 	failed   uint32 // with lastResort: fail their checks, and are forwarded to
+	cold     uint32 // tenths of a target by which ready ones count less
 	problem  string // of the first target that is not ready
 	failing  string // of the first target that its checks, or its neighbor entry, failed
 
@@ -91,7 +94,7 @@ func (stream *stream) settles(f vip.Family) bool {
 }
 
 // count counts the targets of a stream.
-func (evaluator *Evaluator) count(stream *stream) {
+func (evaluator *Evaluator) count(now time.Time, stream *stream) {
 	stream.tallies = [len(vip.Families)]tally{}
 	var ends [len(vip.Families)][]time.Time // of drains of targets that live and are forwarded to
 	for i := range stream.members {
@@ -140,6 +143,7 @@ func (evaluator *Evaluator) count(stream *stream) {
 				counts.alive++
 				if forwarded {
 					counts.ready++
+					counts.cold += evaluator.cold(now, stream, health.Key)
 				}
 			case health.State == healthcheck.Overdue:
 				counts.overdue++

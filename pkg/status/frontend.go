@@ -327,7 +327,17 @@ func lbState(report *readinessv1.VipReadiness) string {
 	if report == nil {
 		return "never seen"
 	}
-	return fmt.Sprintf("%s %d/%d", vipState(report.GetState()), report.GetReadyTargets(), report.GetTotalTargets())
+	return vipState(report.GetState()) + " " + readyTargets(report)
+}
+
+// readyTargets returns the numbers of ready and of all targets, and by how many targets the ready
+// ones count in weights while some of them warm up.
+func readyTargets(report *readinessv1.VipReadiness) string {
+	text := fmt.Sprintf("%d/%d", report.GetReadyTargets(), report.GetTotalTargets())
+	if report.GetWarmingTenths() > 0 {
+		text += fmt.Sprintf(", weight %.1f", max(0, float64(report.GetReadyTargets())-float64(report.GetWarmingTenths())/10))
+	}
+	return text
 }
 
 // drainEnd returns when a drain ends by itself, as the end of a text; "" for never.

@@ -109,7 +109,7 @@ func lbVIPs(all []*lbv1.VipStatus, now time.Time) *table {
 			}
 		}
 		rows.add(vip.GetVip(), vipState(report.GetState()), ago(report.GetSince(), now),
-			fmt.Sprintf("%d/%d", report.GetReadyTargets(), report.GetTotalTargets()), shown, frontendReason, lbReason(report))
+			readyTargets(report), shown, frontendReason, lbReason(report))
 	}
 	return rows
 }

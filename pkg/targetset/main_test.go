@@ -15,5 +15,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var discard = slog.New(slog.DiscardHandler)
 
 var testCheck = trench.Check{
-	TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: 500 * time.Millisecond, Rise: 2, Fall: 3,
+	SingleCheck: trench.SingleCheck{
+		TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: 500 * time.Millisecond, Rise: 2, Fall: 3,
+	},
 }

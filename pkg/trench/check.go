@@ -1,10 +1,12 @@
 package trench
 
 import (
+	"cmp"
 	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,11 +16,37 @@ import (
 
 const checkKinds = "tcp, http, grpc, udp, dns, ntp, sctp"
 
+// MaxMembers is the maximum number of checks of which one or all must pass.
+const MaxMembers = 4
+
 // Check is how the targets of a stream are checked.
 //
-// One of the kinds has a port, unless it is the zero Check, which checks nothing. Checks are
-// comparable.
+// One of the kinds has a port, or any or all has members, unless it is the zero Check, which checks
+// nothing. Checks are comparable.
 type Check struct {
+	SingleCheck
+	// Checks of which one must pass. Each has a verdict of its own; fields that one leaves out, such
+	// as interval, are those of the whole check.
+	Any [MaxMembers]SingleCheck `yaml:"any" oneof:"kind" max:"4" remedy:"write checks such as {tcp: {port: 5000}}" empty:"the field"`
+	// Checks that must all pass, as in any.
+	All [MaxMembers]SingleCheck `yaml:"all" oneof:"kind" max:"4" remedy:"write checks such as {tcp: {port: 5000}}" empty:"the field"`
+	// Slow start: how long a target that becomes ready counts less in the weights of policies, from a
+	// tenth to a whole target. The first ready targets of a stream count fully. 0s: not.
+	Warmup time.Duration `yaml:"warmup" min:"0s" max:"1h"`
+	// Whose addresses are checked: ipv4, ipv6 or both. An address of the other family is as ready as
+	// the target's checked one.
+	Families Families `yaml:"families" default:"both"`
+	// The path of a check. vip: the path of traffic, with the target's fwmark to one of the stream's
+	// VIPs after the other; needs the data plane. address: to the target's own address. Left out: vip
+	// with a data plane, address without.
+	Via Via `yaml:"via"`
+	// Addresses to check from, at most one of a family, none of them in a VIP. Left out: as the kernel
+	// chooses; via vip, the address from which the gateways are reached.
+	Sources [2]netip.Addr `yaml:"source" max:"2" remedy:"write the addresses to check from" empty:"the field"`
+}
+
+// SingleCheck is one check of a target. Exactly one of its kinds has a port.
+type SingleCheck struct {
 	// Opens a TCP connection.
 	TCP TCPCheck `yaml:"tcp" oneof:"kind"`
 	// Sends an HTTP request.
@@ -45,16 +73,25 @@ type Check struct {
 	Rise int `yaml:"rise" min:"1" max:"100" default:"2"`
 	// How many checks in a row must fail before a target is no longer ready.
 	Fall int `yaml:"fall" min:"1" max:"100" default:"3"`
-	// Whose addresses are checked: ipv4, ipv6 or both. An address of the other family is as ready as
-	// the target's checked one.
-	Families Families `yaml:"families" default:"both"`
-	// The path of a check. vip: the path of traffic, with the target's fwmark to one of the stream's
-	// VIPs after the other; needs the data plane. address: to the target's own address. Left out: vip
-	// with a data plane, address without.
-	Via Via `yaml:"via"`
-	// Addresses to check from, at most one of a family, none of them in a VIP. Left out: as the kernel
-	// chooses; via vip, the address from which the gateways are reached.
-	Sources [2]netip.Addr `yaml:"source" max:"2" remedy:"write the addresses to check from" empty:"the field"`
+}
+
+// Members returns the checks of a target, each as a Check of one kind, and reports whether one of
+// them must pass, instead of all. A check of one kind is its only member.
+func (check *Check) Members() (members []Check, anyPasses bool) {
+	one := *check
+	one.Any, one.All, one.Warmup = [MaxMembers]SingleCheck{}, [MaxMembers]SingleCheck{}, 0
+	for _, list := range [][MaxMembers]SingleCheck{check.Any, check.All} {
+		for _, member := range list {
+			if member != (SingleCheck{}) {
+				one.SingleCheck = member
+				members = append(members, one)
+			}
+		}
+	}
+	if len(members) == 0 {
+		return []Check{one}, false
+	}
+	return members, check.Any != [MaxMembers]SingleCheck{}
 }
 
 // Source returns the address to check from for a family; the zero Addr leaves the choice to the
@@ -177,16 +214,14 @@ type TLSCheck struct {
 	Insecure bool `yaml:"insecure"`
 }
 
-// Kind returns the kind of the check as in the file, such as "tcp", or "" without one.
-func (check *Check) Kind() string {
-	if kinds := check.kinds(); len(kinds) > 0 {
-		return kinds[0]
-	}
-	return ""
-}
+// Kind returns the kind of the check as in the file, such as "tcp" or "any", or "" without one.
+func (check *Check) Kind() string { return cmp.Or(append(kindsOf(check), "")...) }
 
-// kinds lists the kinds that are set, of which a check has exactly one.
-func (check *Check) kinds() (kinds []string) {
+// Kind returns the kind of the check as in the file, such as "tcp", or "" without one.
+func (single *SingleCheck) Kind() string { return cmp.Or(append(kindsOf(single), "")...) }
+
+// kindsOf lists the kinds that are set, of which a check has exactly one.
+func kindsOf[Kinds Check | SingleCheck](check *Kinds) (kinds []string) {
 	value := reflect.ValueOf(check).Elem()
 	for _, field := range FieldsOf(value.Type()) {
 		if field.Tag.Get("oneof") != "" && !field.Of(value).IsZero() {
@@ -196,28 +231,27 @@ func (check *Check) kinds() (kinds []string) {
 	return kinds
 }
 
-func (check *Check) check(result *validation, path string) {
-	kinds := check.kinds()
+// oneKind reports a check that does not have exactly one of the kinds in names.
+func (result *validation) oneKind(path string, kinds []string, names string) {
 	if len(kinds) == 0 {
-		result.report(path, "has none of "+checkKinds, "write one of them, such as tcp: {port: 5000}")
+		result.report(path, "has none of "+names, "write one of them, such as tcp: {port: 5000}")
 	}
 	for _, kind := range kinds[min(1, len(kinds)):] {
-		result.report(member(path, kind), "conflicts with "+kinds[0], "write only one of "+checkKinds)
+		result.report(member(path, kind), "conflicts with "+kinds[0], "write only one of "+names)
 	}
-	longer := func(key string, duration time.Duration) {
-		if duration > check.Interval {
-			result.report(member(path, key), fmt.Sprintf("is %s, longer than the interval of %s", duration, check.Interval),
-				"write at most the interval")
+}
+
+func (check *Check) check(result *validation, path string) {
+	result.oneKind(path, kindsOf(check), checkKinds+", any, all")
+	check.checkFields(result, path)
+	for key, members := range map[string][MaxMembers]SingleCheck{"any": check.Any, "all": check.All} {
+		for i, single := range members {
+			if first := slices.Index(members[:], single); first < i && single != (SingleCheck{}) {
+				result.conflict(index(member(path, key), i), index(member(path, key), first), "is the check",
+					"remove one of them or change it")
+			}
 		}
 	}
-	longer("fastInterval", check.FastInterval)
-	longer("timeout", check.Timeout)
-	if check.HTTP.Method == "HEAD" && check.HTTP.Body != "" {
-		result.report(member(path, "http.body"), "conflicts with method: HEAD, whose answer has none", "remove one of them")
-	}
-	unique(result, "header field", check.HTTP.Headers[:],
-		func(i int) string { return index(member(path, "http.headers"), i) })
-	unique(result, "rcode", check.DNS.RCode[:], func(i int) string { return index(member(path, "dns.rcode"), i) })
 	place := func(i int) string { return index(member(path, "source"), i) }
 	for i, source := range check.Sources {
 		if source.IsValid() && !check.Families.Has(vip.FamilyOf(source)) {
@@ -228,6 +262,28 @@ func (check *Check) check(result *validation, path string) {
 	result.onePerFamily(check.Sources[:], "checks of a family come from one",
 		"what comes from a VIP is sent to the gateways, write "+
 			"an address of the load balancer's own", place)
+}
+
+func (single *SingleCheck) check(result *validation, path string) {
+	result.oneKind(path, kindsOf(single), checkKinds)
+	single.checkFields(result, path)
+}
+
+func (single *SingleCheck) checkFields(result *validation, path string) {
+	longer := func(key string, duration time.Duration) {
+		if duration > single.Interval {
+			result.report(member(path, key), fmt.Sprintf("is %s, longer than the interval of %s", duration, single.Interval),
+				"write at most the interval")
+		}
+	}
+	longer("fastInterval", single.FastInterval)
+	longer("timeout", single.Timeout)
+	if single.HTTP.Method == "HEAD" && single.HTTP.Body != "" {
+		result.report(member(path, "http.body"), "conflicts with method: HEAD, whose answer has none", "remove one of them")
+	}
+	unique(result, "header field", single.HTTP.Headers[:],
+		func(i int) string { return index(member(path, "http.headers"), i) })
+	unique(result, "rcode", single.DNS.RCode[:], func(i int) string { return index(member(path, "dns.rcode"), i) })
 }
 
 func (settings *TLSCheck) check(result *validation, path string) {

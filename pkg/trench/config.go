@@ -235,7 +235,7 @@ type Stream struct {
 	// How many targets of a VIP's family must be ready.
 	MinReady int `yaml:"minReady" min:"1" max:"1000000" default:"1"`
 	// How the targets are checked. May be left out when the file has no targets of the stream.
-	Check Check `yaml:"check" remedy:"write one of tcp, http, grpc, udp, dns, ntp, sctp, such as tcp: {port: 5000}" empty:"the field"`
+	Check Check `yaml:"check" remedy:"write one of tcp, http, grpc, udp, dns, ntp, sctp, any, all, such as tcp: {port: 5000}" empty:"the field"`
 	// How long a target that leaves keeps the flows it has.
 	DrainTime time.Duration `yaml:"drainTime" min:"0s" max:"1h" default:"5s"`
 	// What happens to VIPs that were ready while fewer than minReady targets are: withdrawn, or

@@ -90,24 +90,46 @@ func (stream Stream) Complete() Stream {
 	if *check == (Check{}) {
 		return stream
 	}
-	timeout := check.Timeout
-	setDefaults(check)
-	// Only a timeout that the user wrote is compared with the interval.
-	if timeout == 0 {
-		check.Timeout = min(check.Timeout, check.Interval)
-	}
-	check.FastInterval = cmp.Or(check.FastInterval, check.Interval)
-	// Defaults must not turn a check into one of another kind.
-	if check.HTTP != (HTTPCheck{}) {
-		setDefaults(&check.HTTP)
-	}
-	if check.DNS != (DNSCheck{}) {
-		setDefaults(&check.DNS)
-	}
-	if check.NTP != (NTPCheck{}) {
-		setDefaults(&check.NTP)
+	written := check.SingleCheck
+	check.complete()
+	for i := range MaxMembers {
+		check.Any[i].completeMember(written)
+		check.All[i].completeMember(written)
 	}
 	return stream
+}
+
+// completeMember takes the fields that a member leaves out from the whole check, and sets the
+// defaults of the others.
+func (single *SingleCheck) completeMember(whole SingleCheck) {
+	if *single == (SingleCheck{}) { // an array has fewer items than its length
+		return
+	}
+	single.Interval, single.FastInterval = cmp.Or(single.Interval, whole.Interval),
+		cmp.Or(single.FastInterval, whole.FastInterval)
+	single.Timeout = cmp.Or(single.Timeout, whole.Timeout)
+	single.Rise, single.Fall = cmp.Or(single.Rise, whole.Rise), cmp.Or(single.Fall, whole.Fall)
+	single.complete()
+}
+
+func (single *SingleCheck) complete() {
+	timeout := single.Timeout
+	setDefaults(single)
+	// Only a timeout that the user wrote is compared with the interval.
+	if timeout == 0 {
+		single.Timeout = min(single.Timeout, single.Interval)
+	}
+	single.FastInterval = cmp.Or(single.FastInterval, single.Interval)
+	// Defaults must not turn a check into one of another kind.
+	if single.HTTP != (HTTPCheck{}) {
+		setDefaults(&single.HTTP)
+	}
+	if single.DNS != (DNSCheck{}) {
+		setDefaults(&single.DNS)
+	}
+	if single.NTP != (NTPCheck{}) {
+		setDefaults(&single.NTP)
+	}
 }
 
 // setDefaults sets the zero fields of an object to the defaults in their tags. A field that can be

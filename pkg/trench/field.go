@@ -26,7 +26,7 @@ type Field struct {
 	Key      string
 	Required bool
 
-	index    int
+	index    []int // of embedded structs, too
 	min, max int64
 	form     form
 	protocol string
@@ -43,6 +43,13 @@ func FieldsOf(object reflect.Type) []Field {
 	var fields []Field
 	for i := range object.NumField() {
 		structField := object.Field(i)
+		if structField.Anonymous {
+			for _, field := range FieldsOf(structField.Type) {
+				field.index = append([]int{i}, field.index...)
+				fields = append(fields, field)
+			}
+			continue
+		}
 		key, option, _ := strings.Cut(structField.Tag.Get("yaml"), ",")
 		// Fields such as Digest are not in the file.
 		if key == "" {
@@ -50,7 +57,7 @@ func FieldsOf(object reflect.Type) []Field {
 		}
 		tag := structField.Tag
 		fields = append(fields, Field{
-			StructField: structField, Key: key, Required: option == "required", index: i,
+			StructField: structField, Key: key, Required: option == "required", index: []int{i},
 			min: bound(tag.Get("min")), max: bound(tag.Get("max")),
 			form: forms[tag.Get("form")], protocol: tag.Get("only"),
 		})
@@ -69,7 +76,7 @@ func bound(text string) int64 {
 }
 
 // Of returns the value of the field in an object.
-func (field *Field) Of(object reflect.Value) reflect.Value { return object.Field(field.index) }
+func (field *Field) Of(object reflect.Value) reflect.Value { return object.FieldByIndex(field.index) }
 
 // Default returns the default of a field whose zero value is not its default: zero is a value of
 // its own. It reports whether the field has such a default.

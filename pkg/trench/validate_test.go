@@ -58,7 +58,9 @@ func TestValidateObjects(t *testing.T) {
 func TestCompleteCopies(t *testing.T) {
 	config := &trench.Config{
 		Attractor: trench.Attractor{Gateways: []trench.Gateway{{BFD: &trench.BFD{}}}},
-		Streams:   []trench.Stream{{Check: trench.Check{HTTP: trench.HTTPCheck{Port: 80}}}},
+		Streams: []trench.Stream{{Check: trench.Check{
+			SingleCheck: trench.SingleCheck{HTTP: trench.HTTPCheck{Port: 80}},
+		}}},
 	}
 	before := fmt.Sprintf("%+v %+v", *config, *config.Attractor.Gateways[0].BFD)
 	full := config.Complete(trench.DefaultDefaults())

@@ -34,7 +34,8 @@ attractor:
 streams:
 `
 
-// checkKinds are the checks of the test, each with its VIPs 30.0.0.N and 3000::N.
+// checkKinds are the checks of the test, each with its VIPs 30.0.0.N and 3000::N. A reason of both
+// families has a bar in between.
 var checkKinds = []struct{ name, check, refused, wrong string }{
 	{
 		"http", `http: {port: 80, method: POST, headers: ["X-Probe: 1"], path: /healthz, status: "200"}`,
@@ -54,7 +55,7 @@ var checkKinds = []struct{ name, check, refused, wrong string }{
 	},
 	{"ntp", `ntp: {port: 123}`, "ICMP port unreachable from VIP", "unsynchronized (leap indicator 3), stratum 0"},
 	// Of IPv4 and IPv6: protocol unreachable, unrecognized next header.
-	{"sctp", `sctp: {port: 2905}`, "ICMP ", "an answer with another verification tag"},
+	{"sctp", `sctp: {port: 2905}`, "ICMP ", "chunk type 3, wanted INIT ACK|an answer with another verification tag"},
 }
 
 // kindsTarget is a target with servers of each kind.
@@ -147,8 +148,9 @@ pidfile %[1]s/chronyd.pid
 			return []byte(answer)
 		})
 	}
-	x.answer("ip4:132", "30.0.0.6", x.sctp)
-	x.answer("ip6:132", "3000::6", x.sctp)
+	// Wrong answers of IPv4 have another chunk, those of IPv6 another tag.
+	x.answer("ip4:132", "30.0.0.6", func(request []byte, wrong bool) []byte { return answerSCTP(request, wrong, false) })
+	x.answer("ip6:132", "3000::6", func(request []byte, wrong bool) []byte { return answerSCTP(request, false, wrong) })
 }
 
 // answer serves packets in the target's namespace.
@@ -174,8 +176,8 @@ func (x *kindsTarget) answer(network, address string, answer func(request []byte
 	})
 }
 
-// sctp answers INIT with INIT ACK.
-func (x *kindsTarget) sctp(request []byte, wrong bool) []byte {
+// answerSCTP answers INIT with INIT ACK, or wrong with SACK or another tag.
+func answerSCTP(request []byte, wrongChunk, wrongTag bool) []byte {
 	sum := append([]byte(nil), request...)
 	clear(sum[8:12])
 	if len(request) < 32 || request[12] != 1 || binary.BigEndian.Uint16(request[2:]) != 2905 ||
@@ -186,7 +188,10 @@ func (x *kindsTarget) sctp(request []byte, wrong bool) []byte {
 	copy(reply, []byte{request[2], request[3], request[0], request[1]})
 	copy(reply[4:8], request[16:20])
 	copy(reply[12:], []byte{2, 0, 0, 20, 0, 0, 0, 9, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1})
-	if wrong {
+	if wrongChunk {
+		reply = append(reply[:12], 3, 0, 0, 4)
+	}
+	if wrongTag {
 		reply[7]++
 	}
 	binary.LittleEndian.PutUint32(reply[8:], crc32.Checksum(reply, crc32.MakeTable(crc32.Castagnoli)))
@@ -212,6 +217,35 @@ func (x *kindsTarget) hang(signal syscall.Signal, state string) {
 	}
 }
 
+// newKindsFixture returns a pod without processes, and targets without servers.
+func newKindsFixture(t *testing.T, targets int) (f *dataPlaneFixture, servers []*kindsTarget) {
+	t.Helper()
+	for _, program := range []string{"nginx", "unbound", "chronyd"} {
+		if _, err := exec.LookPath(program); err != nil {
+			lab.Skip(t, program)
+		}
+	}
+	if lack := lab.MissingForTopology(); lack != "" {
+		lab.Skip(t, lack)
+	}
+	topology, err := lab.NewTopology(lab.TopologyConfig{
+		Pods: 1, Targets: targets, VIPs: []netip.Addr{netip.MustParseAddr("20.0.0.1")}, Binaries: binaries, Replies: lab.ECMP,
+		Options: []lab.Option{lab.QuickDAD},
+	})
+	harness.Must(t, err)
+	f = &dataPlaneFixture{t: t, Topology: topology, ctx: harness.Context(t, 4*waitTimeout), pod: topology.Pods[0]}
+	t.Cleanup(func() {
+		if t.Failed() && f.pod.LB != nil {
+			t.Logf("== last lines of lb\n%s", f.pod.LB.Tail(60))
+		}
+		harness.Check(t, topology.Close())
+	})
+	for _, app := range topology.Targets {
+		servers = append(servers, newKindsTarget(t, app))
+	}
+	return f, servers
+}
+
 func newKindsTarget(t *testing.T, app *lab.App) *kindsTarget {
 	t.Helper()
 	x := &kindsTarget{viaVIPTarget: viaVIPTarget{t: t, ns: app.NS}, dir: t.TempDir()}
@@ -234,27 +268,8 @@ func newKindsTarget(t *testing.T, app *lab.App) *kindsTarget {
 // and hung. At last one of two hung web servers loses requests until its checks fail.
 func TestCheckKinds(t *testing.T) {
 	t.Parallel()
-	for _, program := range []string{"nginx", "unbound", "chronyd"} {
-		if _, err := exec.LookPath(program); err != nil {
-			lab.Skip(t, program)
-		}
-	}
-	if lack := lab.MissingForTopology(); lack != "" {
-		lab.Skip(t, lack)
-	}
-	topology, err := lab.NewTopology(lab.TopologyConfig{
-		Pods: 1, Targets: 2, VIPs: []netip.Addr{netip.MustParseAddr("20.0.0.1")}, Binaries: binaries, Replies: lab.ECMP,
-		Options: []lab.Option{lab.QuickDAD},
-	})
-	harness.Must(t, err)
-	f := &dataPlaneFixture{t: t, Topology: topology, ctx: harness.Context(t, 4*waitTimeout), pod: topology.Pods[0]}
-	t.Cleanup(func() {
-		if t.Failed() && f.pod.LB != nil {
-			t.Logf("== last lines of lb\n%s", f.pod.LB.Tail(60))
-		}
-		harness.Check(t, topology.Close())
-	})
-	x, second := newKindsTarget(t, topology.Targets[0]), newKindsTarget(t, topology.Targets[1])
+	f, servers := newKindsFixture(t, 2)
+	x, second := servers[0], servers[1]
 	trench := fmt.Sprintf(kindsTrench, lab.GatewayA4, lab.GatewayA6)
 	for n, kind := range checkKinds {
 		trench += fmt.Sprintf("  - name: %[1]s\n    vips: [30.0.0.%[2]d/32, \"3000::%[2]d/128\"]\n"+
@@ -267,7 +282,7 @@ func TestCheckKinds(t *testing.T) {
 	}
 	// The VIPs of streams are those of the attractor.
 	trench = strings.Replace(trench, `[30.0.0.0/28, "3000::/124"]`, "["+strings.Join(x.prefixes(), ", ")+"]", 1)
-	f.must(topology.WriteTrench(trench))
+	f.must(f.WriteTrench(trench))
 	x.start("good")
 	second.start("good")
 	f.must(f.pod.StartLB("--dataplane=nftables"))
@@ -282,7 +297,8 @@ func TestCheckKinds(t *testing.T) {
 			}
 			for n, kind := range checkKinds {
 				for family, vip := range []string{fmt.Sprintf("30.0.0.%d", n+1), fmt.Sprintf("3000::%d", n+1)} {
-					text := strings.ReplaceAll(reason(n), "VIP", vip)
+					reasons := strings.Split(reason(n), "|")
+					text := strings.ReplaceAll(reasons[min(family, len(reasons)-1)], "VIP", vip)
 					if !slices.ContainsFunc(strings.Split(last, "\n"), func(line string) bool {
 						words := strings.Fields(line)
 						return len(words) > 3 && words[0] == kind.name && words[1] == "target-1" &&

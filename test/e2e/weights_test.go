@@ -149,3 +149,70 @@ func TestWeightChangeMovesNoFlow(t *testing.T) {
 	f.wantWeights(7, 92)
 	keep("an edit", "target-4")
 }
+
+// A target that recovers counts a tenth at first, and fully at the end of its warmup; at most one
+// UPDATE of a VIP in 10 s has a new weight. The first ready targets of a pod count fully, so a
+// restarted pod has its share.
+func TestWeightsOfWarmup(t *testing.T) {
+	t.Parallel()
+	f := newWeights(t)
+	warm := func(targets ...int) string {
+		return strings.Replace(weighed(t, targets...), "interval:", "warmup: 30s, interval:", 1)
+	}
+	f.startPods(lab.BIRD(), warm(1), warm(2, 3, 4))
+	f.wantWeights(25, 75)
+
+	f.must(f.Targets[3].Unhealthy())
+	f.wantWeights(33, 66)
+	before, err := f.Routers[0].Trace()
+	f.must(err)
+	began := time.Now()
+	f.must(f.Targets[3].Start())
+	// ready waits until pod 2 has three ready targets, and returns its status.
+	ready := func() (status string) {
+		t.Helper()
+		f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() (err error) {
+			status, err = f.Pods[1].Run(f.ctx, "lb", "status", "--admin-socket=unix://"+f.Pods[1].LBAdmin())
+			if err == nil && !strings.Contains(status, "  3/3") {
+				err = fmt.Errorf("no VIP has three ready targets:\n%s", status)
+			}
+			return err
+		}))
+		return status
+	}
+	if status := ready(); !strings.Contains(status, "  3/3, weight 2.") {
+		t.Errorf("a target that has just become ready counts fully:\n%s", status)
+	}
+	var seen []int
+	f.must(lab.Eventually(harness.Context(t, 2*waitTimeout), 100*time.Millisecond, func() error {
+		weights, err := f.Weights(f.ctx, f.VIPs[0])
+		if err == nil && !slices.Contains(seen, weights[2]) {
+			seen = append(seen, weights[2])
+		}
+		if err == nil && weights[2] != 75 {
+			err = fmt.Errorf("the weights are %v", weights)
+		}
+		return err
+	}))
+	t.Logf("weights of pod 2: %v, the last after %s", seen, time.Since(began))
+	// 2.1 to 2.9 targets of 3.1 to 3.9.
+	if !slices.IsSorted(seen) || !slices.ContainsFunc(seen, func(weight int) bool { return weight > 66 && weight < 75 }) {
+		t.Errorf("the weight of pod 2 did not grow gradually: %v", seen)
+	}
+	if warmed := time.Since(began); warmed < 20*time.Second {
+		t.Errorf("warm after %s", warmed)
+	}
+	f.wantWeights(25, 75)
+	trace, err := f.Routers[0].Trace()
+	f.must(err)
+	if got := changes(trace[len(before):]); len(got) > 2*6 || slices.Contains(got, withdrawn) {
+		t.Errorf("UPDATEs of two VIPs: %v", got)
+	}
+
+	f.must(f.Pods[1].LB.Kill())
+	f.must(f.Pods[1].StartLB("--dataplane=nftables"))
+	if status := ready(); strings.Contains(status, "weight") {
+		t.Errorf("the targets of a restarted pod do not count fully:\n%s", status)
+	}
+	f.wantWeights(25, 75)
+}

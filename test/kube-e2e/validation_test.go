@@ -54,6 +54,22 @@ func TestTrenchValidation(t *testing.T) {
 			vips, `, "streams": [{"name": "s", "vips": ["vip"], "check": {"tcp": {"port": 1}}}]`,
 			`should match '^[0-9A-Fa-f:.]+/[0-9]{1,3}$'`,
 		},
+		"several checks": {
+			vips, `, "streams": [{"name": "s", "vips": ["20.0.0.1/32"], "check": {"warmup": "30s",
+				"all": [{"http": {"port": 80}, "interval": "2s"}, {"dns": {"port": 53, "name": "a"}, "rise": 1}]}}]`, "",
+		},
+		"several checks of two kinds": {
+			vips, `, "streams": [{"name": "s", "vips": ["20.0.0.1/32"], "check": {"any": [{"tcp": {"port": 1}}],
+				"all": [{"tcp": {"port": 1}}]}}]`, "must validate one and only one schema",
+		},
+		"nested checks": {
+			vips, `, "defaults": {"check": {"any": [{"any": [{"tcp": {"port": 1}}]}]}}`,
+			`unknown field "spec.defaults.check.any[0].any"`,
+		},
+		"five checks": {
+			vips, `, "defaults": {"check": {"any": [{"tcp": {"port": 1}}, {"tcp": {"port": 2}}, {"tcp": {"port": 3}},
+				{"tcp": {"port": 4}}, {"tcp": {"port": 5}}]}}`, "must have at most 4 items",
+		},
 		"publish nothing": {vips, `, "publish": {"ingressClass": "a"}`, either},
 		"publish both":    {vips, `, "publish": {"addresses": ["192.0.2.1"], "fromService": "lb"}`, either},
 		"publish from no Service": {

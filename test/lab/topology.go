@@ -26,7 +26,10 @@ type TopologyConfig struct {
 	VIPs          []netip.Addr // served by every target
 	Binaries      string       // the folder of lb, frontend and target
 	Replies       Replies      // of the targets
-	Options       []Option
+	// OnceTarget is the number of the target whose sidecar installs the kernel state and exits, so
+	// that the target does not notice the loss of a pod; 0 is none.
+	OnceTarget int
+	Options    []Option
 }
 
 // Replies is the route of the targets' replies.
@@ -72,6 +75,7 @@ type Topology struct {
 	Routers []Router // the gateways, once StartGateways has started them
 
 	replies  Replies
+	once     int
 	binaries string
 }
 
@@ -122,7 +126,7 @@ func NewTopology(c TopologyConfig) (*Topology, error) {
 		return nil, fmt.Errorf("topology of %d pods, %d targets and %d VIPs, want 1 to %d, 1 to %d, and some", c.Pods,
 			c.Targets, len(c.VIPs), MaxPods, MaxTargets)
 	}
-	t := &Topology{VIPs: c.VIPs, replies: c.Replies, binaries: c.Binaries}
+	t := &Topology{VIPs: c.VIPs, replies: c.Replies, once: c.OnceTarget, binaries: c.Binaries}
 	var err error
 	t.Lab, err = newLab(func(l *Lab) error {
 		// The methods of t below use the lab before newLab returns it.

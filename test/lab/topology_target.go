@@ -10,9 +10,6 @@ import (
 	"slices"
 )
 
-// onceTarget is the target whose sidecar installs the kernel state and exits.
-const onceTarget = 2
-
 // addTarget adds a target, whose application does not serve yet.
 func (t *Topology) addTarget(n int) error {
 	ns, err := t.create(WithoutDAD)
@@ -86,7 +83,7 @@ func (t *Topology) startSidecar(n int) (err error) {
 			args = append(args, arg)
 		}
 	}
-	if n == onceTarget {
+	if n == t.once {
 		args = append(args, "--once")
 	}
 	if err := os.MkdirAll(a.dir, 0o700); err != nil {
@@ -97,7 +94,7 @@ func (t *Topology) startSidecar(n int) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
-	if n == onceTarget {
+	if n == t.once {
 		if status, err := a.Sidecar.Wait(ctx); err != nil || status != 0 {
 			return fail(errors.Join(fmt.Errorf("exit status %d", status), err))
 		}

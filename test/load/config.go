@@ -48,6 +48,9 @@ type Config struct {
 	// opened when either is empty.
 	Flows   int
 	FlowsTo []netip.AddrPort
+	// Downloads is how many of the flows only receive: the application sends a frame after each Pace,
+	// and the client nothing but its first one.
+	Downloads int
 	// Pace is the time between two frames of a flow, if the first one was answered by then; 0 is
 	// DefaultPace.
 	Pace time.Duration
@@ -93,6 +96,7 @@ func (c *Config) complete() error {
 	within("rate", c.Rate, 0, MaxRate, c.Rate >= 0 && c.Rate <= MaxRate)
 	within("flows", c.Flows, 0, MaxFlows, c.Flows >= 0 && c.Flows <= MaxFlows)
 	within("timeout", c.Timeout, time.Millisecond, MaxTimeout, c.Timeout >= time.Millisecond && c.Timeout <= MaxTimeout)
+	within("downloads", c.Downloads, 0, c.Flows, c.Downloads >= 0 && c.Downloads <= c.Flows)
 	within("silence", c.Silence, time.Millisecond, MaxTimeout, c.Silence >= time.Millisecond && c.Silence <= MaxTimeout)
 	within("pace", c.Pace, time.Millisecond, MaxTimeout, c.Pace >= time.Millisecond && c.Pace <= MaxTimeout)
 	within("time", c.For, time.Millisecond, MaxTime, c.For >= time.Millisecond && c.For <= MaxTime)

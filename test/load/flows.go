@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -65,7 +66,7 @@ func (g *Generator) run(ctx, sending context.Context, f *flow) bool {
 	if err == nil {
 		return f.target != ""
 	}
-	stage := "flow"
+	stage := "flow at " + f.target
 	if f.target == "" {
 		stage = "open flow"
 		f.phase.result.Unopened++
@@ -95,8 +96,9 @@ func (g *Generator) exchange(ctx, sending context.Context, f *flow) error {
 	in := bufio.NewReaderSize(conn, 4*maxFrame)
 	pace := time.NewTicker(g.c.Pace)
 	defer pace.Stop()
+	download := f.number < g.c.Downloads
 	for sequence := 1; ; sequence++ {
-		target, err := g.frame(ctx, conn, in, sequence)
+		target, err := g.frame(ctx, conn, in, sequence, download)
 		if err == nil && f.target != "" && f.target != target {
 			err = fmt.Errorf("%s answers in the place of %s", target, f.target)
 		}
@@ -104,6 +106,9 @@ func (g *Generator) exchange(ctx, sending context.Context, f *flow) error {
 			return err
 		}
 		g.answered(f, target)
+		if download && sending.Err() == nil {
+			continue // at the pace of the application
+		}
 		select {
 		case <-pace.C:
 		case <-sending.Done():
@@ -112,15 +117,23 @@ func (g *Generator) exchange(ctx, sending context.Context, f *flow) error {
 	}
 }
 
-// frame sends one frame and returns who answered it.
-func (g *Generator) frame(ctx context.Context, conn net.Conn, in *bufio.Reader, sequence int) (string, error) {
+// frame sends one frame and returns who answered it. A download sends only the first one.
+func (g *Generator) frame(ctx context.Context, conn net.Conn, in *bufio.Reader, sequence int, download bool,
+) (string, error) {
 	if err := conn.SetDeadline(time.Now().Add(g.c.Silence)); err != nil {
 		return "", err
 	}
 	if ctx.Err() != nil { // ctx ended before the deadline was set
 		return "", context.Cause(ctx)
 	}
-	if _, err := fmt.Fprintf(conn, "%d\n", sequence); err != nil {
+	ask := fmt.Sprintf("%d\n", sequence)
+	switch {
+	case download && sequence > 1:
+		ask = ""
+	case download:
+		ask = sendCommand + g.c.Pace.String() + "\n"
+	}
+	if _, err := io.WriteString(conn, ask); err != nil {
 		return "", err
 	}
 	line, err := in.ReadString('\n')

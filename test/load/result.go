@@ -52,7 +52,7 @@ type Flow struct {
 type Failure struct {
 	After time.Duration // since the start of the generator
 	To    netip.AddrPort
-	Stage string // connect, ask, answer; open flow, flow
+	Stage string // connect, ask, answer; open flow, flow at a target
 	Err   string
 }
 

@@ -18,6 +18,9 @@ import (
 // maxFrame bounds a line of the echo protocol, in bytes.
 const maxFrame = 64
 
+// sendCommand and a time ask for a frame after each such time.
+const sendCommand = "send "
+
 // Server is the application: it answers requests with its name, and frames of a
 // flow with its name and the frame.
 type Server struct {
@@ -108,9 +111,29 @@ func (s *Server) echo(conn net.Conn) {
 		if err != nil {
 			return
 		}
+		if pace, found := strings.CutPrefix(string(line), sendCommand); found {
+			s.send(conn, strings.TrimSpace(pace))
+			return
+		}
 		if _, err := fmt.Fprintf(conn, "%s %s", s.name, line); err != nil {
 			return
 		}
+	}
+}
+
+// send sends frames until either end closes the flow.
+func (s *Server) send(conn net.Conn, pace string) {
+	every, err := time.ParseDuration(pace)
+	if err != nil || every <= 0 {
+		return
+	}
+	ticks := time.NewTicker(every)
+	defer ticks.Stop()
+	for sequence := 1; ; sequence++ {
+		if _, err := fmt.Fprintf(conn, "%s %d\n", s.name, sequence); err != nil {
+			return
+		}
+		<-ticks.C
 	}
 }
 

@@ -48,9 +48,10 @@ type NSP struct {
 
 // behavior configures the answers to requests.
 type behavior struct {
-	delay time.Duration
-	hang  bool
-	once  bool // watches of attractors end after their first list
+	delay   time.Duration
+	hang    bool
+	once    bool            // watches of attractors end after their first list
+	release <-chan struct{} // holds each Register, unless nil
 }
 
 // running is one run of the server.
@@ -167,12 +168,25 @@ func (n *NSP) Delay(d time.Duration) {
 	})
 }
 
+// HoldRegister holds each Register until release is closed, and applies it even if its client
+// canceled it.
+func (n *NSP) HoldRegister(release <-chan struct{}) {
+	n.behavior.Update(func(b behavior) behavior {
+		b.release = release
+		return b
+	})
+}
+
 // behave records a request and returns when it may be answered, or with the error of ctx.
 func (n *NSP) behave(ctx context.Context, r Request) error {
 	r.At = time.Now()
 	n.requests.Update(func(all []Request) []Request { return append(all, r) })
 	for {
 		b, changed := n.behavior.Get()
+		if b.release != nil && r.Method == "Register" {
+			<-b.release
+			return nil
+		}
 		var due <-chan time.Time
 		if !b.hang {
 			if b.delay == 0 {

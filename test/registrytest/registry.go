@@ -45,7 +45,11 @@ func New(tb testing.TB, ca *identitytest.CA, drainTime time.Duration) *Registry 
 		}),
 		tb: tb, ca: ca, index: targetset.NewIndex(),
 	}
-	check := trench.Check{TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1}
+	check := trench.Check{
+		SingleCheck: trench.SingleCheck{
+			TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1,
+		},
+	}
 	r.Configure([]trench.Stream{{Name: "s", Check: check, DrainTime: drainTime}, {Name: "other", Check: check}},
 		targetset.AddressPolicy{})
 	ctx, cancel := context.WithCancel(context.Background())

@@ -83,7 +83,7 @@ func (s Scenario) Check(row load.Row) error {
 		return row.Result.Lost(row.Left...)
 	}
 	if broken, _ := row.Result.Broken(row.Left...); broken > 0 {
-		return fmt.Errorf("%d flows broke whose targets stayed", broken)
+		return fmt.Errorf("%d flows broke whose targets stayed; %w", broken, row.Result.Lost(row.Left...))
 	}
 	if float64(row.Result.Failed) > deadShare*float64(row.Result.Sent) {
 		return fmt.Errorf("%d of %d requests failed, more than went to the dead target", row.Result.Failed, row.Result.Sent)

@@ -55,8 +55,9 @@ type Options struct {
 	Targets int
 	// History: each lb starts as one that has seen every set of targets.
 	History bool
-	// Replies is the reply route of the targets.
+	// Replies is the reply route of the targets, and Once the target whose sidecar exits.
 	Replies lab.Replies
+	Once    int
 }
 
 // Trench is three pods with targets and two gateways.
@@ -75,7 +76,8 @@ type Trench struct {
 // The caller closes the trench.
 func Open(ctx context.Context, o Options) (_ *Trench, err error) {
 	y, err := lab.NewTopology(lab.TopologyConfig{
-		Pods: pods, Gateways: gateways, Targets: targets, VIPs: VIPs(), Binaries: o.Binaries, Replies: o.Replies,
+		Pods: pods, Gateways: gateways, Targets: targets, VIPs: VIPs(), Binaries: o.Binaries,
+		Replies: o.Replies, OnceTarget: o.Once,
 	})
 	if err != nil {
 		return nil, err

@@ -17,6 +17,11 @@ import (
 // short: the NSP removes an entry that is not refreshed.
 const stopTimeout = time.Second
 
+// answerTimeout bounds the wait for the answer of a call that became wrong. The NSP may apply a
+// canceled call after the next one, which would keep the entry of a frontend without connectivity
+// for a minute.
+const answerTimeout = 500 * time.Millisecond
+
 // RegistrationState is the state of the registration.
 type RegistrationState struct {
 	// Registered reports whether the last call registered the frontend.
@@ -121,26 +126,34 @@ func (r *Registration) end(conn *grpc.ClientConn, entry bool) error {
 // errChanged is the result of a call that was canceled because the connectivity changed.
 var errChanged = errors.New("the external connectivity changed")
 
-// callWhile registers or unregisters the frontend. It cancels the call when the connectivity
-// changes, so that a slow NSP does not delay the correction of a wrong entry.
+// callWhile registers or unregisters the frontend. Once the connectivity changes or ctx ends, the
+// call has answerTimeout left, so that a slow NSP does not delay the correction of a wrong entry.
 func (r *Registration) callWhile(ctx context.Context, conn *grpc.ClientConn, register bool) error {
-	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), CallTimeout)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- r.call(ctx, conn, register) }()
+	go func() { done <- r.call(call, conn, register) }()
 	for {
 		up, changed := r.up()
 		if up != register {
-			cancel()
-			<-done
+			_ = answer(done, cancel) // the opposite call follows in any case
 			return errChanged
 		}
 		select {
 		case err := <-done:
 			return err
 		case <-changed:
+		case <-ctx.Done():
+			return answer(done, cancel)
 		}
 	}
+}
+
+// answer returns the result of a call, which it cancels after answerTimeout.
+func answer(done <-chan error, cancel context.CancelFunc) error {
+	timer := time.AfterFunc(answerTimeout, cancel)
+	defer timer.Stop()
+	return <-done
 }
 
 // call registers or unregisters the frontend.

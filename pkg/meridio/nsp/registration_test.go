@@ -106,6 +106,32 @@ func TestEntryOfFailedCall(t *testing.T) {
 	}
 }
 
+// An NSP that applies a call late, even if its client canceled it, keeps no entry of a frontend
+// that lost its connectivity or ended.
+func TestLateRegistration(t *testing.T) {
+	for name, lose := range map[string]func(c *connectivity, end func()){
+		"no connectivity": func(c *connectivity, _ func()) { c.Set(false) },
+		"stop":            func(_ *connectivity, end func()) { end() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			late := make(chan struct{})
+			f.HoldRegister(late)
+			_, c, end := f.registration(true)
+			await.True(t, "a call", func() bool { return len(f.Requests("Register")) == 1 })
+			time.AfterFunc(answerTimeout/5, func() { close(late) })
+			lose(c, end)
+			await.True(t, "the opposite call", func() bool { return len(f.Requests("Unregister")) == 1 })
+			select {
+			case <-late:
+			default:
+				t.Error("the call that unregisters overtook the other one")
+			}
+			f.wantTargets(0)
+		})
+	}
+}
+
 // A hanging NSP delays neither the next call nor the stop.
 func TestHangingRegistry(t *testing.T) {
 	f := newFixture(t)

@@ -116,6 +116,11 @@ streams:
   - {name: s5, vips: [20.0.0.1/32], check: {udp: {port: 5060, send: "hex:00ff", expect: pong}}}
   - {name: s6, vips: [20.0.0.1/32], check: {ntp: {port: 123, maxDistance: 2s}}}
   - {name: s7, vips: [20.0.0.1/32], check: {sctp: {port: 2905}}}
+  - name: s8
+    vips: [20.0.0.1/32]
+    check: {any: [{http: {port: 8081}, interval: 3s, fastInterval: 150ms, timeout: 200ms, rise: 3, fall: 5},
+                  {udp: {port: 9, send: x}}], warmup: 30s}
+  - {name: s9, vips: [20.0.0.1/32], check: {all: [{tcp: {port: 5001}}], interval: 5s}}
 `
 
 const firstCheck = "check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, "
@@ -367,6 +372,36 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"check.ntp", "tcp: {port: 5000}", "ntp: {}", refused},
 		{"check.sctp", "tcp: {port: 5000}", "sctp: {port: 5000}", taken},
 		{"check.sctp", "tcp: {port: 5000}", "tcp: {port: 5000}, sctp: {port: 5000}", refused},
+		{"check.any", "any: [", "all: [{tcp: {port: 1}}], any: [", refused},
+		{"check.any", "{udp: {port: 9, send: x}}", "{udp: {port: 9, send: x}, warmup: 1s}", refused},
+		{"check.any", "{udp: {port: 9, send: x}}", "{any: [{tcp: {port: 1}}]}", refused},
+		{"check.any", "{udp: {port: 9, send: x}}", "{}", refused},
+		{"check.any", "{udp: {port: 9, send: x}}", "{tcp: {port: 1}}, {tcp: {port: 2}}, {tcp: {port: 3}}", taken},
+		{
+			"check.any", "{udp: {port: 9, send: x}}",
+			"{tcp: {port: 1}}, {tcp: {port: 2}}, {tcp: {port: 3}}, {tcp: {port: 4}}", refused,
+		},
+		{"check.all", "[{tcp: {port: 5001}}]", "[]", refused},
+		{"check.all", "[{tcp: {port: 5001}}]", "{tcp: {port: 5001}}", refused},
+		{"check.all", "[{tcp: {port: 5001}}]", "[{tcp: {port: 5001}}, {tcp: {port: 5001}}]", refused},
+		{"check.all", "[{tcp: {port: 5001}}]", "[{tcp: {port: 1}}, {tcp: {port: 1}, interval: 5s}]", onlySchema},
+		{"check.all", "interval: 5s", "interval: 400ms, timeout: 500ms", onlySchema},
+		{"check.warmup", "warmup: 30s", "warmup: 0s", taken},
+		{"check.warmup", "warmup: 30s", "warmup: 30", refused},
+		{"check.warmup", "warmup: 30s", "warmup: 2h", onlySchema},
+		{"single.tcp", "tcp: {port: 5001}", "tcp: {}", refused},
+		{"single.http", "http: {port: 8081}", "http: {port: 8081}, tcp: {port: 1}", refused},
+		{"single.http", "http: {port: 8081}, ", "", refused},
+		{"single.grpc", "tcp: {port: 5001}", "grpc: {port: 1}", taken},
+		{"single.udp", "udp: {port: 9, send: x}", "udp: {port: 9}", refused},
+		{"single.dns", "tcp: {port: 5001}", "dns: {port: 53, name: .}", taken},
+		{"single.ntp", "tcp: {port: 5001}", "ntp: {port: 123}", taken},
+		{"single.sctp", "tcp: {port: 5001}", "sctp: {port: 1}", taken},
+		{"single.interval", "interval: 3s", "interval: 2h", onlySchema},
+		{"single.fastInterval", "fastInterval: 150ms", "fastInterval: 4s", onlySchema},
+		{"single.timeout", "timeout: 200ms", "timeout: 4s", onlySchema},
+		{"single.rise", "rise: 3", "rise: 0", refused},
+		{"single.fall", "fall: 5", "fall: 101", refused},
 		{"check.fastInterval", "fastInterval: 100ms", "fastInterval: 2s", taken},
 		{"check.fastInterval", "fastInterval: 100ms", "fastInterval: 100", refused},
 		{"check.fastInterval", "fastInterval: 100ms", "fastInterval: 3s", onlySchema},

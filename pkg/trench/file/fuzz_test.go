@@ -202,8 +202,33 @@ func matches(t *testing.T, match []trench.Match) {
 	between(t, "the number of ports", len(ports), 0, 100)
 }
 
-// checks fails if a check violates its guarantees.
+// checks fails if a check, or one of its members, violates its guarantees.
 func checks(t *testing.T, c trench.Check, vips []vip.VIP) {
+	t.Helper()
+	between(t, "the warmup", c.Warmup, 0, time.Hour)
+	if c.Kind() != "any" && c.Kind() != "all" {
+		singleCheck(t, c, vips)
+		return
+	}
+	members, anyPasses := c.Members()
+	between(t, "the number of members", len(members), 1, trench.MaxMembers)
+	if anyPasses != (c.Kind() == "any") || anyPasses == (c.All != [trench.MaxMembers]trench.SingleCheck{}) {
+		t.Fatalf("check %+v", c)
+	}
+	for i, member := range members {
+		singleCheck(t, member, vips)
+		if slices.Contains(members[:i], member) || member.Families != c.Families || member.Via != c.Via ||
+			member.Sources != c.Sources {
+			t.Fatalf("member %+v of %+v", member, c)
+		}
+	}
+	// The whole check has the same bounds.
+	c.TCP.Port, c.Any, c.All = 1, [trench.MaxMembers]trench.SingleCheck{}, [trench.MaxMembers]trench.SingleCheck{}
+	singleCheck(t, c, vips)
+}
+
+// singleCheck fails if a check of one kind violates its guarantees.
+func singleCheck(t *testing.T, c trench.Check, vips []vip.VIP) {
 	t.Helper()
 	kinds := 0
 	for _, port := range []uint16{
@@ -362,9 +387,16 @@ func FuzzCheck(f *testing.F) {
 	f.Add("grpc", "1", "pkg.Service", "fd00::1", "200", "(", "both", "::1", "1s", "0s")
 	f.Add("http", "0", "/%zz#", "[fd00::1]:80", "399-200", `(a)\1`, "ipv6", "ff02::1", "9ms", "2h")
 	f.Add("http", "65536", "//a\r\nb: c", "a\r\nb: c", "200,", strings.Repeat("a{1000}", 3), "IPv4", "20.0.0.1", "2s", "0")
+	f.Add("any http", "8080", "/", "h", "200", "", "both", "172.16.0.1", "100ms", "30s")
+	f.Add("all grpc", "8080", "s", "h", "200", "", "both", "172.16.0.1", "100ms", "30s")
+	f.Add("any any", "8080", "s", "h", "200", "", "both", "172.16.0.1", "100ms", "30s")
 	f.Add("tcp", "80", "", "ä", "9999", strings.Repeat("ä", 1001), "", "fe80::1%lo", "-1s", "-0s")
 	f.Fuzz(func(t *testing.T, kind, port, path, host, status, body, families, source, fast, drain string) {
 		is := map[string]any{"port": port}
+		group, member, isMember := strings.Cut(kind, " ")
+		if isMember {
+			kind = member
+		}
 		switch kind {
 		case "http":
 			is["path"], is["host"], is["status"], is["body"] = path, host, status, body
@@ -373,11 +405,16 @@ func FuzzCheck(f *testing.F) {
 			is["service"] = path
 			is["tls"] = map[string]any{"serverName": host, "insecure": body}
 		}
+		check := map[string]any{kind: is, "fastInterval": fast}
+		if isMember {
+			check = map[string]any{group: []any{check, map[string]any{"tcp": map[string]any{"port": 1}}}}
+		}
+		check["families"], check["source"] = families, []string{source}
 		file, err := yaml.Marshal(map[string]any{
 			"trench": "t", "attractor": map[string]any{"name": "a", "vips": []string{"20.0.0.1/32"}},
 			"streams": []any{map[string]any{
 				"name": "s", "vips": []string{"20.0.0.1/32"}, "drainTime": drain,
-				"check": map[string]any{kind: is, "families": families, "source": []string{source}, "fastInterval": fast},
+				"check": check,
 			}},
 		})
 		if err != nil {
@@ -389,7 +426,11 @@ func FuzzCheck(f *testing.F) {
 			return
 		}
 		checkConfig(t, c)
-		if h := c.Streams[0].Check.HTTP; kind == "http" &&
+		members, _ := c.Streams[0].Check.Members()
+		if isMember && len(members) != 2 {
+			t.Fatalf("%s gave %+v", file, members)
+		}
+		if h := members[0].HTTP; kind == "http" &&
 			(h.Path != path || h.Host != host || h.Status != status || h.Body != body || h.TLS.CAFile != path) {
 			t.Fatalf("%s gave %+v", file, h)
 		}

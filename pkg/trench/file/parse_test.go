@@ -75,8 +75,10 @@ func TestReferenceFile(t *testing.T) {
 			{
 				Name: "stream-a-1", VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")}, MinReady: 2,
 				Check: trench.Check{
-					TCP: trench.TCPCheck{Port: 5000}, Interval: 2 * time.Second, FastInterval: 100 * time.Millisecond,
-					Timeout: 300 * time.Millisecond, Rise: 1, Fall: 4,
+					SingleCheck: trench.SingleCheck{
+						TCP: trench.TCPCheck{Port: 5000}, Interval: 2 * time.Second, FastInterval: 100 * time.Millisecond,
+						Timeout: 300 * time.Millisecond, Rise: 1, Fall: 4,
+					},
 					Sources: [2]netip.Addr{netip.MustParseAddr("172.16.0.1"), netip.MustParseAddr("fd00::9")},
 				},
 				DrainTime: 30 * time.Second, LastResort: trench.Depreferred, Maglev: trench.Maglev{Size: 10007, Seed: 7},
@@ -95,15 +97,17 @@ func TestReferenceFile(t *testing.T) {
 			},
 			{
 				Name: "stream-a-2", VIPs: []vip.VIP{vip.Require("2000::1/128")}, MinReady: 1, DrainTime: 5 * time.Second,
-				Check: byDefault(trench.Check{TCP: trench.TCPCheck{Port: 6000}, Via: trench.ViaAddress}),
+				Check: byDefault(trench.Check{
+					SingleCheck: trench.SingleCheck{TCP: trench.TCPCheck{Port: 6000}}, Via: trench.ViaAddress,
+				}),
 			},
 			{
 				Name: "stream-a-3", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second,
-				Check: byDefault(trench.Check{Families: trench.OnlyIPv4, HTTP: trench.HTTPCheck{
+				Check: byDefault(trench.Check{Families: trench.OnlyIPv4, SingleCheck: trench.SingleCheck{HTTP: trench.HTTPCheck{
 					Port: 8443, Method: "GET", Path: "/healthz?full=1", Host: "example.org:443", Status: "200-299,404",
 					Body: "^(ok|OK)",
 					TLS:  trench.TLSCheck{On: true, ServerName: "sni.example.org", CAFile: "/etc/vipgate/ca.pem"},
-				}}),
+				}}}),
 				Targets: []trench.Target{{
 					Name: "target-1",
 					IPs:  []netip.Addr{netip.MustParseAddr("172.16.1.1"), netip.MustParseAddr("fd00::1")},
@@ -113,17 +117,41 @@ func TestReferenceFile(t *testing.T) {
 				Name: "stream-a-4", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second,
 				Check: byDefault(trench.Check{
 					Families: trench.OnlyIPv6, Via: trench.ViaVIP,
-					GRPC: trench.GRPCCheck{Port: 9090, Service: "pkg.Service", TLS: trench.TLSCheck{On: true, Insecure: true}},
+					SingleCheck: trench.SingleCheck{
+						GRPC: trench.GRPCCheck{Port: 9090, Service: "pkg.Service", TLS: trench.TLSCheck{On: true, Insecure: true}},
+					},
 				}),
 			},
 			{
 				Name: "stream-a-5", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1,
-				Check: byDefault(trench.Check{HTTP: trench.HTTPCheck{
+				Check: byDefault(trench.Check{SingleCheck: trench.SingleCheck{HTTP: trench.HTTPCheck{
 					Port: 80, Method: "GET", Path: "/", Status: "200-399",
 					TLS: trench.TLSCheck{On: true},
-				}}),
+				}}}),
 			},
 			{Name: "stream-a-6", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second},
+			{
+				Name: "stream-a-7", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second,
+				// Members take the fields that they leave out from the whole check.
+				Check: trench.Check{
+					SingleCheck: trench.SingleCheck{
+						Interval: 400 * time.Millisecond, FastInterval: 400 * time.Millisecond, Timeout: 400 * time.Millisecond,
+						Rise: 1, Fall: 3,
+					},
+					All: [trench.MaxMembers]trench.SingleCheck{
+						{
+							HTTP:     trench.HTTPCheck{Port: 80, Method: "GET", Path: "/", Status: "200-399"},
+							Interval: 400 * time.Millisecond, FastInterval: 400 * time.Millisecond, Timeout: 400 * time.Millisecond,
+							Rise: 1, Fall: 3,
+						},
+						{
+							DNS:      trench.DNSCheck{Port: 53, Name: "example.org", Type: "A", Transport: "udp"},
+							Interval: 5 * time.Second, FastInterval: 5 * time.Second, Timeout: 500 * time.Millisecond, Rise: 1, Fall: 2,
+						},
+					},
+					Warmup: 30 * time.Second, Families: trench.OnlyIPv4,
+				},
+			},
 		},
 	}
 	for i := range want.Streams[1:] {
@@ -214,8 +242,9 @@ func TestRefusedFiles(t *testing.T) {
 	const fields = "trench, attractor, streams, maxRemoval, confirm, onePodAtATime"
 	const gatewayFields = "name, address, interface, protocol, localASN, remoteASN, localPort, remotePort, holdTime, " +
 		"keepaliveTime, connectRetryTime, families, multihop, ttlSecurity, bfd, passwordFile"
-	const checkFields = "tcp, http, grpc, udp, dns, ntp, sctp, " +
-		"interval, fastInterval, timeout, rise, fall, families, via, source"
+	const kinds = "tcp, http, grpc, udp, dns, ntp, sctp"
+	const memberFields = kinds + ", interval, fastInterval, timeout, rise, fall"
+	const checkFields = memberFields + ", any, all, warmup, families, via, source"
 	tests := []struct {
 		name     string
 		old, new string // replaced in good
@@ -621,7 +650,7 @@ func TestRefusedFiles(t *testing.T) {
 		},
 		{
 			"empty check", "{tcp: {port: 5000}}", "{}",
-			"f.yaml:13: streams[0].check: is an empty mapping: write one of tcp, http, grpc, udp, dns, ntp, sctp, such " +
+			"f.yaml:13: streams[0].check: is an empty mapping: write one of " + kinds + ", any, all, such " +
 				"as tcp: {port: 5000}, or remove the field",
 		},
 		{
@@ -630,13 +659,54 @@ func TestRefusedFiles(t *testing.T) {
 		},
 		{
 			"two checks", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, grpc: {port: 5001}}",
-			"f.yaml:13: streams[0].check.grpc: conflicts with tcp: write only one of tcp, http, grpc, udp, dns, ntp, sctp",
+			"f.yaml:13: streams[0].check.grpc: conflicts with tcp: write only one of " + kinds + ", any, all",
+		},
+		{
+			"any and all", "{tcp: {port: 5000}}", "{any: [{tcp: {port: 1}}], all: [{tcp: {port: 1}}]}",
+			"f.yaml:13: streams[0].check.all: conflicts with any: write only one of tcp, http, grpc, udp, dns, ntp, sctp, " +
+				"any, all",
+		},
+		{
+			"nested check", "{tcp: {port: 5000}}", "{all: [{any: [{tcp: {port: 1}}]}]}",
+			"f.yaml:13: streams[0].check.all[0].any: unknown field: the fields here are " + memberFields,
+		},
+		{
+			"member of two kinds", "{tcp: {port: 5000}}", "\n      any:\n        - {tcp: {port: 1}, grpc: {port: 2}}",
+			"f.yaml:15: streams[0].check.any[0].grpc: conflicts with tcp: write only one of tcp, http, grpc, udp, dns, ntp, " +
+				"sctp",
+		},
+		{
+			"member without kind", "{tcp: {port: 5000}}", "{any: [{tcp: {port: 1}}, {rise: 1}]}",
+			"f.yaml:13: streams[0].check.any[1]: has none of tcp, http, grpc, udp, dns, ntp, sctp: write one of them, such " +
+				"as tcp: {port: 5000}",
+		},
+		{
+			"empty member", "{tcp: {port: 5000}}", "{any: [{tcp: {port: 1}}, {}]}",
+			"f.yaml:13: streams[0].check.any[1]: is an empty mapping: write checks such as {tcp: {port: 5000}}, or remove " +
+				"the field",
+		},
+		{
+			"member twice", "{tcp: {port: 5000}}", "\n      any:\n        - {tcp: {port: 1}}\n        - {tcp: {port: 1}}",
+			"f.yaml:16: streams[0].check.any[1]: is the check in line 15: remove one of them or change it",
+		},
+		{
+			"too many members", "{tcp: {port: 5000}}",
+			"{all: [{tcp: {port: 1}}, {tcp: {port: 2}}, {tcp: {port: 3}}, {tcp: {port: 4}}, {tcp: {port: 5}}]}",
+			"f.yaml:13: streams[0].check.all: has 5 items: write 4 at most",
+		},
+		{
+			"timeout of a member", "{tcp: {port: 5000}}", "{all: [{tcp: {port: 1}, timeout: 2s}]}",
+			"f.yaml:13: streams[0].check.all[0].timeout: is 2s, longer than the interval of 1s: write at most the interval",
+		},
+		{
+			"warmup", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, warmup: 2h}",
+			"f.yaml:13: streams[0].check.warmup: is \"2h\": write a duration with its unit between 0s and 1h",
 		},
 		{
 			"three checks", "{tcp: {port: 5000}}", "{grpc: {port: 1}, tcp: {port: 2}, http: {port: 3}}",
-			"f.yaml:13: streams[0].check.grpc: conflicts with tcp: write only one of tcp, http, grpc, udp, dns, ntp, sctp\n" +
+			"f.yaml:13: streams[0].check.grpc: conflicts with tcp: write only one of " + kinds + ", any, all\n" +
 				"f.yaml:13: " +
-				"streams[0].check.http: conflicts with tcp: write only one of tcp, http, grpc, udp, dns, ntp, sctp",
+				"streams[0].check.http: conflicts with tcp: write only one of " + kinds + ", any, all",
 		},
 		{
 			"unknown check", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, icmp: {}}",

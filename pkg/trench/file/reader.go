@@ -240,7 +240,9 @@ func (state *reader) object(source yamlValue, target reflect.Value, field *trenc
 	case source.node.Kind != yaml.MappingNode:
 		state.report(source, "is "+source.typeName(), "write a mapping with the fields "+list)
 		return
-	case field != nil && field.Type == target.Type() && tag("empty") != "" && len(source.node.Content) == 0:
+	// In an array, a zero item is none.
+	case field != nil && (field.Type == target.Type() || field.Type.Kind() == reflect.Array) && tag("empty") != "" &&
+		len(source.node.Content) == 0:
 		state.report(source, "is an empty mapping", tag("remedy")+", or remove "+tag("empty"))
 		return
 	}

@@ -9,6 +9,7 @@ import (
 	"go/ast"
 	goparser "go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"reflect"
 	"slices"
@@ -157,6 +158,7 @@ func descriptions(t *testing.T) map[string]string {
 		decls = append(decls, file.Decls...)
 	}
 	found := map[string]string{}
+	var parts [][2]string // objects with the fields of others
 	first := func(text string) string {
 		text, _, _ = strings.Cut(text, "\n\n")
 		return strings.TrimSpace(strings.ReplaceAll(text, "\n", " "))
@@ -176,9 +178,19 @@ func descriptions(t *testing.T) map[string]string {
 		text := strings.TrimPrefix(strings.TrimPrefix(first(d.Doc.Text()), spec.Name.Name+" "), "is ")
 		found[name] = strings.ToUpper(text[:1]) + text[1:]
 		for _, f := range of.Fields.List {
-			if f.Tag != nil {
+			switch {
+			case len(f.Names) == 0: // embedded
+				parts = append(parts, [2]string{name, schemaName(f.Type.(*ast.Ident).Name)})
+			case f.Tag != nil:
 				field, _, _ := strings.Cut(reflect.StructTag(strings.Trim(f.Tag.Value, "`")).Get("yaml"), ",")
 				found[name+"."+field] = first(f.Doc.Text())
+			}
+		}
+	}
+	for _, part := range parts {
+		for field, text := range maps.Clone(found) {
+			if key, ok := strings.CutPrefix(field, part[1]+"."); ok {
+				found[part[0]+"."+key] = text
 			}
 		}
 	}
@@ -226,7 +238,7 @@ func (o object) schema(texts map[string]string, defs *ordered) ordered {
 	}
 	s = append(s, member{"properties", properties})
 	switch o.name {
-	case "check":
+	case "check", "single":
 		var choice []ordered
 		for _, f := range o.fields() {
 			if f.Tag.Get("oneof") != "" {
@@ -249,7 +261,7 @@ func (o object) schema(texts map[string]string, defs *ordered) ordered {
 func (o object) initial(f trench.Field) any {
 	fallback := trench.DefaultDefaults()
 	switch text := f.Tag.Get("default"); {
-	case f.Required:
+	case f.Required, o.name == "single": // the whole check has the defaults
 		return nil
 	case f.Type.Kind() == reflect.Bool:
 		return false

@@ -482,7 +482,10 @@ type VipReadiness struct {
 	// Since when the VIP has its state (wall time of the load balancer, for people).
 	Since *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
 	// With DRAINING: how much longer traffic is forwarded.
-	DrainFor      *durationpb.Duration `protobuf:"bytes,7,opt,name=drain_for,json=drainFor,proto3" json:"drain_for,omitempty"`
+	DrainFor *durationpb.Duration `protobuf:"bytes,7,opt,name=drain_for,json=drainFor,proto3" json:"drain_for,omitempty"`
+	// Tenths of a target by which ready_targets count less in the weights of routes, while some of
+	// them warm up. Less than 10 * ready_targets.
+	WarmingTenths uint32 `protobuf:"varint,8,opt,name=warming_tenths,json=warmingTenths,proto3" json:"warming_tenths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -564,6 +567,13 @@ func (x *VipReadiness) GetDrainFor() *durationpb.Duration {
 		return x.DrainFor
 	}
 	return nil
+}
+
+func (x *VipReadiness) GetWarmingTenths() uint32 {
+	if x != nil {
+		return x.WarmingTenths
+	}
+	return 0
 }
 
 // ReadinessGroup holds VIPs of equal readiness.
@@ -1492,7 +1502,7 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\bPosition\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\xc9\x02\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\xf0\x02\n" +
 	"\fVipReadiness\x124\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1e.vipgate.readiness.v1.VipStateR\x05state\x127\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x1f.vipgate.readiness.v1.VipReasonR\x06reason\x12\x16\n" +
@@ -1500,7 +1510,8 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\rready_targets\x18\x04 \x01(\rR\freadyTargets\x12#\n" +
 	"\rtotal_targets\x18\x05 \x01(\rR\ftotalTargets\x120\n" +
 	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x126\n" +
-	"\tdrain_for\x18\a \x01(\v2\x19.google.protobuf.DurationR\bdrainFor\"f\n" +
+	"\tdrain_for\x18\a \x01(\v2\x19.google.protobuf.DurationR\bdrainFor\x12%\n" +
+	"\x0ewarming_tenths\x18\b \x01(\rR\rwarmingTenths\"f\n" +
 	"\x0eReadinessGroup\x12@\n" +
 	"\treadiness\x18\x01 \x01(\v2\".vipgate.readiness.v1.VipReadinessR\treadiness\x12\x12\n" +
 	"\x04vips\x18\x02 \x03(\tR\x04vips\"/\n" +
