@@ -46,16 +46,22 @@ func TestForeignAttributes(t *testing.T) {
 		not     string
 	}{
 		"iBGP": {
-			internal, v4, Route{Advertisement: Announced},
-			[]string{"{Nexthop: 10.77.0.2}", "{LocalPref: 100}", "{AsPath: }"}, "",
+			internal, v4,
+			Route{Advertisement: Announced},
+			[]string{"{Nexthop: 10.77.0.2}", "{LocalPref: 100}", "{AsPath: }"},
+			"",
 		},
 		"iBGP, de-preferred": {
-			internal, v6, Route{Advertisement: Depreferred, Prepend: 2},
-			[]string{"fd00:77::2", "{LocalPref: 0}", "{AsPath: }"}, "",
+			internal, v6,
+			Route{Advertisement: Depreferred, Prepend: 2},
+			[]string{"fd00:77::2", "{LocalPref: 0}", "{AsPath: }"},
+			"",
 		},
 		"iBGP, policy": {
-			internal, v4, Route{Advertisement: Announced, Attributes: policy},
-			[]string{"{LocalPref: 300}", "{Med: 50}", "64512:1"}, "{LocalPref: 100}",
+			internal, v4,
+			Route{Advertisement: Announced, Attributes: policy},
+			[]string{"{LocalPref: 300}", "{Med: 50}", "64512:1"},
+			"{LocalPref: 100}",
 		},
 		"eBGP": {external, v6, Route{Advertisement: Announced}, []string{"{AsPath: 65000}"}, "LocalPref"},
 		"eBGP, prepends": {

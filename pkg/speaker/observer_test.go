@@ -129,7 +129,9 @@ func TestUnanswered(t *testing.T) {
 
 func TestSessionOfGateway(t *testing.T) {
 	sessions := []Session{
-		{Name: "eth1", Family: vip.IPv4}, {Name: "b", Family: vip.IPv4}, {Peer: address, Family: vip.IPv6},
+		{Name: "eth1", Family: vip.IPv4},
+		{Name: "b", Family: vip.IPv4},
+		{Peer: address, Family: vip.IPv6},
 		{Peer: address, Name: "b", Family: vip.IPv4, Imported: 1},
 	}
 	for _, tt := range []struct {
