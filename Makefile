@@ -105,7 +105,7 @@ generate: tools ## Generate pkg/api from proto/, the flag tables and configurati
 	$(GO) test -p 1 ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target ./cmd/meridio-frontend ./cmd/vipgate ./cmd/vipgate-probe -run TestConfigurationDocument -update
 	$(GO) test ./pkg/trench/file -run TestSchemaIsCurrent -update
 	$(GO) test ./pkg/kube/v1alpha1 -run TestCRD -update
-	$(GO) test ./test/lab -run TestGatewaysDocument -update
+	$(GO) test ./test/lab -run "Test(Gateways|Speakers)Document" -update
 	$(GO) test ./test/docs -run TestMetricsAreListed -update
 
 # A clone without tags has the commit as its version. The length is fixed: git's own depends on the clone.

@@ -15,6 +15,7 @@ type commandLine struct {
 	Validate      validateCommand      `cmd:"" help:"Check the trench file and the flags without starting anything."`
 	Render        renderCommand        `cmd:"" help:"Print BIRD's configuration, without secrets."`
 	GatewayConfig gatewayConfigCommand `cmd:"" name:"gateway-config" help:"Print the router's side of gateways, without secrets."`
+	SpeakerConfig speakerConfigCommand `cmd:"" name:"speaker-config" help:"Print the side of a BGP speaker that another program runs, without secrets."`
 	frontendcmd.Commands
 
 	cli.Globals

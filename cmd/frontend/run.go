@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/cmd/internal/frontendcmd"
 	"github.com/vipgate/vipgate/pkg/frontend"
@@ -27,6 +29,14 @@ type trenchFlags struct {
 type runFlags struct {
 	trenchFlags
 	frontendcmd.Flags
+	frontendcmd.SpeakerFlags
+}
+
+// AfterApply records which flags the user set.
+func (c *runFlags) AfterApply(parsed *kong.Context) error {
+	c.Record(parsed)
+	c.Foreign = c.IsExternal()
+	return c.Flags.AfterApply(parsed)
 }
 
 type runCommand struct{ runFlags }
@@ -63,8 +73,10 @@ func (c *runCommand) run(ctx context.Context, settings process.Settings) error {
 	if err != nil {
 		return err
 	}
-	if err := c.checkInterface(config); err != nil {
-		return err
+	if c.RoutesSource() {
+		if err := c.checkInterface(config); err != nil {
+			return err
+		}
 	}
 	o.Started = started
 	return c.RunUntilStopped(ctx, o)
@@ -92,6 +104,9 @@ func (c *validateCommand) validate() (*trench.Config, error) {
 	o, config, err := c.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, false)
 	if err != nil {
 		return nil, err
+	}
+	if c.IsExternal() {
+		return config, nil
 	}
 	if err := c.checkInterface(config); err != nil {
 		fmt.Fprintf(os.Stderr, "frontend: warning: %v\n", err)
@@ -192,6 +207,7 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 	config, err := c.read(settings.Trial, lenient)
 	refused.Add(err)
 	c.Check(&refused)
+	c.CheckSpeaker(&refused)
 	c.checkPorts(&refused, config)
 	if c.UsesLB() {
 		refused.If(!c.NamesLB(), "--lb-id is required: no SPIFFE ID is authorized")
@@ -207,6 +223,10 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 		}
 	}
 	o := c.Options(own, identity.AuthorizeMember(c.LBTrustDomain, c.LBID...), settings)
+	if o.External, err = c.External(c.RouterID); err != nil {
+		return frontend.Options{}, nil, cli.Usage("%w", err)
+	}
+	o.Kernel.Foreign = !c.RoutesSource()
 	watcher := trenchfile.NewWatcher(c.TrenchFile, c.defaults(), config, settings.Log)
 	watcher.Trial = settings.Trial
 	// The frontend has no verdicts on targets; lb holds their removal.

@@ -25,14 +25,20 @@ func TestDrainNeedsVIPs(t *testing.T) {
 
 func TestFlagsThatCannotWorkAreRefused(t *testing.T) {
 	for line, want := range map[string]string{
-		"--log-level=loud":                            "--log-level: ",
-		"--health-address=":                           "--health-address is empty: probes need",
-		"--ready-timeout=999h":                        "--ready-timeout=999h0m0s: at most 1h0m0s",
-		"--readiness-dir=/d --readiness-max-age=999h": "--readiness-max-age=999h0m0s: at most 24h0m0s",
-		"--bird-executable=/etc":                      "--bird-executable=/etc: ",
-		"--bird-executable=/etc/passwd":               "permission denied: install BIRD, or name its path",
-		"--identity=files --svid-dir=/etc/passwd":     "not a directory; name the directory with tls.crt",
-		"--rule-priority=32764":                       "--rule-priority, --mark: rule priority 32764",
+		"--log-level=loud":                             "--log-level: ",
+		"--health-address=":                            "--health-address is empty: probes need",
+		"--ready-timeout=999h":                         "--ready-timeout=999h0m0s: at most 1h0m0s",
+		"--readiness-dir=/d --readiness-max-age=999h":  "--readiness-max-age=999h0m0s: at most 24h0m0s",
+		"--bird-executable=/etc":                       "--bird-executable=/etc: ",
+		"--bird-executable=/etc/passwd":                "permission denied: install BIRD, or name its path",
+		"--identity=files --svid-dir=/etc/passwd":      "not a directory; name the directory with tls.crt",
+		"--rule-priority=32764":                        "--rule-priority, --mark: rule priority 32764",
+		"--speaker-as=8103":                            "no effect with --speaker=bird: add --speaker=external",
+		"--speaker=external --lb-bgp-port=1":           "no effect with --speaker=external: another program",
+		"--speaker=external":                           "--speaker-as is required",
+		"--speaker=external --speaker-local=127.0.0.2": "--speaker-local=127.0.0.2: FRR has no route to it",
+		"--speaker=external --speaker-address=x":       "--speaker-address=x: ",
+		"--source-routing=off":                         "--source-routing=off needs --speaker=external",
 	} {
 		t.Run(line, func(t *testing.T) {
 			_, err := readinessOptions(t, nil, strings.Fields(line)...)

@@ -14,6 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
@@ -26,21 +27,33 @@ const (
 
 	// A signed SYN to a port without the key is dropped, so a dial times out until BIRD is
 	// configured.
-	dialTimeout = 100 * time.Millisecond
-	minBackoff  = 20 * time.Millisecond
-	maxBackoff  = 250 * time.Millisecond
+	dialTimeout    = 100 * time.Millisecond
+	minBackoff     = 20 * time.Millisecond
+	defaultSpeaker = "BIRD"
+	maxBackoff     = 250 * time.Millisecond
 	// After a session of this length the next attempt starts with minBackoff.
 	stableSession = time.Second
 )
 
 // Options configure an Announcer.
 type Options struct {
-	Local    netip.Addr     // IPv4 source address and BGP identifier; 127.0.0.2 when zero
-	Peer     netip.AddrPort // IPv4 address and port of BIRD
-	PeerAS   uint32         // BIRD's AS in this session, not LocalAS
+	Local    netip.Addr     // source address; 127.0.0.2 when zero
+	ID       netip.Addr     // BGP identifier; Local when zero
+	Peer     netip.AddrPort // address and port of the peer, of Local's family
+	PeerAS   uint32         // the peer's AS in this session
+	LocalAS  uint32         // the announcer's AS; LocalAS when zero, PeerAS for iBGP
 	Password string         // TCP-MD5 key (RFC 2385), at most 80 bytes; "" disables signing. See NewPassword, ProbeMD5
 	HoldTime time.Duration  // offered hold time in whole seconds, 3 s to 65535 s; DefaultHoldTime when zero
 	Log      *slog.Logger   // nil discards logs
+
+	// Listen, when set, is the announcer's address and port: it accepts the peer's connections, of
+	// which the newest wins, and does not connect itself. The port of Peer is then unused.
+	Listen netip.AddrPort
+	// NextHops of the VIPs of each family; when zero, Local for its own family, 100::1 for IPv6.
+	NextHops [len(vip.Families)]netip.Addr
+	// Speaker is the peer's name in messages; "BIRD" when empty. Any other peer may lack a family,
+	// whose VIPs it does not get.
+	Speaker string
 
 	// OnWritten, when set, is called right after every write of routes with the oldest Cause of the
 	// written batches, the time of the write, and the revision that was sent. Cause is zero for the
@@ -51,6 +64,15 @@ type Options struct {
 
 func (options Options) withDefaults() Options {
 	options.Local = cmp.Or(options.Local, netip.AddrFrom4([4]byte{127, 0, 0, 2}))
+	options.ID = cmp.Or(options.ID, options.Local)
+	options.LocalAS = cmp.Or(options.LocalAS, LocalAS)
+	options.Speaker = cmp.Or(options.Speaker, defaultSpeaker)
+	for _, family := range vip.Families {
+		if local := options.Local; local.Is4() == (family == vip.IPv4) {
+			options.NextHops[family] = cmp.Or(options.NextHops[family], local)
+		}
+	}
+	options.NextHops[vip.IPv6] = cmp.Or(options.NextHops[vip.IPv6], nextHop6)
 	options.HoldTime = cmp.Or(options.HoldTime, DefaultHoldTime)
 	options.Log = cmp.Or(options.Log, slog.New(slog.DiscardHandler))
 	return options
@@ -58,12 +80,16 @@ func (options Options) withDefaults() Options {
 
 func (options Options) validate() error {
 	switch {
-	case !options.Local.Is4() || options.Local.IsUnspecified():
-		return fmt.Errorf("local address %s is not a non-zero IPv4 address", options.Local)
-	case !options.Peer.Addr().Is4() || options.Peer.Port() == 0:
-		return fmt.Errorf("peer %s is not an IPv4 address with a port", options.Peer)
-	case options.PeerAS == 0 || options.PeerAS == LocalAS:
-		return fmt.Errorf("peer AS %d must differ from 0 and from the local AS %d", options.PeerAS, LocalAS)
+	case options.Local.IsUnspecified():
+		return fmt.Errorf("local address %s is unspecified", options.Local)
+	case !options.ID.Is4() || options.ID.IsUnspecified():
+		return fmt.Errorf("BGP identifier %s is not a non-zero IPv4 address", options.ID)
+	case options.Peer.Addr().Is4() != options.Local.Is4() || options.Peer.Port() == 0 && !options.Listen.IsValid():
+		return fmt.Errorf("peer %s is not an address of the family of %s with a port", options.Peer, options.Local)
+	case options.PeerAS == 0 || options.PeerAS == options.LocalAS && options.Speaker == defaultSpeaker:
+		return fmt.Errorf("peer AS %d must differ from 0 and from the local AS %d", options.PeerAS, options.LocalAS)
+	case !options.NextHops[vip.IPv4].Is4():
+		return fmt.Errorf("next hop of IPv4 VIPs %s is not an IPv4 address", options.NextHops[vip.IPv4])
 	case len(options.Password) > maxPassword:
 		return fmt.Errorf("password has %d bytes; TCP-MD5 supports at most %d", len(options.Password), maxPassword)
 	case options.HoldTime < 3*time.Second || options.HoldTime > 65535*time.Second || options.HoldTime%time.Second != 0:
@@ -89,8 +115,11 @@ type State struct {
 type Announcer struct {
 	options Options
 	dial    func(context.Context) (net.Conn, error)
-	state   *latest.Value[State]
-	up      *latest.Value[gate.Announcer]
+	// accepted has the newest connection of a listening announcer; nil until it listens. It belongs to
+	// Run.
+	accepted chan net.Conn
+	state    *latest.Value[State]
+	up       *latest.Value[gate.Announcer]
 
 	// wake holds a token when the session's goroutine has work: an awaited heartbeat arrived, or
 	// Post left bytes to write.
@@ -109,7 +138,9 @@ func New(options Options) *Announcer {
 		options: options.withDefaults(), state: latest.New(State{}),
 		up: latest.New(gate.Announcer{}), table: newTable(), wake: make(chan struct{}, 1),
 	}
-	announcer.dial = announcer.dialTCP
+	if announcer.dial = announcer.dialTCP; options.Listen.IsValid() {
+		announcer.dial = announcer.accept
+	}
 	return announcer
 }
 
@@ -203,10 +234,10 @@ func (announcer *Announcer) attempt(ctx context.Context, enc *encoder) error {
 	announcer.state.Update(func(state State) State { state.Attempts++; return state })
 	conn, err := announcer.dial(ctx)
 	if err != nil {
-		return fmt.Errorf("failed to connect to BIRD at %s: %w", announcer.options.Peer, err)
+		return fmt.Errorf("failed to connect to %s at %s: %w", announcer.options.Speaker, announcer.options.Peer, err)
 	}
 	if err := newSession(announcer, enc, conn).run(ctx); err != nil {
-		return fmt.Errorf("session with BIRD at %s: %w", announcer.options.Peer, err)
+		return fmt.Errorf("session with %s at %s: %w", announcer.options.Speaker, announcer.options.Peer, err)
 	}
 	return nil
 }
@@ -219,7 +250,7 @@ func (announcer *Announcer) established() {
 		return state
 	})
 	announcer.up.Set(gate.Announcer{Up: true, Since: now})
-	announcer.options.Log.Info("session with BIRD established", "peer", announcer.options.Peer)
+	announcer.options.Log.Info("session with "+announcer.options.Speaker+" established", "peer", announcer.options.Peer)
 }
 
 // down records the end of an attempt or a session; err is nil when Run was stopped.
@@ -236,15 +267,16 @@ func (announcer *Announcer) down(err error) {
 	if was.Established {
 		announcer.up.Set(gate.Announcer{Since: current.Since})
 	}
-	// BIRD may be away for long: log a failure once, until it changes.
+	peer := announcer.options.Speaker
+	// The peer may be away for long: log a failure once, until it changes.
 	switch {
 	case err == nil && was.Established:
-		announcer.options.Log.Info("session with BIRD closed", "peer", announcer.options.Peer)
+		announcer.options.Log.Info("session with "+peer+" closed", "peer", announcer.options.Peer)
 	case err == nil:
 	case was.Established:
-		announcer.options.Log.Warn("session with BIRD lost", "peer", announcer.options.Peer, "error", err)
+		announcer.options.Log.Warn("session with "+peer+" lost", "peer", announcer.options.Peer, "error", err)
 	case was.LastError == nil || was.LastError.Error() != err.Error():
-		announcer.options.Log.Info("connection to BIRD failed, retrying", "peer", announcer.options.Peer,
+		announcer.options.Log.Info("connection to "+peer+" failed, retrying", "peer", announcer.options.Peer,
 			"attempts", was.Attempts, "error", err)
 	}
 }
@@ -260,7 +292,7 @@ func (announcer *Announcer) dialTCP(ctx context.Context) (net.Conn, error) {
 	if announcer.options.Password != "" {
 		dialer.Control = signWith(announcer.options.Password, announcer.options.Peer.Addr())
 	}
-	conn, err := dialer.DialContext(ctx, "tcp4", announcer.options.Peer.String())
+	conn, err := dialer.DialContext(ctx, "tcp", announcer.options.Peer.String())
 	if err != nil && announcer.options.Password != "" && errors.Is(err, context.DeadlineExceeded) {
 		return nil, fmt.Errorf("%w (the peer does not listen or has another TCP-MD5 key)", err)
 	}

@@ -444,7 +444,7 @@ func TestSessionErrors(t *testing.T) {
 	}{
 		{"wrong peer AS", nil, func(o *Options) { o.PeerAS = 8104 }, "BIRD has AS 8103, expected AS 8104"},
 		{"BIRD expects another AS", func(b *bird) { b.PeerAS = 4200000001 }, nil, "bad peer as"},
-		{"no IPv6 channel", func(b *bird) { b.Channel6 = false }, nil, "BIRD's session has no ipv6 channel"},
+		{"no IPv6 channel", func(b *bird) { b.Channel6 = false }, nil, "BIRD has no ipv6 channel in the session"},
 		{
 			"BIRD has a password, we have none", func(b *bird) { b.Password = NewPassword() },
 			func(o *Options) { o.Password = "" }, "timeout",

@@ -1,4 +1,5 @@
-// Package announce advertises VIPs to one BGP peer, the local BIRD on the loopback.
+// Package announce advertises VIPs to one BGP peer: the local BIRD on the loopback, or a speaker that
+// another program runs.
 //
 // An [Announcer] guarantees:
 //
@@ -13,6 +14,7 @@
 //     table to a new session. The VIPs of a hung gate are not announced again.
 //   - Every new session sends the whole current table to the peer.
 //
-// The announcer does not listen, so sessions cannot collide, and it ignores received routes.
+// The announcer either connects or listens, so sessions cannot collide, and it ignores received
+// routes.
 // Package gate decides what to announce, and BIRD reports whether gateways have it.
 package announce

@@ -40,7 +40,7 @@ func FuzzReadMessage(f *testing.F) {
 			c.add(vip.Require(v), Route{Advertisement: a})
 		}
 	}
-	updates := e.appendUpdates(nil, &c)
+	updates := e.appendUpdates(nil, &c, bothFamilies)
 	cease, err := notification(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN, []byte("maintenance"))
 	harness.Must(f, err)
 	f.Add(slices.Concat(e.open, e.keepalive, updates, cease))
@@ -69,7 +69,7 @@ func FuzzReadMessage(f *testing.F) {
 			total += int(m.Header.Len)
 			switch body := m.Body.(type) {
 			case *bgp.BGPOpen:
-				hold, err := checkOpen(body, testOptions())
+				hold, _, err := checkOpen(body, testOptions())
 				if err == nil && (hold <= 0 || hold > testOptions().HoldTime) {
 					t.Fatalf("hold time %v", hold)
 				}
@@ -77,7 +77,7 @@ func FuzzReadMessage(f *testing.F) {
 					continue
 				}
 				written := reencode(t, m).Body.(*bgp.BGPOpen)
-				if again, err := checkOpen(written, testOptions()); err != nil || again != hold {
+				if again, _, err := checkOpen(written, testOptions()); err != nil || again != hold {
 					t.Fatalf("accepted with %v, but not once it was written: %v, %v", hold, again, err)
 				}
 			case *bgp.BGPNotification:

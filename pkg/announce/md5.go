@@ -45,10 +45,17 @@ func signWith(password string, peer netip.Addr) func(string, string, syscall.Raw
 
 func setKey(fd int, password string, peer netip.Addr) error {
 	sig := unix.TCPMD5Sig{Keylen: uint16(len(password))}
-	sig.Addr.Family = unix.AF_INET
-	// struct sockaddr_in after its family: port (2 bytes, ignored), address.
-	addr := peer.As4()
-	copy(sig.Addr.Data[2:], addr[:])
+	if peer.Is4() {
+		sig.Addr.Family = unix.AF_INET
+		// struct sockaddr_in after its family: port (2 bytes, ignored), address.
+		addr := peer.As4()
+		copy(sig.Addr.Data[2:], addr[:])
+	} else {
+		sig.Addr.Family = unix.AF_INET6
+		// struct sockaddr_in6 after its family: port, flow label (4 bytes), address.
+		addr := peer.As16()
+		copy(sig.Addr.Data[6:], addr[:])
+	}
 	copy(sig.Key[:], password)
 	return os.NewSyscallError("setsockopt TCP_MD5SIG",
 		unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, unix.TCP_MD5SIG, &sig))

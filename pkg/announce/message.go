@@ -54,18 +54,23 @@ func readMessage(reader *bufio.Reader) (*bgp.BGPMessage, error) {
 	return message, nil
 }
 
-// checkOpen validates the peer's OPEN and returns the session's hold time.
-func checkOpen(open *bgp.BGPOpen, options Options) (time.Duration, error) {
-	reject := func(subcode uint8, data []byte, format string, args ...any) (time.Duration, error) {
-		return 0, bgp.NewMessageError(bgp.BGP_ERROR_OPEN_MESSAGE_ERROR, subcode, data, fmt.Sprintf(format, args...))
+// checkOpen validates the peer's OPEN and returns the session's hold time and families.
+func checkOpen(open *bgp.BGPOpen, options Options) (
+	hold time.Duration, families [len(vip.Families)]bool, err error,
+) {
+	peer := options.Speaker
+	type supported = [len(vip.Families)]bool
+	reject := func(subcode uint8, data []byte, format string, args ...any) (time.Duration, supported, error) {
+		return 0, families, bgp.NewMessageError(bgp.BGP_ERROR_OPEN_MESSAGE_ERROR, subcode, data,
+			fmt.Sprintf("%s "+format, append([]any{peer}, args...)...))
 	}
 	if open.Version != 4 {
-		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_VERSION_NUMBER, []byte{0, 4}, "BIRD speaks BGP version %d, not 4",
+		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_VERSION_NUMBER, []byte{0, 4}, "speaks BGP version %d, not 4",
 			open.Version)
 	}
 	// A capability may be in any of several parameters, and a parameter may hold several.
 	var as4 *bgp.CapFourOctetASNumber
-	families := make(map[bgp.Family]bool)
+	offered := make(map[bgp.Family]bool)
 	for _, parameter := range open.OptParams {
 		if caps, ok := parameter.(*bgp.OptionParameterCapability); ok {
 			for _, capability := range caps.Capability {
@@ -73,34 +78,36 @@ func checkOpen(open *bgp.BGPOpen, options Options) (time.Duration, error) {
 				case *bgp.CapFourOctetASNumber:
 					as4 = capability
 				case *bgp.CapMultiProtocol:
-					families[capability.CapValue] = true
+					offered[capability.CapValue] = true
 				}
 			}
 		}
 	}
 	if as4 == nil {
-		capability, _ := bgp.NewCapFourOctetASNumber(LocalAS).Serialize() // a constant form
+		capability, _ := bgp.NewCapFourOctetASNumber(options.LocalAS).Serialize() // a constant form
 		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, capability,
-			"BIRD does not support 4-octet AS numbers; remove `enable as4 off` from the session")
+			"does not support 4-octet AS numbers; remove `enable as4 off` from the session")
 	}
 	if as4.CapValue != options.PeerAS {
-		return reject(bgp.BGP_ERROR_SUB_BAD_PEER_AS, nil, "BIRD has AS %d, expected AS %d", as4.CapValue, options.PeerAS)
+		return reject(bgp.BGP_ERROR_SUB_BAD_PEER_AS, nil, "has AS %d, expected AS %d", as4.CapValue, options.PeerAS)
 	}
 	if !open.ID.Is4() || open.ID.IsUnspecified() {
-		return reject(bgp.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER, nil, "BIRD's router id is %s", open.ID)
+		return reject(bgp.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER, nil, "has router id %s", open.ID)
 	}
 	for _, family := range vip.Families {
-		if !families[codecFamily[family]] {
+		// Our BIRD has both. Without the capability (RFC 4760 section 8) a session is of IPv4.
+		families[family] = offered[codecFamily[family]] || len(offered) == 0 && family == vip.IPv4
+		if !families[family] && peer == defaultSpeaker {
 			capability, _ := bgp.NewCapMultiProtocol(codecFamily[family]).Serialize() // a constant form
-			return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, capability, "BIRD's session has no %s channel", family)
+			return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, capability, "has no %s channel in the session", family)
 		}
 	}
 	// With a hold time of 0, BIRD would keep the routes of a hung process. RFC 4271 section 4.2
 	// permits rejecting it.
-	hold := time.Duration(open.HoldTime) * time.Second
+	hold = time.Duration(open.HoldTime) * time.Second
 	if hold < 3*time.Second {
 		return reject(bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME, nil,
-			"BIRD's hold time is %s; at least 3s is required", hold)
+			"offers a hold time of %s; at least 3s is required", hold)
 	}
-	return min(hold, options.HoldTime), nil
+	return min(hold, options.HoldTime), families, nil
 }

@@ -20,6 +20,8 @@ import (
 	"github.com/vipgate/vipgate/test/harness"
 )
 
+var bothFamilies = [...]bool{vip.IPv4: true, vip.IPv6: true}
+
 func testOptions() Options {
 	return Options{Peer: netip.MustParseAddrPort("127.0.0.1:1790"), PeerAS: 8103}.withDefaults()
 }
@@ -43,7 +45,7 @@ func encode(t fatal, e *encoder, want map[vip.VIP]Advertisement) []byte {
 	for v, a := range want {
 		c.add(v, Route{Advertisement: a})
 	}
-	b := e.appendUpdates(nil, &c)
+	b := e.appendUpdates(nil, &c, bothFamilies)
 	if library := encodeWithLibrary(t, want); !bytes.Equal(b, library) {
 		t.Fatalf("encoded as % x, by the library as % x", b, library)
 	}
@@ -352,7 +354,7 @@ func TestCheckOpen(t *testing.T) {
 			if tt.change != nil {
 				tt.change(open)
 			}
-			hold, err := checkOpen(open, testOptions())
+			hold, _, err := checkOpen(open, testOptions())
 			if tt.subcode == 0 {
 				if err != nil || hold != 3*time.Second {
 					t.Fatalf("got %s, %v; want the smaller hold time, 3s", hold, err)
@@ -398,7 +400,7 @@ func TestCommunitiesGroupUpdates(t *testing.T) {
 		}
 		c.add(v, route)
 	}
-	got, messages := map[string]string{}, split(t, e.appendUpdates(nil, &c))
+	got, messages := map[string]string{}, split(t, e.appendUpdates(nil, &c, bothFamilies))
 	for _, m := range messages {
 		update := m.Body.(*bgp.BGPUpdate)
 		var communities []string

@@ -49,7 +49,8 @@ type session struct {
 	drained chan struct{} // closed when read has ended
 
 	phase     phase
-	announced bool // the whole table was sent; later writes contain only changes
+	families  [len(vip.Families)]bool // that the peer has
+	announced bool                    // the whole table was sent; later writes contain only changes
 
 	hold      time.Duration
 	holdTimer *time.Timer
@@ -70,10 +71,13 @@ type received struct {
 func newSession(announcer *Announcer, encoder *encoder, conn net.Conn) *session {
 	return &session{
 		a: announcer, encoder: encoder, conn: conn, writer: newWriter(conn), hold: announcer.options.HoldTime,
-		keepaliveDue: true,
-		in:           make(chan received), done: make(chan struct{}), drained: make(chan struct{}),
+		keepaliveDue: true, families: [...]bool{vip.IPv4: true, vip.IPv6: true},
+		in: make(chan received), done: make(chan struct{}), drained: make(chan struct{}),
 	}
 }
+
+// peer returns the peer's name in messages.
+func (session *session) peer() string { return session.a.options.Speaker }
 
 // run serves the session until it fails or ctx ends, and closes the connection.
 func (session *session) run(ctx context.Context) error {
@@ -166,14 +170,15 @@ func (session *session) sendKeepaliveAndTable() error {
 func (session *session) receive(received received) error {
 	if received.err != nil {
 		if errors.Is(received.err, io.EOF) {
-			return fmt.Errorf("in state %s: BIRD closed the connection", session.phase)
+			return fmt.Errorf("in state %s: %s closed the connection", session.phase, session.peer())
 		}
 		return fmt.Errorf("in state %s: failed to read: %w", session.phase, received.err)
 	}
 	session.extendHold(received.at)
 	switch body := received.message.Body.(type) {
 	case *bgp.BGPNotification:
-		return fmt.Errorf("BIRD sent NOTIFICATION %s", bgp.NewNotificationErrorCode(body.ErrorCode, body.ErrorSubcode))
+		return fmt.Errorf("%s sent NOTIFICATION %s", session.peer(),
+			bgp.NewNotificationErrorCode(body.ErrorCode, body.ErrorSubcode))
 	case *bgp.BGPOpen:
 		if session.phase == openSent {
 			return session.handleOpen(body)
@@ -194,7 +199,7 @@ func (session *session) receive(received received) error {
 	}
 	// RFC 6608: the subcode identifies the state.
 	return bgp.NewMessageError(bgp.BGP_ERROR_FSM_ERROR, uint8(session.phase)+1, nil,
-		fmt.Sprintf("BIRD sent a message of type %d in state %s", received.message.Header.Type, session.phase))
+		fmt.Sprintf("%s sent a message of type %d in state %s", session.peer(), received.message.Header.Type, session.phase))
 }
 
 // setTimers restarts keepaliveTimer, and holdTimer if the hold time expires first.
@@ -217,10 +222,11 @@ func (session *session) extendHold(from time.Time) {
 }
 
 func (session *session) handleOpen(open *bgp.BGPOpen) error {
-	hold, err := checkOpen(open, session.a.options)
+	hold, families, err := checkOpen(open, session.a.options)
 	if err != nil {
 		return err
 	}
+	session.families = families
 	session.hold, session.phase = hold, openConfirm
 	now := time.Now()
 	session.extendHold(now)
@@ -244,7 +250,7 @@ func (session *session) expire() error {
 		return nil
 	}
 	return bgp.NewMessageError(bgp.BGP_ERROR_HOLD_TIMER_EXPIRED, 0, nil,
-		fmt.Sprintf("in state %s: BIRD was silent for its hold time of %s", session.phase, session.hold))
+		fmt.Sprintf("in state %s: %s was silent for its hold time of %s", session.phase, session.peer(), session.hold))
 }
 
 // announceAll sends the whole table and registers the session, so that Post sends later changes.

@@ -619,13 +619,13 @@ func TestInvalidOptions(t *testing.T) {
 		change func(*Options)
 		want   string
 	}{
-		"no peer":        {func(o *Options) { o.Peer = Options{}.Peer }, "not an IPv4 address with a port"},
+		"no peer":        {func(o *Options) { o.Peer = Options{}.Peer }, "is not an address of the family"},
 		"our own AS":     {func(o *Options) { o.PeerAS = LocalAS }, "peer AS"},
 		"hold time 1s":   {func(o *Options) { o.HoldTime = time.Second }, "hold time"},
 		"hold time 3.5s": {func(o *Options) { o.HoldTime = 3500 * time.Millisecond }, "hold time"},
 		"long password":  {func(o *Options) { o.Password = strings.Repeat("x", 81) }, "at most 80"},
 		"zero local":     {func(o *Options) { o.Local = netip.IPv4Unspecified() }, "local address"},
-		"IPv6 local":     {func(o *Options) { o.Local = vipC.Prefix().Addr() }, "local address"},
+		"IPv6 local":     {func(o *Options) { o.Local = vipC.Prefix().Addr() }, "of the family of"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -20,6 +20,7 @@ const (
 // Route is how a VIP is advertised. Routes are comparable.
 type Route struct {
 	Advertisement Advertisement
+	Prepend       uint8      // further AS numbers in the path; none in iBGP
 	Attributes    Attributes // none of a withdrawn VIP
 }
 

@@ -61,7 +61,7 @@ func (session *session) takePosted() bool {
 
 // encode encodes changes. The result is valid until the next call.
 func (session *session) encode() []byte {
-	session.buf = session.encoder.appendUpdates(session.buf[:0], &session.changes)
+	session.buf = session.encoder.appendUpdates(session.buf[:0], &session.changes, session.families)
 	return session.buf
 }
 

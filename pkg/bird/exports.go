@@ -95,6 +95,11 @@ func parseRoutes(reply Reply) vip.Set {
 
 // ExportsProblem describes a gateway that does not receive every VIP, with the remedy.
 func (gateway GatewayState) ExportsProblem() string {
+	if gateway.Foreign {
+		return fmt.Sprintf("receives %d of %d VIPs: the speaker does not export the others; does it accept them from "+
+			"the frontend, with a next hop that it can resolve, and does its policy toward the gateway permit them?",
+			gateway.Exported, gateway.Announced)
+	}
 	return fmt.Sprintf("receives %d of %d VIPs: BIRD does not export the others; did another process change "+
 		"BIRD's configuration? `birdc \"show route noexport 'NBR-%s'\"`", gateway.Exported, gateway.Announced, gateway.Name)
 }

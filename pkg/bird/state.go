@@ -19,6 +19,7 @@ import (
 type State struct {
 	At             time.Time // start of the last poll that BIRD answered
 	Alive          bool      // BIRD answers
+	Name           string    // of a speaker that another program runs; "" for our BIRD
 	Version        string
 	PID            int       // 0 while BIRD does not run
 	Since          time.Time // start of the process
@@ -103,6 +104,8 @@ type GatewayState struct {
 	// must not be modified.
 	Exports vip.Set
 	exports exportList
+	// Foreign reports whether the session belongs to a speaker that another program runs.
+	Foreign bool
 
 	evidence evidence // static gateways only
 	// isLacking reports whether the session is established without the family.

@@ -103,7 +103,7 @@ type Supervisor struct {
 
 func (options Options) withDefaults() Options {
 	if !options.RouterID.IsValid() {
-		options.RouterID = routerID()
+		options.RouterID = RouterID()
 	}
 	options.KernelScanTime, options.Log = cmp.Or(options.KernelScanTime, 10*time.Second),
 		cmp.Or(options.Log, slog.New(slog.DiscardHandler))
@@ -320,9 +320,9 @@ func (options Options) Preview(a trench.Attractor) ([]byte, map[string]string, e
 	return content, v.problems, err
 }
 
-// routerID derives a BGP router ID from the pod's UID (POD_UID) or else the machine ID, and the
+// RouterID derives a BGP router ID from the pod's UID (POD_UID) or else the machine ID, and the
 // host name. BIRD fails to start without one on a host that has no IPv4 address.
-func routerID() netip.Addr {
+func RouterID() netip.Addr {
 	seed := os.Getenv("POD_UID")
 	if seed == "" {
 		if b, err := os.ReadFile("/etc/machine-id"); err == nil {

@@ -50,6 +50,10 @@ func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*fronten
 	if lasts := r.GetEndsAfter().AsDuration(); kinds != 1 || lasts < 0 {
 		return nil, status.Error(codes.InvalidArgument, "a drain needs either VIPs, gateways or all, and a positive end")
 	}
+	if len(r.GetGateways()) > 0 && p.External != nil {
+		return nil, status.Error(codes.FailedPrecondition,
+			"the sessions with gateways belong to another program: drain gateways at the speaker, or VIPs here")
+	}
 	objects, err := a.named(r.GetVips(), r.GetGateways())
 	if err != nil {
 		return nil, err
@@ -213,6 +217,10 @@ func (a *admin) ListExports(ctx context.Context, r *frontendv1.ListExportsReques
 		if prefix, err = vip.Parse(r.GetVip()); err != nil {
 			return nil, status.Error(codes.InvalidArgument, err.Error())
 		}
+	}
+	if a.process.External != nil {
+		return nil, status.Error(codes.Unimplemented,
+			"the speaker belongs to another program: ask it for the routes that it exports")
 	}
 	var names []string
 	for _, g := range a.process.bird.State().Load().Gateways {

@@ -29,6 +29,9 @@ func (p *process) announcerProblem(now time.Time) string {
 		loaded.Generation > 0 && !slices.ContainsFunc(loaded.Config.Attractor.Gateways, isBGP) {
 		return ""
 	}
+	if p.External != nil {
+		return p.externalProblem(p.announcer.State().Load().LastError)
+	}
 	return loopbackProblem(p.loopbackBIRD(), p.bird.State().Load(), p.announcer.State().Load().LastError,
 		endpoint.PortOwner)
 }

@@ -112,7 +112,7 @@ func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 	f.configured = configured
 	// Install source routing first: a new VIP attracts traffic as soon as it is advertised.
 	f.route()
-	policies, err := policy.New(a.Policies)
+	policies, err := policy.New(a.Policies, f.encoding())
 	if err != nil {
 		return err
 	}

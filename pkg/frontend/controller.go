@@ -324,3 +324,11 @@ func lbUpdate(u readiness.Update, states []gate.VIPState) gate.LBUpdate {
 	}
 	return g
 }
+
+// readinessSource is the load balancer's stream or a directory of readiness files.
+type readinessSource interface {
+	// Changed holds a token whenever Take may return a change.
+	Changed() <-chan struct{}
+	// Take returns the changes since the last Take. It does not block.
+	Take() readiness.Update
+}

@@ -134,7 +134,7 @@ func TestWeightAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, _ := testObserver()
 		c, s := newReadyController(o, gate.New(gate.Options{}))
-		policies, err := policy.New([]trench.Policy{{Ready: trench.Attributes{TargetBandwidth: 10}}})
+		policies, err := policy.New([]trench.Policy{{Ready: trench.Attributes{TargetBandwidth: 10}}}, policy.Carried)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/frontend/directory"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
@@ -21,13 +22,13 @@ import (
 
 var (
 	_ readinessSource = (*readiness.Watcher)(nil)
-	_ readinessSource = (*directorySource)(nil)
-	_ task.Task       = (*directorySource)(nil)
+	_ readinessSource = (*directory.Source)(nil)
+	_ task.Task       = (*directory.Source)(nil)
 )
 
 // directoryFixture is a directory source with its received state.
 type directoryFixture struct {
-	*directorySource
+	*directory.Source
 	t      *testing.T
 	path   string
 	config *latest.Value[trench.Loaded]
@@ -57,10 +58,10 @@ func newDirectoryFixture(t *testing.T, path string, o readinessfile.Options) *di
 	}
 	s.gate.Configure([]vip.VIP{vipA, vipB})
 	d := readinessfile.NewReader(o)
-	s.directorySource = newDirectorySource(d, s.config, "instance")
+	s.Source = directory.New(d, s.config, "instance")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- task.Run(ctx, d, s.directorySource) }()
+	go func() { done <- task.Run(ctx, d, s.Source) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -197,14 +198,14 @@ func publishGone(t *testing.T, drain time.Duration) (s *directoryFixture, path s
 // A new trench file is evaluated with the last listing, and does not renew the lease.
 func TestOldListingRenewsNoLease(t *testing.T) {
 	config := latest.New(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}}))
-	s := newDirectorySource(readinessfile.NewReader(readinessfile.Options{
+	s := directory.New(readinessfile.NewReader(readinessfile.Options{
 		Path: t.TempDir(), Log: slog.New(slog.DiscardHandler),
 	}), config, "instance")
 	now := time.Now()
 	listing := readinessfile.Listing{Scanned: true, At: now.Add(-2 * time.Second), Revision: 1}
-	s.publish(now.Add(-2*time.Second), listing, config.Load().Config)
+	s.Publish(now.Add(-2*time.Second), listing, config.Load().Config)
 	s.Take()
-	s.publish(now, listing, configOf(trench.Stream{Name: "b", VIPs: []vip.VIP{vipA}}).Config)
+	s.Publish(now, listing, configOf(trench.Stream{Name: "b", VIPs: []vip.VIP{vipA}}).Config)
 	u := s.Take()
 	if want := listing.At.Add(readinessfile.MaxListingAge); !u.LeaseEnd.Equal(want) || !u.LastMessage.Equal(listing.At) {
 		t.Errorf("the lease ends %v after the listing, want %v", u.LeaseEnd.Sub(listing.At), readinessfile.MaxListingAge)

@@ -318,6 +318,10 @@ func sessionEvents(was, is bird.State) []*adminv1.Event {
 	}
 	switch {
 	// Between two states BIRD may have been replaced: only the PID shows it.
+	case is.Name != "" && is.Alive && !was.Alive:
+		note("the speaker is " + is.Version)
+	case is.Name != "" && !is.Alive && was.Alive:
+		note("the speaker: " + birdProblem(is))
 	case is.Alive && (!was.Alive || was.PID != is.PID):
 		note(fmt.Sprintf("BIRD %s runs with pid %d, restarts: %d", is.Version, is.PID, is.Restarts))
 	case !is.Alive && was.Alive:
@@ -396,6 +400,9 @@ func routeMissing(s bird.State, family vip.Family, now time.Time) bool {
 func birdProblem(s bird.State) string {
 	if s.Alive {
 		return ""
+	}
+	if s.Name != "" {
+		return cmp.Or(logs.Text(s.Err), "the speaker's state is not read yet")
 	}
 	return cmp.Or(logs.Text(s.Err), "BIRD does not run")
 }

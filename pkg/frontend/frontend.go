@@ -21,6 +21,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/drains"
 	"github.com/vipgate/vipgate/pkg/endpoint"
+	"github.com/vipgate/vipgate/pkg/frontend/directory"
 	"github.com/vipgate/vipgate/pkg/frontend/orders"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/health"
@@ -45,11 +46,12 @@ type process struct {
 	health     *health.Server
 	parts      []string // of Readiness, without Started
 	kernel     *kernel.Routing
-	bird       *bird.Supervisor
+	bird       bgpSpeaker
 	announcer  *announce.Announcer
 	source     readinessSource    // nil without gating: watcher or directory
 	watcher    *readiness.Watcher // nil unless the source is a load balancer
-	directory  *directorySource   // nil unless the source is a directory
+	directory  *directory.Source  // nil unless the source is a directory
+	reader     *readinessfile.Reader
 	controller *controller
 	observer   *observer
 	reporter   *reporter
@@ -168,7 +170,8 @@ func newProcess(o Options) (*process, error) {
 			o.Log.Warn("readiness files have no lease: files of a writer that died stay valid; see --readiness-max-age",
 				"directory", o.Directory.Path)
 		}
-		p.directory = newDirectorySource(readinessfile.NewReader(*o.Directory), p.Source.Value(), p.instance)
+		p.reader = readinessfile.NewReader(*o.Directory)
+		p.directory = directory.New(p.reader, p.Source.Value(), p.instance)
 		p.source = p.directory
 	default:
 		p.health.Report(Identity, "no SVID yet")
@@ -179,20 +182,15 @@ func newProcess(o Options) (*process, error) {
 	}
 	p.health.Define(Readiness, append([]string{Started}, p.parts...)...)
 
-	// Both ends of the loopback session get the same key.
-	o.BIRD.Password, o.BIRD.OnAnswer = loopbackPassword(o), p.metrics.ControlLatency
-	o.BIRD.DrainTime, o.BIRD.SlotTime = o.Gate.DrainTime, slotTime
-	o.BIRD.Ordered = func() bool { return p.Source.Value().Load().Config.OnePodAtATime }
-	p.bird = bird.NewSupervisor(o.BIRD)
-	p.announcer = announce.New(announce.Options{
-		Local: bird.LoopbackAnnouncer, Peer: p.loopbackBIRD(),
-		PeerAS: bird.LoopbackPeerAS, Password: o.BIRD.Password, Log: o.Log,
-		OnWritten: func(cause, at time.Time, _ uint64) {
-			if !cause.IsZero() {
-				p.metrics.DecisionLatency(at.Sub(cause))
-			}
-		},
-	})
+	var session announce.Options
+	p.bird, session = p.newSpeaker(o)
+	session.Log = o.Log
+	session.OnWritten = func(cause, at time.Time, _ uint64) {
+		if !cause.IsZero() {
+			p.metrics.DecisionLatency(at.Sub(cause))
+		}
+	}
+	p.announcer = announce.New(session)
 	p.reporter = newReporter(p.announcer.State(), p.bird, o.Settle, p.report)
 	// Report before waking the watches: the load balancer waits for withdrawals.
 	p.observer.onDecisions = func(d decisions) {
@@ -291,10 +289,13 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		front = append(front, p.watcher)
 	}
 	if p.directory != nil {
-		front = append(front, p.directory.reader, p.directory)
+		front = append(front, p.reader, p.directory)
 	}
 	// BIRD and source routing end after the announcer has closed its session.
-	back := []task.Task{p.kernel, kernel.NewAddresses(p.Log, p.external), &birdAfterRouting{p}}
+	back := []task.Task{p.kernel, &birdAfterRouting{p}}
+	if !p.Kernel.Foreign {
+		back = append(back, kernel.NewAddresses(p.Log, p.external))
+	}
 	err = p.shell.Run(ctx, stop, shell.Plan{
 		Decides: p.controller, Stages: [][]task.Task{front, back}, Drain: p.drain,
 	})

@@ -272,3 +272,23 @@ func (o *observer) waitWithdrawn(ctx context.Context) error {
 	// Check idle first: then state contains every decision.
 	return o.state.changed.Wait(ctx, func(uint64) bool { return o.queue.Idle() && o.state.advertised() == 0 })
 }
+
+// streamProblem returns why the readiness source supplies no valid readiness, or "".
+func (p *process) streamProblem(lb lbState) string {
+	lastMessage := p.observer.lease.Load().LastMessage
+	if p.directory == nil {
+		return lbProblem(lb, lastMessage)
+	}
+	l := p.reader.Value().Load()
+	switch {
+	case lb.Freshness == gate.Live && (!l.Gone || l.Everything):
+		return ""
+	case l.Gone:
+		return l.Err.Error()
+	case lastMessage.IsZero():
+		return "readiness directory " + p.Directory.Path + " not read yet"
+	}
+	return fmt.Sprintf("readiness directory %s was last read %v ago: "+
+		"its file system hangs, or the node is starved of CPU",
+		p.Directory.Path, time.Since(lastMessage).Round(time.Second))
+}

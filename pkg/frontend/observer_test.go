@@ -200,7 +200,7 @@ func sameEnum[G interface {
 func TestEventsNameAttributes(t *testing.T) {
 	policies, err := policy.New([]trench.Policy{{
 		VIPs: []vip.VIP{vipA}, Ready: trench.Attributes{MED: 5}, Unknown: &trench.Attributes{MED: 6},
-	}})
+	}}, policy.Carried)
 	if err != nil {
 		t.Fatal(err)
 	}

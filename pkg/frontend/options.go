@@ -59,6 +59,8 @@ type Options struct {
 	Gate       gate.Options
 	MaxBackoff time.Duration // between attempts to reach the load balancer
 
+	// External selects a speaker that another program runs, instead of BIRD; nil for BIRD.
+	External *ExternalSpeaker
 	// BIRD and Kernel lack the interface, the log and the password, which Run adds.
 	BIRD   bird.Options
 	Kernel kernel.Options

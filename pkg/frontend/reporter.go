@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/announce"
-	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -64,7 +63,7 @@ type round struct {
 	settled   time.Time
 }
 
-func newReporter(a *latest.Value[announce.State], s *bird.Supervisor, settle time.Duration,
+func newReporter(a *latest.Value[announce.State], s bgpSpeaker, settle time.Duration,
 	send func([]reported),
 ) *reporter {
 	return &reporter{

@@ -100,6 +100,7 @@ func (p *process) birdStatus(s *frontendv1.Status, b bird.State, now time.Time) 
 	s.Bird = &frontendv1.BirdStatus{
 		Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts),
 		Error: cmp.Or(birdProblem(b), configProblem(b)), Since: endpoint.Timestamp(b.Since),
+		External: p.External != nil, ExternalRouting: p.Kernel.Foreign,
 	}
 	advertised := p.observer.state.expected()
 	for _, g := range b.Gateways {
@@ -115,7 +116,7 @@ func (p *process) birdStatus(s *frontendv1.Status, b bird.State, now time.Time) 
 			st.LastError, st.LastErrorAt = g.LastError, endpoint.Timestamp(g.LastErrorAt)
 		}
 		if !b.Alive {
-			st.State = "unknown, BIRD does not answer"
+			st.State = "unknown, " + cmp.Or(b.Name, "BIRD") + " does not answer"
 		}
 		if st.Up && g.Short {
 			st.Warning = g.ExportsProblem()

@@ -27,6 +27,9 @@ type Options struct {
 	Priority int
 	// Mark is the fwmark of packets from a VIP. It changes only the bits of Mask.
 	Mark, Mask uint32
+	// Foreign leaves source routing to another program: every configured VIP counts as routed, and
+	// the kernel is neither read nor written.
+	Foreign bool
 	// External returns the interface on which packets for VIPs arrive. If nil, sysctls are not
 	// checked.
 	External func() string

@@ -99,6 +99,9 @@ func (routing *Routing) Overdue() time.Duration { return routing.pulse.Overdue()
 // in the kernel after Run returns. Run fails only for invalid options and retries after other
 // errors.
 func (routing *Routing) Run(ctx context.Context) error {
+	if routing.o.Foreign {
+		return routing.trust(ctx)
+	}
 	if err := routing.o.Validate(); err != nil {
 		return fmt.Errorf("source routing: %w", err)
 	}
@@ -190,6 +193,22 @@ reconciliations:
 			return nil
 		case <-reconfigured:
 		case <-timer.C:
+		}
+	}
+}
+
+// trust confirms every configured VIP until ctx ends.
+func (routing *Routing) trust(ctx context.Context) error {
+	close(routing.ready)
+	for {
+		desired, changed := routing.desired.Get()
+		if desired != nil {
+			routing.confirmed.Set(Confirmed{VIPs: *desired, At: time.Now()})
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
 		}
 	}
 }

@@ -37,6 +37,9 @@ type encoded struct {
 type template struct {
 	communities []uint32
 	large       []announce.LargeCommunity
+	metrics     announce.Metrics // without bandwidth; zero unless encoded directly
+	prepend     uint8
+	encoding    Encoding
 	// bandwidth is the link bandwidth of a tenth of a ready target in bytes per second; 0 for none.
 	bandwidth float32
 	encoded   map[uint32]announce.Attributes // by weight, as far as used
@@ -86,8 +89,31 @@ func (lookup *Lookup) of(v vip.VIP) *encoded {
 // Weigh reports whether attributes depend on the weights of decisions.
 func (all Policies) Weigh() bool { return all.weighs }
 
+// Encoding is how attributes reach the gateways.
+type Encoding struct {
+	direct   bool
+	internal bool   // iBGP, which has LOCAL_PREF
+	linkAS   uint16 // of link bandwidths
+}
+
+// Carried encodes attributes as communities, from which BIRD's export filter makes attributes.
+var Carried = Encoding{}
+
+// asTrans stands for an AS number of four octets (RFC 6793).
+const asTrans = 23456
+
+// Direct encodes attributes themselves, for a speaker that another program configures. The numbers
+// are the AS of the speaker and of the announcer.
+func Direct(as, announcer uint32) Encoding {
+	encoding := Encoding{direct: true, internal: as == announcer, linkAS: asTrans}
+	if as <= math.MaxUint16 {
+		encoding.linkAS = uint16(as)
+	}
+	return encoding
+}
+
 // New returns the policies of a valid attractor.
-func New(policies []trench.Policy) (all Policies, err error) {
+func New(policies []trench.Policy, encoding Encoding) (all Policies, err error) {
 	all.own = map[vip.VIP]*encoded{}
 	for i, policy := range policies {
 		encoded := &encoded{index: i}
@@ -99,7 +125,7 @@ func New(policies []trench.Policy) (all Policies, err error) {
 			encoded.causes[of] = fmt.Sprintf("policy %d, %s: %s", i, names[of], encoded.texts[of])
 			all.weighs = all.weighs || attributes.TargetBandwidth > 0
 			for _, advertisement := range []announce.Advertisement{announce.Depreferred, announce.Announced} {
-				if encoded.attributes[of][advertisement], err = newTemplate(attributes, advertisement); err != nil {
+				if encoded.attributes[of][advertisement], err = newTemplate(attributes, advertisement, encoding); err != nil {
 					return Policies{}, fmt.Errorf("failed to encode policy %d: %w", i, err)
 				}
 			}
@@ -138,9 +164,11 @@ func (all *Policies) Keep(former Policies, vips ...vip.Set) {
 const megabit = 1e6 / 8
 
 // newTemplate returns the communities for the announcer.
-func newTemplate(attributes *trench.Attributes, advertisement announce.Advertisement) (*template, error) {
+func newTemplate(attributes *trench.Attributes, advertisement announce.Advertisement, encoding Encoding,
+) (*template, error) {
 	all := &template{
 		bandwidth: megabit / 10 * float32(attributes.TargetBandwidth), encoded: map[uint32]announce.Attributes{},
+		encoding: encoding,
 	}
 	if advertisement == announce.Depreferred {
 		all.communities = append(all.communities, announce.GracefulShutdown)
@@ -155,6 +183,14 @@ func newTemplate(attributes *trench.Attributes, advertisement announce.Advertise
 		default:
 			all.large = append(all.large, announce.LargeCommunity(community))
 		}
+	}
+	if encoding.direct {
+		all.prepend = uint8(attributes.Prepend)
+		all.metrics = announce.Metrics{MED: uint32(attributes.MED), LinkAS: encoding.linkAS}
+		if encoding.internal {
+			all.metrics.LocalPreference = uint32(attributes.LocalPreference)
+		}
+		return all, nil
 	}
 	carry := func(function uint32, value int64) {
 		if value > 0 {
@@ -175,12 +211,16 @@ func (all *template) encode(weight uint32) announce.Attributes {
 	}
 	encoded, known := all.encoded[weight]
 	if !known {
-		large := slices.Clip(all.large)
-		if weight > 0 {
-			bits := math.Float32bits(float32(weight) * all.bandwidth)
-			large = append(large, announce.LargeCommunity{trench.PolicyAS, trench.BandwidthFunction, bits})
+		large, metrics, bandwidth := slices.Clip(all.large), all.metrics, float32(weight)*all.bandwidth
+		switch {
+		case all.encoding.direct:
+			metrics.Bandwidth = bandwidth
+		case weight > 0:
+			large = append(large, announce.LargeCommunity{
+				trench.PolicyAS, trench.BandwidthFunction, math.Float32bits(bandwidth),
+			})
 		}
-		encoded = announce.NewAttributes(all.communities, large)
+		encoded = metrics.Attributes(all.communities, large)
 		all.encoded[weight] = encoded
 	}
 	return encoded
@@ -215,7 +255,8 @@ func (all Policies) Route(v vip.VIP, decision gate.Decision) announce.Route {
 func (policy *encoded) route(decision gate.Decision) announce.Route {
 	route := announce.Route{Advertisement: decision.Advertisement}
 	if policy != nil && decision.Advertisement != gate.Withdrawn {
-		route.Attributes = policy.attributes[stateOf(decision)][decision.Advertisement].encode(decision.Weight)
+		template := policy.attributes[stateOf(decision)][decision.Advertisement]
+		route.Attributes, route.Prepend = template.encode(decision.Weight), template.prepend
 	}
 	return route
 }

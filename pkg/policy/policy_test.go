@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,7 +42,7 @@ func TestRouteByState(t *testing.T) {
 			Backup:   &trench.Attributes{},
 		},
 		{Ready: trench.Attributes{MED: 7}},
-	})
+	}, Carried)
 	harness.Must(t, err)
 	const shutdown = "planned-shut" // GRACEFUL_SHUTDOWN in the library
 	ready := []string{
@@ -88,7 +89,7 @@ func TestRouteByWeight(t *testing.T) {
 	policies, err := New([]trench.Policy{
 		{VIPs: []vip.VIP{own}, Ready: trench.Attributes{MED: 7, TargetBandwidth: 10}, Draining: &trench.Attributes{MED: 7}},
 		{Ready: trench.Attributes{MED: 7}},
-	})
+	}, Carried)
 	harness.Must(t, err)
 	if !policies.Weigh() {
 		t.Error("weights are not used")
@@ -125,7 +126,7 @@ func TestRouteByWeight(t *testing.T) {
 
 // Without policies a route is the advertisement alone, and only its change is a change.
 func TestNoPolicies(t *testing.T) {
-	none, err := New(nil)
+	none, err := New(nil, Carried)
 	harness.Must(t, err)
 	drained := gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Drained}
 	stopping := gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Stopping}
@@ -141,11 +142,11 @@ func TestNoPolicies(t *testing.T) {
 
 // An edit announces the VIPs whose attributes differ again, and no other.
 func TestReplacedPolicies(t *testing.T) {
-	before, err := New([]trench.Policy{{Ready: trench.Attributes{MED: 7}}})
+	before, err := New([]trench.Policy{{Ready: trench.Attributes{MED: 7}}}, Carried)
 	harness.Must(t, err)
 	after, err := New([]trench.Policy{
 		{VIPs: []vip.VIP{own}, Ready: trench.Attributes{MED: 8}}, {Ready: trench.Attributes{MED: 7}},
-	})
+	}, Carried)
 	harness.Must(t, err)
 	ready := gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready}
 	announced := func(vip.VIP) gate.Decision { return ready }
@@ -178,14 +179,14 @@ func TestEndedVIPsKeepTheirPolicy(t *testing.T) {
 		{[]vip.VIP{own}, nil, false},
 		{nil, nil, false},
 	} {
-		next, err := New(step.policies)
+		next, err := New(step.policies, Carried)
 		harness.Must(t, err)
 		ended.Configure(&trench.Config{
 			Attractor: trench.Attractor{VIPs: []vip.VIP{own, other}}, Streams: []trench.Stream{{VIPs: step.served}},
 		})
 		next.Keep(inForce, ended.VIPs)
 		inForce = next
-		with, err := New(attributed(7))
+		with, err := New(attributed(7), Carried)
 		harness.Must(t, err)
 		got := inForce.Changes(nil, []gate.Change{{VIP: own, To: ready}})
 		if is := got[0].Route == with.Route(own, ready); is != step.want {
@@ -208,7 +209,7 @@ func TestTexts(t *testing.T) {
 		},
 		{Ready: trench.Attributes{Prepend: 2, LocalPreference: 300}},
 	}
-	policies, err := New(configured)
+	policies, err := New(configured, Carried)
 	harness.Must(t, err)
 	if d := cmp.Diff([]string{
 		"policy 0 of VIP 20.0.0.1/32", "  ready: communities 64512:2 64512:1:2, MED 50", "  backup: no attributes",
@@ -255,7 +256,7 @@ func TestTexts(t *testing.T) {
 		}
 	}
 
-	next, err := New([]trench.Policy{{Ready: trench.Attributes{Communities: []string{"64512:3"}}}})
+	next, err := New([]trench.Policy{{Ready: trench.Attributes{Communities: []string{"64512:3"}}}}, Carried)
 	harness.Must(t, err)
 	vips := []vip.VIP{own, other}
 	for i := range 9 {
@@ -266,5 +267,29 @@ func TestTexts(t *testing.T) {
 		"to communities 64512:3; VIP 20.0.0.1/32 from communities 64512:2 64512:1:2, MED 50 to communities 64512:3"
 	if got := policies.Edit(next, policies.Replaced(nil, next, vips, decision), decision); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+// A speaker of another program gets attributes, not the communities that stand for them.
+func TestDirectAttributes(t *testing.T) {
+	configured := []trench.Policy{{Ready: trench.Attributes{
+		Communities: []string{"64512:100"}, MED: 50, Prepend: 2, LocalPreference: 300, TargetBandwidth: 8,
+	}}}
+	decision := gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready, Weight: 3}
+	for _, tt := range []struct {
+		encoding Encoding
+		want     []string
+	}{
+		{Direct(8103, 8103), []string{"{LocalPref: 300}", "{Med: 50}", "{Communities: 64512:100}"}},
+		{Direct(8103, 65000), []string{"{Med: 50}", "{Communities: 64512:100}"}},
+	} {
+		policies, err := New(configured, tt.encoding)
+		harness.Must(t, err)
+		route := policies.Route(own, decision)
+		got := decode(t, route.Attributes)
+		if bandwidth := len(got) - 1; route.Prepend != 2 || !slices.Equal(got[:bandwidth], tt.want) ||
+			!strings.Contains(got[bandwidth], "8103") {
+			t.Errorf("prepends %d, attributes %q, want %q and a link bandwidth of AS 8103", route.Prepend, got, tt.want)
+		}
 	}
 }

@@ -329,8 +329,13 @@ func (chain *Chain) FrontendSteps(status *frontendv1.Status, now time.Time) {
 		explanation.Next = next
 	}
 	chain.explain("gate", decision == "advertised", decision+" since "+ago(report.GetSince(), now), explanation)
-	running := status.GetBird().GetPid() != 0 && status.GetBird().GetError() == ""
-	chain.add("BIRD", running, bird(status.GetBird(), now), "BIRD's lines in the frontend's log")
+	process := status.GetBird()
+	running := (process.GetPid() != 0 || process.GetExternal()) && process.GetError() == ""
+	next := "BIRD's lines in the frontend's log"
+	if process.GetExternal() {
+		next = "does the speaker run, and may the frontend read its socket?"
+	}
+	chain.add(speaker(process), running, bird(process, now), next)
 	chain.gateways(status, report, now)
 	family := familyOf(chain.VIP)
 	routes := map[string]string{

@@ -95,8 +95,9 @@ func (view View) Frontend(status *frontendv1.Status, now time.Time) (text string
 		head.row("load balancer", view.loadBalancer(status))
 		head.row("identity", identity(status.GetSpiffeId(), status.GetIdentityExpires(), now))
 	}
-	if process := status.GetBird(); !view.Problems || process.GetPid() == 0 || process.GetError() != "" {
-		head.row("BIRD", bird(process, now))
+	process := status.GetBird()
+	if runs := process.GetPid() != 0 || process.GetExternal(); !view.Problems || !runs || process.GetError() != "" {
+		head.row(speaker(process), bird(process, now))
 	}
 	head.write(&out)
 
@@ -176,11 +177,34 @@ func position(at *readinessv1.Position) string {
 
 func bird(process *frontendv1.BirdStatus, now time.Time) string {
 	text := "does not run"
-	if process.GetPid() != 0 {
+	switch {
+	case process.GetExternal():
+		return external(process)
+	case process.GetPid() != 0:
 		text = fmt.Sprintf("%s, pid %d, up %s",
 			cut(process.GetVersion(), maxCell), process.GetPid(), ago(process.GetSince(), now))
 	}
 	text += ", " + plural(int(process.GetRestarts()), "restart")
+	if process.GetError() != "" {
+		text += ", PROBLEM: " + cut(process.GetError(), maxLine)
+	}
+	return text
+}
+
+// speaker names the BGP speaker.
+func speaker(process *frontendv1.BirdStatus) string {
+	if process.GetExternal() {
+		return "speaker"
+	}
+	return "BIRD"
+}
+
+// external describes a speaker that another program runs.
+func external(process *frontendv1.BirdStatus) string {
+	text := cmp.Or(cut(process.GetVersion(), maxCell), "unknown") + ", run by another program"
+	if process.GetExternalRouting() {
+		text += ", which owns source routing"
+	}
 	if process.GetError() != "" {
 		text += ", PROBLEM: " + cut(process.GetError(), maxLine)
 	}

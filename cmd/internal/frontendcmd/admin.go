@@ -66,7 +66,7 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 // BIRD some time, and --watch repeats it.
 func (c *statusCommand) showsExports(s *frontendv1.Status) bool {
 	switch {
-	case c.Watch || c.Output == "problems" || s.GetBird().GetError() != "":
+	case s.GetBird().GetExternal(), c.Watch || c.Output == "problems" || s.GetBird().GetError() != "":
 		return false
 	case len(c.VIPs) > 0 || c.Output != "table":
 		return true

@@ -68,6 +68,10 @@ type Flags struct {
 	KernelFlags
 	cli.Process
 
+	// Foreign reports whether another program runs the BGP speaker, so that the flags of
+	// BIRD are unused.
+	Foreign bool `kong:"-"`
+
 	// untilStopped replaces cli.RunUntilStopped in tests, unless nil.
 	untilStopped func(drainTime time.Duration, run func(stops <-chan struct{}) error) error
 }
@@ -122,26 +126,33 @@ func (f *Flags) Check(r *cli.Refusals) {
 		r.Socket("--lb-socket", f.LBSocket)
 	}
 	f.Process.Check(r, cli.Port{Flag: "--lb-bgp-port", Port: f.LBBGPPort})
-	r.Socket("--bird-socket", f.BirdSocket)
-	r.If(f.LBBGPPort == 0, "--lb-bgp-port=0: a port lies between 1 and 65535, such as 1790")
-	// Without this check, the frontend would start and try BIRD again and again.
-	executable := bird.Executable(f.BirdExecutable)
-	_, err := exec.LookPath(executable)
-	r.If(err != nil, "--bird-executable=%s: %w: install BIRD, or name its path", executable, err)
+	if !f.Foreign {
+		f.checkBIRD(r)
+	}
 	r.If(f.RouterID.IsValid() && (!f.RouterID.Is4() || f.RouterID.IsUnspecified()),
 		"--router-id=%s: write it like an IPv4 address other than 0.0.0.0", f.RouterID)
-	r.If(f.ImportLimit == 0,
-		"--import-limit=0: no gateway could give a route; leave it out for %d", bird.DefaultImportLimit)
 	r.Within("--drain-time", f.DrainTime, 0, time.Hour)
 	r.Within("--settle", f.Settle, 0, time.Minute)
 	r.Within("--ready-timeout", f.ReadyTimeout, 0, time.Hour)
 	// 0 means the default in the kernel package, but the main table in BIRD.
 	r.If(f.TableID == 0 || f.RulePriority == 0,
 		"--table-id and --rule-priority must not be 0: leave them out for 4096 and 100")
-	err = f.KernelFlags.options().Validate()
+	err := f.KernelFlags.options().Validate()
 	r.If(err != nil, "--table-id, --rule-priority, --mark: %w", err)
 	// lb and frontend share the network namespace of the pod.
 	r.OverlapLB(cli.FrontendNumbers(f.TableID, f.RulePriority, f.Mark.Mark, f.Mark.Mask))
+}
+
+// checkBIRD refuses flags with which BIRD would not start.
+func (f *Flags) checkBIRD(r *cli.Refusals) {
+	r.Socket("--bird-socket", f.BirdSocket)
+	r.If(f.LBBGPPort == 0, "--lb-bgp-port=0: a port lies between 1 and 65535, such as 1790")
+	// Without this check, the frontend would start and try BIRD again and again.
+	executable := bird.Executable(f.BirdExecutable)
+	_, err := exec.LookPath(executable)
+	r.If(err != nil, "--bird-executable=%s: %w: install BIRD, or name its path", executable, err)
+	r.If(f.ImportLimit == 0,
+		"--import-limit=0: no gateway could give a route; leave it out for %d", bird.DefaultImportLimit)
 }
 
 // CheckInterface refuses an external interface that does not exist. setting is the setting with its
@@ -182,11 +193,13 @@ func (f *Flags) Options(own *identity.Source, authorize tlsconfig.Authorizer, s 
 // namespace.
 func (f *Flags) RunUntilStopped(ctx context.Context, o frontend.Options) error {
 	// Two frontends would remove each other's rules and marks.
-	release, err := identity.OwnNetNS(ctx, "frontend", "admin socket "+f.AdminSocket)
-	if err != nil {
-		return err
+	if !o.Kernel.Foreign {
+		release, err := identity.OwnNetNS(ctx, "frontend", "admin socket "+f.AdminSocket)
+		if err != nil {
+			return err
+		}
+		defer release()
 	}
-	defer release()
 	cli.WarnOfTarget(ctx, o.Log)
 	untilStopped := cli.RunUntilStopped
 	if f.untilStopped != nil {

@@ -1274,9 +1274,14 @@ type BirdStatus struct {
 	// The start of the process.
 	Since *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
 	// The problem; empty while BIRD answers.
-	Error         string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Error string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
+	// Whether another program runs the BGP speaker, whose name and version is the version. It has
+	// neither a process ID nor restarts.
+	External bool `protobuf:"varint,6,opt,name=external,proto3" json:"external,omitempty"`
+	// Whether another program owns source routing.
+	ExternalRouting bool `protobuf:"varint,7,opt,name=external_routing,json=externalRouting,proto3" json:"external_routing,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *BirdStatus) Reset() {
@@ -1342,6 +1347,20 @@ func (x *BirdStatus) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *BirdStatus) GetExternal() bool {
+	if x != nil {
+		return x.External
+	}
+	return false
+}
+
+func (x *BirdStatus) GetExternalRouting() bool {
+	if x != nil {
+		return x.ExternalRouting
+	}
+	return false
 }
 
 // VipStatus is one VIP.
@@ -1560,14 +1579,16 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"drain_ends\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\tdrainEnds\x12+\n" +
 	"\x11last_notification\x18\x16 \x01(\tR\x10lastNotification\x12L\n" +
 	"\x14last_notification_at\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\x12lastNotificationAt\x12\x16\n" +
-	"\x06family\x18\x18 \x01(\tR\x06family\"\x9c\x01\n" +
+	"\x06family\x18\x18 \x01(\tR\x06family\"\xe3\x01\n" +
 	"\n" +
 	"BirdStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x1a\n" +
 	"\brestarts\x18\x03 \x01(\rR\brestarts\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"\x9f\x03\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12\x1a\n" +
+	"\bexternal\x18\x06 \x01(\bR\bexternal\x12)\n" +
+	"\x10external_routing\x18\a \x01(\bR\x0fexternalRouting\"\x9f\x03\n" +
 	"\tVipStatus\x12\x10\n" +
 	"\x03vip\x18\x01 \x01(\tR\x03vip\x12I\n" +
 	"\radvertisement\x18\x02 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\radvertisement\x12A\n" +

@@ -1,16 +1,15 @@
-package frontend
+// Package directory is a directory of readiness files as the readiness source of a frontend.
+package directory
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
-	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
@@ -18,16 +17,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// readinessSource is the load balancer's stream or a directory of readiness files.
-type readinessSource interface {
-	// Changed holds a token whenever Take may return a change.
-	Changed() <-chan struct{}
-	// Take returns the changes since the last Take. It does not block.
-	Take() readiness.Update
-}
-
-// directorySource is a directory of readiness files. Each scan renews the lease.
-type directorySource struct {
+// Source is a directory of readiness files. Each scan renews the lease.
+type Source struct {
 	reader   *readinessfile.Reader
 	config   *latest.Value[trench.Loaded]
 	instance string // identifies this start
@@ -42,30 +33,36 @@ type directorySource struct {
 	from      *trench.Config
 }
 
-func newDirectorySource(r *readinessfile.Reader, config *latest.Value[trench.Loaded],
+// New returns a source that reads the directory of a reader, which its owner runs, for the VIPs and
+// streams of a configuration. instance identifies this start.
+func New(r *readinessfile.Reader, config *latest.Value[trench.Loaded],
 	instance string,
-) *directorySource {
-	configureDirectory(r, config.Load().Config)
-	return &directorySource{reader: r, config: config, instance: instance, changed: make(chan struct{}, 1)}
+) *Source {
+	configure(r, config.Load().Config)
+	return &Source{reader: r, config: config, instance: instance, changed: make(chan struct{}, 1)}
 }
 
-func (s *directorySource) String() string           { return "directory-source" }
-func (s *directorySource) Changed() <-chan struct{} { return s.changed }
+// String implements task.Task.
+func (s *Source) String() string { return "directory-source" }
 
-func (s *directorySource) Take() readiness.Update {
+// Changed holds a token whenever Take may return a change.
+func (s *Source) Changed() <-chan struct{} { return s.changed }
+
+// Take returns the changes since the last Take. It does not block.
+func (s *Source) Take() readiness.Update {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.pending.Take()
 }
 
 // Run publishes listings until ctx ends.
-func (s *directorySource) Run(ctx context.Context) error {
+func (s *Source) Run(ctx context.Context) error {
 	loaded, loadedChanged := s.config.Get()
 	for {
 		listing, listingChanged := s.reader.Value().Get()
 		// An unread directory must not be mistaken for an empty one.
 		if listing.Scanned {
-			s.publish(time.Now(), listing, loaded.Config)
+			s.Publish(time.Now(), listing, loaded.Config)
 		}
 		select {
 		case <-ctx.Done():
@@ -73,13 +70,13 @@ func (s *directorySource) Run(ctx context.Context) error {
 		case <-listingChanged:
 		case <-loadedChanged:
 			loaded, loadedChanged = s.config.Get()
-			configureDirectory(s.reader, loaded.Config)
+			configure(s.reader, loaded.Config)
 		}
 	}
 }
 
-// configureDirectory sets the VIPs and streams for which readiness files count.
-func configureDirectory(d *readinessfile.Reader, c *trench.Config) {
+// configure sets the VIPs and streams for which readiness files count.
+func configure(d *readinessfile.Reader, c *trench.Config) {
 	var streams []string
 	for _, st := range c.Streams {
 		streams = append(streams, st.Name)
@@ -87,9 +84,9 @@ func configureDirectory(d *readinessfile.Reader, c *trench.Config) {
 	d.Configure(streams, c.Attractor.VIPs)
 }
 
-// publish adds a changed listing to the pending update. An unchanged listing only renews the
+// Publish adds a changed listing to the pending update. An unchanged listing only renews the
 // lease.
-func (s *directorySource) publish(now time.Time, l readinessfile.Listing, c *trench.Config) {
+func (s *Source) Publish(now time.Time, l readinessfile.Listing, c *trench.Config) {
 	changed := s.from == nil || l.Revision != s.revision || c != s.from
 	if changed {
 		s.published = s.evaluate(now, l, c)
@@ -107,12 +104,12 @@ func (s *directorySource) publish(now time.Time, l readinessfile.Listing, c *tre
 		}
 	}
 	p.Open, p.Synced, p.LastMessage, p.LeaseEnd = true, true, l.At, l.At.Add(readinessfile.MaxListingAge)
-	p.Err = directoryProblem(l)
+	p.Err = problem(l)
 	latest.Wake(s.changed)
 }
 
 // evaluate returns the readiness of all VIPs. An unchanged state keeps its time.
-func (s *directorySource) evaluate(now time.Time, l readinessfile.Listing,
+func (s *Source) evaluate(now time.Time, l readinessfile.Listing,
 	c *trench.Config,
 ) []readiness.VIPReadiness {
 	streams := map[vip.VIP][]string{}
@@ -146,8 +143,8 @@ func (s *directorySource) evaluate(now time.Time, l readinessfile.Listing,
 	return all
 }
 
-// directoryProblem returns the problem of the directory or of its files.
-func directoryProblem(l readinessfile.Listing) error {
+// problem returns the problem of the directory or of its files.
+func problem(l readinessfile.Listing) error {
 	if l.Gone {
 		return l.Err
 	}
@@ -155,24 +152,4 @@ func directoryProblem(l readinessfile.Listing) error {
 		return errors.New("ignored readiness files: " + strings.Join(l.Problems, "; "))
 	}
 	return nil
-}
-
-// streamProblem returns why the readiness source supplies no valid readiness, or "".
-func (p *process) streamProblem(lb lbState) string {
-	lastMessage := p.observer.lease.Load().LastMessage
-	if p.directory == nil {
-		return lbProblem(lb, lastMessage)
-	}
-	l := p.directory.reader.Value().Load()
-	switch {
-	case lb.Freshness == gate.Live && (!l.Gone || l.Everything):
-		return ""
-	case l.Gone:
-		return l.Err.Error()
-	case lastMessage.IsZero():
-		return "readiness directory " + p.Directory.Path + " not read yet"
-	}
-	return fmt.Sprintf("readiness directory %s was last read %v ago: "+
-		"its file system hangs, or the node is starved of CPU",
-		p.Directory.Path, time.Since(lastMessage).Round(time.Second))
 }

@@ -1,0 +1,161 @@
+package frontendcmd
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/announce"
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/files"
+	"github.com/vipgate/vipgate/pkg/frontend"
+	"github.com/vipgate/vipgate/pkg/speaker"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// SpeakerFlags select the BGP speaker that exports VIPs to the gateways.
+type SpeakerFlags struct {
+	Speaker             string       `help:"bird: run BIRD; external: announce VIPs to a BGP speaker that another program runs and configures." enum:"bird,external" default:"bird" group:"External speaker"`
+	SpeakerAddress      string       `help:"The speaker's address, with a port unless that is 179 or --speaker-listen is set." placeholder:"ADDR[:PORT]" group:"External speaker"`
+	SpeakerLocal        netip.Addr   `help:"The frontend's address in the session with the speaker, and the next hop of VIPs of its family." placeholder:"ADDR" group:"External speaker"`
+	SpeakerListen       uint16       `help:"Port of --speaker-local on which the frontend accepts the speaker's connection, instead of connecting, as frr-k8s needs it." placeholder:"PORT" group:"External speaker"`
+	SpeakerAS           uint32       `name:"speaker-as" help:"The speaker's AS number." placeholder:"ASN" group:"External speaker"`
+	SpeakerLocalAS      uint32       `name:"speaker-local-as" help:"The frontend's AS number; the speaker's when absent, for iBGP." placeholder:"ASN" group:"External speaker"`
+	SpeakerNextHop      []netip.Addr `help:"Next hop of the VIPs of its family, that the speaker can resolve; repeatable." placeholder:"ADDR" group:"External speaker"`
+	SpeakerPasswordFile string       `help:"File with the TCP-MD5 password of the session with the speaker." type:"path" placeholder:"FILE" group:"External speaker"`
+	GatewayState        string       `help:"Source of the state of gateway sessions: frr, bgpd's socket; none, every gateway counts as up." enum:"frr,none" default:"frr" group:"External speaker"`
+	SpeakerSocket       string       `help:"Socket of --gateway-state; its kind's usual one when absent." type:"path" placeholder:"SOCKET" group:"External speaker"`
+	SourceRouting       string       `help:"on: replies from VIPs take the gateways' routes; off: another program routes them. auto: on with --speaker=bird." enum:"auto,on,off" default:"auto" group:"Kernel"`
+
+	given []string // flags of one kind of speaker that the user set
+}
+
+// Flags that only one kind of speaker has.
+var (
+	externalFlags = []string{
+		"speaker-address", "speaker-local", "speaker-listen", "speaker-as", "speaker-local-as", "speaker-next-hop",
+		"speaker-password-file", "gateway-state", "speaker-socket",
+	}
+	birdFlags = []string{
+		"bird-socket", "bird-executable", "lb-bgp-port", "import-routes", "import-limit", "ecmp", "static-vips",
+	}
+)
+
+// views open the view of a kind of --gateway-state at a socket.
+var views = map[string]func(socket string) speaker.View{
+	"frr":  func(socket string) speaker.View { return speaker.NewFRR(cmp.Or(socket, speaker.DefaultFRR)) },
+	"none": func(string) speaker.View { return nil },
+}
+
+// Record records which flags of one kind of speaker the user set.
+func (f *SpeakerFlags) Record(parsed *kong.Context) {
+	for _, name := range append(externalFlags, birdFlags...) {
+		if cli.Given(parsed, name) {
+			f.given = append(f.given, name)
+		}
+	}
+}
+
+// IsExternal reports whether another program runs the speaker.
+func (f *SpeakerFlags) IsExternal() bool { return f.Speaker == "external" }
+
+// RoutesSource reports whether the frontend owns source routing.
+func (f *SpeakerFlags) RoutesSource() bool {
+	return f.SourceRouting == "on" || f.SourceRouting == "auto" && !f.IsExternal()
+}
+
+// CheckSpeaker refuses flags of the other kind of speaker, and incomplete ones.
+func (f *SpeakerFlags) CheckSpeaker(r *cli.Refusals) {
+	other, remedy := externalFlags, "add --speaker=external, or leave it out"
+	if f.IsExternal() {
+		other, remedy = birdFlags, "another program runs the speaker; leave it out, or use --speaker=bird"
+	}
+	for _, name := range f.given {
+		for _, of := range other {
+			r.If(name == of, "--%s has no effect with --speaker=%s: %s", name, f.Speaker, remedy)
+		}
+	}
+	if !f.IsExternal() {
+		r.If(f.SourceRouting == "off", "--source-routing=off needs --speaker=external: BIRD's routes are in a table of "+
+			"their own, which only source routing uses")
+		return
+	}
+	_, err := f.Peer()
+	r.If(err != nil, "--speaker-address=%s: %w: write the speaker's address, such as 10.0.0.1 or [fd00::1]:179",
+		f.SpeakerAddress, err)
+	r.If(!f.SpeakerLocal.IsValid(),
+		"--speaker-local is required: an address of this host that the speaker has as a neighbor")
+	r.If(f.SpeakerLocal.IsLoopback() && f.GatewayState == "frr",
+		"--speaker-local=%s: FRR has no route to it; use another address, see docs/speakers.md", f.SpeakerLocal)
+	r.If(f.SpeakerAS == 0, "--speaker-as is required: the speaker's AS number")
+	for i, hop := range f.SpeakerNextHop {
+		for _, before := range f.SpeakerNextHop[:i] {
+			r.If(hop.Is4() == before.Is4(),
+				"--speaker-next-hop=%s: VIPs of its family have the next hop %s already; leave out one", hop, before)
+		}
+	}
+	if err == nil && f.SpeakerLocal.IsValid() {
+		peer, _ := f.Peer()
+		r.If(peer.Addr().Is4() != f.SpeakerLocal.Is4(),
+			"--speaker-address=%s and --speaker-local=%s are of different families: the session needs one",
+			f.SpeakerAddress, f.SpeakerLocal)
+	}
+	r.If(f.SpeakerPasswordFile != "" && !filepath.IsAbs(f.SpeakerPasswordFile),
+		"--speaker-password-file=%s: write an absolute path", f.SpeakerPasswordFile)
+}
+
+// Peer returns the speaker's address and port.
+func (f *SpeakerFlags) Peer() (netip.AddrPort, error) {
+	if address, err := netip.ParseAddr(f.SpeakerAddress); err == nil {
+		return netip.AddrPortFrom(address, 179), nil
+	}
+	return netip.ParseAddrPort(f.SpeakerAddress)
+}
+
+// LocalAS is the AS number of the frontend.
+func (f *SpeakerFlags) LocalAS() uint32 { return cmp.Or(f.SpeakerLocalAS, f.SpeakerAS) }
+
+// maxPassword is the length of a TCP-MD5 key in bytes.
+const maxPassword = 80
+
+// External returns the options of an external speaker, or nil for BIRD. routerID is the BGP
+// identifier, if it is set.
+func (f *SpeakerFlags) External(routerID netip.Addr) (*frontend.ExternalSpeaker, error) {
+	if !f.IsExternal() {
+		return nil, nil
+	}
+	peer, err := f.Peer()
+	if err != nil {
+		return nil, err
+	}
+	session := announce.Options{
+		Speaker: "the speaker", Local: f.SpeakerLocal, Peer: peer, PeerAS: f.SpeakerAS,
+		LocalAS: f.LocalAS(), ID: routerID,
+	}
+	if f.SpeakerListen != 0 {
+		session.Listen = netip.AddrPortFrom(f.SpeakerLocal, f.SpeakerListen)
+	}
+	if !session.ID.IsValid() && !f.SpeakerLocal.Is4() {
+		session.ID = bird.RouterID()
+	}
+	for _, hop := range f.SpeakerNextHop {
+		session.NextHops[vip.FamilyOf(hop)] = hop
+	}
+	if f.SpeakerPasswordFile != "" {
+		content, err := files.Read(f.SpeakerPasswordFile, maxPassword+2) // a line end
+		if err != nil {
+			return nil, fmt.Errorf("--speaker-password-file: %w", err)
+		}
+		session.Password = strings.TrimRight(string(content), "\r\n")
+		if session.Password == "" || len(session.Password) > maxPassword {
+			return nil, fmt.Errorf("--speaker-password-file=%s: a password has 1 to %d bytes", f.SpeakerPasswordFile,
+				maxPassword)
+		}
+	}
+	return &frontend.ExternalSpeaker{Session: session, View: views[f.GatewayState](f.SpeakerSocket)}, nil
+}

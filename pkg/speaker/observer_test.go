@@ -1,0 +1,173 @@
+package speaker
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// fake is a speaker with one gateway. synctest orders accesses: tests change it only while the
+// observer sleeps.
+type fake struct {
+	err      error
+	session  Session
+	exported vip.Set
+	lists    int
+}
+
+func (speaker *fake) Sessions(context.Context) (string, []Session, error) {
+	return "fake 1", []Session{speaker.session}, speaker.err
+}
+
+func (speaker *fake) Exported(context.Context, netip.Addr, vip.Family) (vip.Set, error) {
+	speaker.lists++
+	return speaker.exported, nil
+}
+
+var (
+	vipA, vipB = vip.Require("20.0.0.1/32"), vip.Require("20.0.0.2/32")
+	other      = vip.Require("30.0.0.0/24")
+	address    = netip.MustParseAddr("169.254.100.150")
+)
+
+// observed runs a test with an observer of a speaker that exports VIPs A and B and another prefix.
+func observed(t *testing.T, test func(t *testing.T, speaker *fake, observer *Observer)) {
+	synctest.Test(t, func(t *testing.T) {
+		speaker := &fake{
+			session:  Session{Peer: address, Name: "eth1", Up: true, State: "Established", Exported: 3},
+			exported: vip.NewSet(vipA, vipB, other),
+		}
+		observer := NewObserver(Options{View: speaker})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = observer.Run(ctx) }()
+		observer.Expect(2, 0)
+		observer.Configure(trench.Attractor{
+			VIPs: []vip.VIP{vipA, vipB}, Gateways: []trench.Gateway{{Name: "a", Address: address, Protocol: trench.BGP}},
+		})
+		<-time.After(pollInterval)
+		test(t, speaker, observer)
+		cancel()
+		<-done
+	})
+}
+
+func state(observer *Observer) bird.GatewayState { return observer.State().Load().Gateways[0] }
+
+// Routes that are not VIPs do not count, and one list suffices.
+func TestOtherRoutesDoNotCount(t *testing.T) {
+	observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
+		if is := state(observer); !is.Up || is.Exported != 2 || is.Short || speaker.lists != 1 {
+			t.Errorf("%d lists, %+v", speaker.lists, is)
+		}
+		// A withdrawal is confirmed by the count alone.
+		observer.Expect(1, 0)
+		speaker.session.Exported = 2
+		if err := observer.Confirm(t.Context()); err != nil || speaker.lists != 1 {
+			t.Errorf("%d lists, %v", speaker.lists, err)
+		}
+		// Another program's route is learned from a second list.
+		speaker.session.Exported, speaker.exported = 3, vip.NewSet(vipA, other, vip.Require("30.0.1.0/24"))
+		<-time.After(5 * time.Second)
+		if is := state(observer); is.Exported != 1 || is.Short || speaker.lists != 2 {
+			t.Errorf("%d lists, %+v", speaker.lists, is)
+		}
+	})
+}
+
+func TestShortExports(t *testing.T) {
+	observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
+		speaker.session.Exported, speaker.exported = 2, vip.NewSet(vipA, other)
+		<-time.After(exportTime + 2*pollInterval)
+		if is := state(observer); !is.Short || len(is.Exports) != 1 || !is.Exports.Has(vipA) {
+			t.Errorf("%+v", is)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		if err := observer.Confirm(ctx); err == nil {
+			t.Error("missing exports are confirmed")
+		}
+		speaker.session.Exported, speaker.exported = 3, vip.NewSet(vipA, vipB, other)
+		<-time.After(2 * pollInterval)
+		if is := state(observer); is.Short {
+			t.Errorf("%+v", is)
+		}
+	})
+}
+
+// A speaker that does not answer has no sessions after a while, and confirms nothing.
+func TestUnanswered(t *testing.T) {
+	observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
+		speaker.err = errors.New("refused")
+		<-time.After(pollInterval)
+		if is := observer.State().Load(); !is.Alive || is.Err == nil {
+			t.Errorf("after one poll: %+v", is)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := observer.Confirm(ctx); err == nil {
+			t.Error("an old state confirms")
+		}
+		<-time.After(unansweredLimit + pollInterval)
+		if is := observer.State().Load(); is.Alive {
+			t.Errorf("%+v", is)
+		}
+		speaker.err = nil
+		<-time.After(pollInterval)
+		if is := observer.State().Load(); !is.Alive || is.Err != nil || !is.Gateways[0].Up {
+			t.Errorf("after the return: %+v", is)
+		}
+	})
+}
+
+func TestSessionOfGateway(t *testing.T) {
+	sessions := []Session{
+		{Name: "eth1", Family: vip.IPv4},
+		{Name: "b", Family: vip.IPv4},
+		{Peer: address, Family: vip.IPv6},
+		{Peer: address, Name: "b", Family: vip.IPv4, Imported: 1},
+	}
+	for _, tt := range []struct {
+		gateway trench.Gateway
+		want    int // index of sessions; -1 for none
+	}{
+		{trench.Gateway{Name: "b", Address: address}, 3},
+		{trench.Gateway{Name: "b", Address: netip.MustParseAddr("10.0.0.1")}, 3},
+		{trench.Gateway{Name: "c", Interface: "eth1"}, 0},
+		{trench.Gateway{Name: "c", Interface: "eth2"}, -1},
+	} {
+		got, ok := find(sessions, tt.gateway, vip.IPv4)
+		if ok != (tt.want >= 0) || ok && got != sessions[tt.want] {
+			t.Errorf("%+v has the session %+v", tt.gateway, got)
+		}
+	}
+}
+
+func TestUnobserved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		observer := NewObserver(Options{})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = observer.Run(ctx) }()
+		observer.Configure(trench.Attractor{Gateways: []trench.Gateway{
+			{Name: "a", Address: address, Protocol: trench.BGP}, {Name: "s", Address: address, Protocol: trench.Static},
+		}})
+		<-time.After(pollInterval)
+		is := observer.State().Load()
+		if !is.Gateways[0].Up || is.Gateways[0].Warning == "" || is.Gateways[1].Up || is.Gateways[1].Problem == "" {
+			t.Errorf("%+v", is)
+		}
+		if err := observer.Confirm(t.Context()); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		<-done
+	})
+}
