@@ -127,11 +127,13 @@ func newFixture(t *testing.T, kind string, vips []string, edit func(string) stri
 	l := f.Lab
 	config, err := trenchfile.Parse("trench.yaml", []byte(trenchFile(vips)), trench.DefaultDefaults())
 	harness.Must(t, err)
-	side, err := speakerconfig.Of(config, speakerconfig.Options{
-		Address: address, Announcers: []netip.Addr{local}, AS: lab.PodAS, AnnouncerAS: announce.LocalAS, Local: true,
-		RouterID: lab.PodExternal4, BMP: netip.MustParseAddrPort("127.0.0.1:1790"),
-	})
-	harness.Must(t, err)
+	side := speakerconfig.Speaker{
+		Address: address, AS: lab.PodAS, Frontend: local, FrontendAS: announce.LocalAS, RouterID: lab.PodExternal4,
+		BMP: netip.MustParseAddrPort("127.0.0.1:1790"), Gateways: config.Attractor.Gateways,
+	}
+	for _, v := range config.Attractor.VIPs {
+		side.VIPs = append(side.VIPs, v.Prefix())
+	}
 	path, socket := filepath.Join(l.Dir, "speaker.conf"), filepath.Join(l.Dir, "speaker.sock")
 	program, name := []string{"gobgpd", "-f", path, "--api-hosts", "unix://" + socket, "--pprof-disable"}, "gobgp"
 	if kind != "gobgp" {

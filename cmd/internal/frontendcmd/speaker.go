@@ -53,23 +53,31 @@ var (
 // DefaultBMP is the address that receives BMP; IANA assigned the port.
 const DefaultBMP = "127.0.0.1:11019"
 
+// sockets are the usual sockets and addresses of kinds of --gateway-state.
+var sockets = map[string]string{
+	"frr": speaker.DefaultFRR, "bird": birdview.DefaultSocket, "gobgp": gobgpview.DefaultAddress, "bmp": DefaultBMP,
+}
+
+// Socket returns the socket or address of --gateway-state.
+func (f *SpeakerFlags) Socket() string { return cmp.Or(f.SpeakerSocket, sockets[f.GatewayState]) }
+
 // view opens the view of --gateway-state.
 func (f *SpeakerFlags) view(log *slog.Logger) (speaker.View, error) {
-	socket := f.SpeakerSocket
-	switch f.GatewayState {
+	switch socket := f.Socket(); f.GatewayState {
 	case "frr":
-		return speaker.NewFRR(cmp.Or(socket, speaker.DefaultFRR)), nil
+		return speaker.NewFRR(socket), nil
 	case "bird":
-		return birdview.New(cmp.Or(socket, birdview.DefaultSocket)), nil
+		return birdview.New(socket), nil
 	case "gobgp":
 		if strings.HasPrefix(socket, "/") {
 			socket = "unix://" + socket
 		}
-		return gobgpview.New(cmp.Or(socket, gobgpview.DefaultAddress))
+		return gobgpview.New(socket)
 	case "bmp":
-		return bmp.New(cmp.Or(socket, DefaultBMP), log), nil
+		return bmp.New(socket, log), nil
+	default:
+		return nil, nil
 	}
-	return nil, nil
 }
 
 // Record records which flags of one kind of speaker the user set.
