@@ -26,7 +26,7 @@ attractor:
     - {name: b4, address: 169.254.100.151, multihop: 2, bfd: {minTx: 400ms, minRx: 200ms, multiplier: 5}}
 `
 
-// example returns the speaker of a trench file.
+// speakerOf returns the speaker of a trench file.
 func speakerOf(t *testing.T, text string) speakerconfig.Speaker {
 	t.Helper()
 	config, err := trenchfile.Parse("example", []byte(text), trench.DefaultDefaults())
@@ -42,7 +42,7 @@ func speakerOf(t *testing.T, text string) speakerconfig.Speaker {
 	return speaker
 }
 
-// Every version of BIRD, and gobgpd, accept the text. TestSpeakers of test/speakers runs it.
+// Every version of BIRD, and gobgpd, accept the text. The tests of test/speakers run it.
 func TestDaemonsAcceptText(t *testing.T) {
 	birds, err := filepath.Glob("../../bin/birds/*/bird")
 	harness.Must(t, err)
@@ -88,7 +88,7 @@ func TestGoBGPRefusals(t *testing.T) {
 		"gateway a has no address":                                         "[{name: a, interface: eth0}]",
 		"gateway a expects AS 5, and the speaker has AS 8103; write":       "[{name: a, address: 192.0.2.1, localASN: 5}]",
 		"connects to port 10179, and localPort of gateway a is 5, but":     "[{name: a, address: 192.0.2.1, localPort: 5}]",
-		"gateway a is static, which only BIRD of the frontend serves; use": "[{name: a, address: 192.0.2.1, protocol: static, bfd: {}}]",
+		"gateway a is static, which only BIRD of the frontend serves; use": "[{name: a, address: 192.0.2.1, protocol: static}]",
 	} {
 		_, err := speakerOf(t, head+text).Text("gobgp")
 		harness.WantError(t, err, want)

@@ -33,6 +33,9 @@ import (
 // announcerCommand makes this program an announcer, which a test can kill.
 const announcerCommand = "announce"
 
+// withPolicy makes the announcer send MED 50 and two prepends.
+const withPolicy = "policy"
+
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == announcerCommand {
 		if err := announcer(os.Args[2:]); err != nil {
@@ -53,10 +56,13 @@ var (
 // announcer announces VIPs until it is killed.
 func announcer(vips []string) error {
 	a := announce.New(announce.Options{Local: local, Peer: address, PeerAS: lab.PodAS, Log: slog.Default()})
-	batch := announce.Batch{Revision: 1}
+	batch, route := announce.Batch{Revision: 1}, announce.Route{Advertisement: announce.Announced}
+	if vips[0] == withPolicy {
+		vips, route.Prepend, route.Attributes = vips[1:], 2, announce.Metrics{MED: 50}.Attributes(nil, nil)
+	}
 	for _, text := range vips {
 		batch.Changes = append(batch.Changes,
-			announce.Change{VIP: vip.Require(text), Route: announce.Route{Advertisement: announce.Announced}})
+			announce.Change{VIP: vip.Require(text), Route: route})
 	}
 	a.Post(batch)
 	go func() {
@@ -130,6 +136,7 @@ func newFixture(t *testing.T, kind string, vips []string, edit func(string) stri
 	side := speakerconfig.Speaker{
 		Address: address, AS: lab.PodAS, Frontend: local, FrontendAS: announce.LocalAS, RouterID: lab.PodExternal4,
 		BMP: netip.MustParseAddrPort("127.0.0.1:1790"), Gateways: config.Attractor.Gateways,
+		Prepends: strings.HasPrefix(t.Name(), "TestPolicy"),
 	}
 	for _, v := range config.Attractor.VIPs {
 		side.VIPs = append(side.VIPs, v.Prefix())
@@ -308,6 +315,30 @@ func TestViewsFollowDaemons(t *testing.T) {
 		f.start()
 		f.wantVIPs(numbered(2)...)
 		f.wantSession(f.view, lab.GatewayA4, true, 2)
+	})
+}
+
+// MED and prepends of a policy reach the gateway through BIRD, and prepends through GoBGP.
+func TestPolicyReachesGateway(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		f := newFixture(t, kind, numbered(2), nil)
+		f.announce(append([]string{withPolicy}, numbered(2)...))
+		med, path := uint32(50), []uint32{lab.PodAS, lab.PodAS, lab.PodAS}
+		if kind == "gobgp" {
+			med, path = 0, append(path, lab.PodAS)
+		}
+		f.eventually(func() error {
+			table := f.gateway.Table()
+			for prefix, attributes := range table {
+				if !slices.Equal(attributes.ASPath, path) || attributes.MED != med {
+					return fmt.Errorf("%s has %+v", prefix, attributes)
+				}
+			}
+			if len(table) != 3 {
+				return fmt.Errorf("%d routes", len(table))
+			}
+			return nil
+		})
 	})
 }
 
