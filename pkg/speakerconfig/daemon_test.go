@@ -85,10 +85,10 @@ func TestDaemonsAcceptText(t *testing.T) {
 func TestGoBGPRefusals(t *testing.T) {
 	const head = "trench: trench-a\nattractor:\n  name: a\n  vips: [20.0.0.1/32]\n  interface: eth0\n  gateways: "
 	for want, text := range map[string]string{
-		"gateway a has no address":                                         "[{name: a, interface: eth0}]",
-		"gateway a expects AS 5, and the speaker has AS 8103; write":       "[{name: a, address: 192.0.2.1, localASN: 5}]",
-		"connects to port 10179, and localPort of gateway a is 5, but":     "[{name: a, address: 192.0.2.1, localPort: 5}]",
-		"gateway a is static, which only BIRD of the frontend serves; use": "[{name: a, address: 192.0.2.1, protocol: static}]",
+		"gateway a has no address":                                     "[{name: a, interface: eth0}]",
+		"gateway a expects AS 5, and the speaker has AS 8103; write":   "[{name: a, address: 192.0.2.1, localASN: 5}]",
+		"connects to port 10179, and localPort of gateway a is 5, but": "[{name: a, address: 192.0.2.1, localPort: 5}]",
+		"gateway a is static, which only BIRD of the frontend serves":  "[{name: a, address: 192.0.2.1, protocol: static}]",
 	} {
 		_, err := speakerOf(t, head+text).Text("gobgp")
 		harness.WantError(t, err, want)

@@ -252,8 +252,10 @@ func (f *fixture) wantExported(peer netip.Addr, vips ...string) {
 // kinds are the speakers of this machine.
 func kinds(t *testing.T, each func(t *testing.T, kind string)) {
 	t.Helper()
+	t.Parallel()
 	for _, version := range []string{"2.0", "2.17", "3.4", "GoBGP"} {
 		t.Run(version, func(t *testing.T) {
+			t.Parallel()
 			kind := "gobgp"
 			if version == "GoBGP" {
 				if lacks := lab.MissingForGoBGP(); lacks != "" {
@@ -344,6 +346,7 @@ func TestPolicyReachesGateway(t *testing.T) {
 
 // FRR without `bmp monitor` sends its sessions, and nothing about routes.
 func TestBMPFollowsFRR(t *testing.T) {
+	t.Parallel()
 	if lacks := lab.MissingForFRR(); lacks != "" {
 		lab.Skip(t, lacks)
 	}
