@@ -223,7 +223,7 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 		}
 	}
 	o := c.Options(own, identity.AuthorizeMember(c.LBTrustDomain, c.LBID...), settings)
-	if o.External, err = c.External(c.RouterID); err != nil {
+	if o.External, err = c.External(c.RouterID, settings.Log); err != nil {
 		return frontend.Options{}, nil, cli.Usage("%w", err)
 	}
 	o.Kernel.Foreign = !c.RoutesSource()

@@ -8,12 +8,14 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/cmd/internal/frontendcmd"
 	"github.com/vipgate/vipgate/pkg/speakerconfig"
+	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 type speakerConfigCommand struct {
 	trenchFlags
 	frontendcmd.SpeakerFlags
-	Kind string `arg:"" help:"Kind of speaker: frr."`
+	Kind     string     `arg:"" help:"Kind of speaker: bird, frr or gobgp."`
+	RouterID netip.Addr `help:"Router ID of GoBGP." placeholder:"ADDR" group:"External speaker"`
 }
 
 func (c *speakerConfigCommand) Run(out *cli.Output) error {
@@ -36,7 +38,12 @@ func (c *speakerConfigCommand) Run(out *cli.Output) error {
 	}
 	speaker := speakerconfig.Speaker{
 		Address: peer, AS: c.SpeakerAS, Frontend: c.SpeakerLocal, FrontendAS: c.LocalAS(), Listens: c.SpeakerListen,
-		Gateways: config.Attractor.Gateways,
+		Gateways: config.Attractor.Gateways, Prepends: prepends(config.Attractor.Policies), RouterID: c.RouterID,
+	}
+	if c.GatewayState == "bmp" {
+		if speaker.BMP, err = netip.ParseAddrPort(c.Socket()); err != nil {
+			return cli.Usage("--speaker-socket: %w: write where BMP arrives, such as %s", err, frontendcmd.DefaultBMP)
+		}
 	}
 	if c.SpeakerPasswordFile != "" {
 		speaker.Password = speakerconfig.Placeholder
@@ -51,4 +58,14 @@ func (c *speakerConfigCommand) Run(out *cli.Output) error {
 	}
 	out.Printf("%s", text)
 	return nil
+}
+
+// prepends reports whether a policy lengthens paths.
+func prepends(policies []trench.Policy) bool {
+	return slices.ContainsFunc(policies, func(policy trench.Policy) bool {
+		states := []*trench.Attributes{&policy.Ready, policy.Draining, policy.Unknown, policy.Backup}
+		return slices.ContainsFunc(states, func(attributes *trench.Attributes) bool {
+			return attributes != nil && attributes.Prepend > 0
+		})
+	})
 }

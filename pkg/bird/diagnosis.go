@@ -88,7 +88,7 @@ func (errs *sessionErrors) logged(event stateEvent, at time.Time) {
 // is the error that BIRD shows. sessions lists the sessions of the configuration that BIRD loaded: a
 // session whose configuration has changed since the last poll has no earlier error.
 func (errs *sessionErrors) describe(
-	at time.Time, gateways []GatewayState, protocols map[string]protocolState, sessions []Session,
+	at time.Time, gateways []GatewayState, protocols map[string]Protocol, sessions []Session,
 ) {
 	signing := errs.md5.problems(at, gateways, sessions)
 	errs.mu.Lock()

@@ -45,7 +45,7 @@ func (m *staticModel) run(d time.Duration) {
 	const poll = 100 * time.Millisecond
 	for end := m.now.Add(d); m.now.Before(end); m.now = m.now.Add(poll) {
 		m.session()
-		protocols := map[string]protocolState{"NBR-g": {Name: "NBR-g", State: "up"}}
+		protocols := map[string]Protocol{"NBR-g": {Name: "NBR-g", State: "up"}}
 		if m.noBIRD {
 			protocols = nil
 		}
@@ -268,7 +268,7 @@ func TestDeadStaticGatewayForgotten(t *testing.T) {
 			m.run(time.Minute)
 			m.resolution.gateways = append([]trench.Gateway{}, m.resolution.gateways...)
 			tt.change(&m.resolution)
-			protocols := map[string]protocolState{"NBR-g": {State: "up"}, "NBR-h": {State: "up"}}
+			protocols := map[string]Protocol{"NBR-g": {State: "up"}, "NBR-h": {State: "up"}}
 			got := m.resolution.states(m.now, protocols, nil, bfdlease.State{}, m.state)[0]
 			if got.Usable != tt.forgets {
 				t.Errorf("usable %t after the change, want %t", got.Usable, tt.forgets)

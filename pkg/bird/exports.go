@@ -84,13 +84,22 @@ func (supervisor *Supervisor) listExports(ctx context.Context, at time.Time, gat
 // parseRoutes returns the prefixes of the reply to `show route`.
 func parseRoutes(reply Reply) vip.Set {
 	routes := vip.Set{}
-	for _, l := range reply {
-		first, _, _ := strings.Cut(l.Text, " ")
-		if v, err := vip.Parse(first); err == nil {
-			routes[v] = struct{}{}
+	for _, line := range reply {
+		if routed, ok := RouteOf(line.Text); ok {
+			routes[routed] = struct{}{}
 		}
 	}
 	return routes
+}
+
+// RouteOf returns the VIP of a line of `show route` that begins a route.
+func RouteOf(line string) (vip.VIP, bool) {
+	first, _, _ := strings.Cut(line, " ")
+	if !strings.Contains(first, "/") {
+		return vip.VIP{}, false
+	}
+	routed, err := vip.Parse(first)
+	return routed, err == nil
 }
 
 // ExportsProblem describes a gateway that does not receive every VIP, with the remedy.

@@ -82,7 +82,7 @@ func TestShortExports(t *testing.T) {
 }
 
 func TestLoopbackState(t *testing.T) {
-	for want, p := range map[string]protocolState{
+	for want, p := range map[string]Protocol{
 		"Passive":        {State: "start", BGPState: "Passive"},
 		"Established":    {State: "up", BGPState: "Established"},
 		LoopbackDisabled: {State: "down", BGPState: "Down"},

@@ -247,7 +247,7 @@ func respaced(r Reply, space string) Reply {
 }
 
 // rendered formats protocols as BIRD does.
-func rendered(list []protocolState) Reply {
+func rendered(list []Protocol) Reply {
 	r := Reply{{2002, "Name Proto Table State Since Info"}}
 	for _, p := range list {
 		r = append(r, replyLine{
@@ -257,6 +257,9 @@ func rendered(list []protocolState) Reply {
 		if p.BGPState != "" {
 			r = append(r, replyLine{1006, "  BGP state:          " + p.BGPState})
 		}
+		if p.Neighbor.IsValid() {
+			r = append(r, replyLine{1006, "    Neighbor address: " + p.Neighbor.String()})
+		}
 		if p.LastError != "" {
 			r = append(r, replyLine{1006, "    Last error:       " + p.LastError})
 		}
@@ -265,10 +268,13 @@ func rendered(list []protocolState) Reply {
 				p.HoldTime/time.Second)})
 		}
 		for i, channel := range p.Channels {
-			if channel == (channelState{}) {
+			if channel == (Channel{}) {
 				continue
 			}
-			r = append(r, replyLine{1006, "  Channel ipv" + []string{"4", "6"}[i]})
+			// Details without a channel count for IPv4.
+			if channel.Configured {
+				r = append(r, replyLine{1006, "  Channel ipv" + []string{"4", "6"}[i]})
+			}
 			if channel.Up {
 				r = append(r, replyLine{1006, "    State:          UP"})
 			}
@@ -303,7 +309,7 @@ func FuzzProtocols(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r := linesOf(text)
 		before := slices.Clone(r)
-		list := parseProtocols(r)
+		list := ParseProtocols(r)
 		if !slices.Equal(r, before) {
 			t.Fatal("the reply was changed")
 		}
@@ -329,12 +335,12 @@ func FuzzProtocols(f *testing.F) {
 			}
 		}
 		for _, space := range []string{" ", "\t", "          "} {
-			if again := parseProtocols(respaced(r, space)); !slices.Equal(again, list) {
+			if again := ParseProtocols(respaced(r, space)); !slices.Equal(again, list) {
 				t.Fatalf("with other columns:\n%+v\n%+v", again, list)
 			}
 		}
-		again := parseProtocols(rendered(list))
-		if !slices.EqualFunc(again, list, func(a, b protocolState) bool {
+		again := ParseProtocols(rendered(list))
+		if !slices.EqualFunc(again, list, func(a, b Protocol) bool {
 			near := (a.HoldTimer - b.HoldTimer).Abs() < time.Microsecond
 			a.HoldTimer, b.HoldTimer = 0, 0
 			return near && a == b
@@ -453,12 +459,12 @@ func FuzzLog(f *testing.F) {
 func TestTablesOfEveryVersion(t *testing.T) {
 	for name, text := range transcripts(t, "control") {
 		t.Run(name, func(t *testing.T) {
-			var protocols []protocolState
+			var protocols []Protocol
 			var bfd map[netip.Addr]string
 			for _, reply := range repliesIn(text) {
 				r := replyOf(t, reply)
 				if strings.Contains(reply, "1002-") && protocols == nil {
-					protocols = parseProtocols(r)
+					protocols = ParseProtocols(r)
 				}
 				if strings.Contains(reply, "1020-") && bfd == nil {
 					bfd = parseBFD(r)

@@ -33,15 +33,15 @@ type importLimit struct {
 
 // blocked reports whether BIRD ignores routes of a protocol. BIRD 3 shows the limit as hit until
 // the session restarts.
-func (protocol protocolState) blocked(version string) bool {
-	return slices.ContainsFunc(protocol.Channels[:], func(channel channelState) bool {
+func (protocol Protocol) blocked(version string) bool {
+	return slices.ContainsFunc(protocol.Channels[:], func(channel Channel) bool {
 		return channel.LimitHit && (version < "3" || channel.Imported >= channel.ImportLimit)
 	})
 }
 
 // observe returns the protocols whose routes must be requested again: with back-off while BIRD
 // ignores routes, and once more afterwards.
-func (m imports) observe(now time.Time, protocols map[string]protocolState, version string) (reload []string) {
+func (m imports) observe(now time.Time, protocols map[string]Protocol, version string) (reload []string) {
 	for name, protocol := range protocols {
 		l, known := m[name]
 		switch {
@@ -79,7 +79,7 @@ func (m imports) describe(gateways []GatewayState) {
 }
 
 // watchImports requests the routes again that BIRD ignored.
-func (supervisor *Supervisor) watchImports(ctx context.Context, now time.Time, protocols map[string]protocolState,
+func (supervisor *Supervisor) watchImports(ctx context.Context, now time.Time, protocols map[string]Protocol,
 	version string,
 ) {
 	reload := "reload in"

@@ -23,7 +23,7 @@ func TestImportLimitIsParsed(t *testing.T) {
 		text := "1002-NBR-a BGP --- up 05:27:00 Established\n1006-  Channel ipv4\n " +
 			strings.ReplaceAll(strings.TrimSuffix(limit, "\n"), "\n", "\n ") +
 			"\n     Routes:         3 imported, 7 exported\n0000 \n"
-		p := parseProtocols(replyOf(t, text))[0]
+		p := ParseProtocols(replyOf(t, text))[0]
 		channel := p.Channels[vip.IPv4]
 		if got := fmt.Sprint(channel.ImportLimit, " ", channel.LimitHit); got != want || channel.Imported != 3 {
 			t.Errorf("%q: %s, want %s: %+v", limit, got, want, p)
@@ -32,8 +32,8 @@ func TestImportLimitIsParsed(t *testing.T) {
 }
 
 // limited is a protocol with an import limit of 3.
-func limited(imported int, hit bool) (protocol protocolState) {
-	protocol.Channels[vip.IPv6] = channelState{Imported: imported, ImportLimit: 3, LimitHit: hit}
+func limited(imported int, hit bool) (protocol Protocol) {
+	protocol.Channels[vip.IPv6] = Channel{Imported: imported, ImportLimit: 3, LimitHit: hit}
 	return protocol
 }
 
@@ -52,7 +52,7 @@ func TestImportLimitIsRetried(t *testing.T) {
 					if routes > 3 {
 						hit = true
 					}
-					protocols := map[string]protocolState{
+					protocols := map[string]Protocol{
 						"NBR-a": limited(min(routes, 3), hit),
 						"NBR-b": limited(2, false),
 						"LB":    limited(3, true),

@@ -65,7 +65,7 @@ func (m *missing) observe(now time.Time, lacking, loopback bool) bool {
 }
 
 // restore requests a reload of the current configuration if BIRD lacks some of its protocols.
-func (supervisor *Supervisor) restore(now time.Time, protocols map[string]protocolState) {
+func (supervisor *Supervisor) restore(now time.Time, protocols map[string]Protocol) {
 	lacking := slices.DeleteFunc(slices.Clone(supervisor.apply.current.protocols), func(name string) bool {
 		_, has := protocols[name]
 		return has

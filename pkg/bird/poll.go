@@ -32,7 +32,7 @@ type holdTimers struct {
 	overdue time.Time // first poll at which a timer had expired but its session was still up
 }
 
-func (timers *holdTimers) observe(at time.Time, protocols map[string]protocolState) {
+func (timers *holdTimers) observe(at time.Time, protocols map[string]Protocol) {
 	timers.next = time.Time{}
 	for _, p := range protocols {
 		if end := at.Add(p.HoldTimer); p.Up() && p.HasHoldTimer && (timers.next.IsZero() || end.Before(timers.next)) {

@@ -11,27 +11,31 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// protocolState is one protocol in the output of `show protocols all`.
-type protocolState struct {
-	Name      string
-	Proto     string // "BGP"
-	State     string // "up", "start", "down", …
+// Protocol is one protocol in the output of `show protocols all`.
+type Protocol struct {
+	Name  string
+	Proto string // "BGP"
+	State string // "up", "start", "down", …
+	// Neighbor is the peer of a BGP session; zero if the session waits for any peer of a range. A
+	// link-local address has a zone.
+	Neighbor  netip.Addr
 	Info      string // "Established", "Active Socket: Connection refused", …
 	BGPState  string // "Established", …; empty without one
 	LastError string
 	// Channels holds the families; the zero value for one that the protocol does not have.
-	Channels [len(vip.Families)]channelState
+	Channels [len(vip.Families)]Channel
 	// HoldTimer is the remaining hold time; valid only with HasHoldTimer.
 	HoldTimer    time.Duration
 	HasHoldTimer bool
 	HoldTime     time.Duration // the lower offer of both sides; 0 if unknown
 }
 
-// channelState is one family of a protocol.
-type channelState struct {
-	Up       bool
-	Imported int
-	Exported int
+// Channel is one family of a protocol.
+type Channel struct {
+	Configured bool // the protocol has the family
+	Up         bool
+	Imported   int
+	Exported   int
 	// ImportLimit is the limit of imported routes; zero without a limit. LimitHit reports whether
 	// BIRD shows that it ignored routes.
 	ImportLimit int
@@ -39,12 +43,12 @@ type channelState struct {
 }
 
 // Imported counts the imported routes of all channels.
-func (protocol protocolState) Imported() int {
+func (protocol Protocol) Imported() int {
 	return protocol.Channels[vip.IPv4].Imported + protocol.Channels[vip.IPv6].Imported
 }
 
 // Up reports whether the BGP session is established.
-func (protocol protocolState) Up() bool {
+func (protocol Protocol) Up() bool {
 	return protocol.BGPState == "Established" && protocol.State == "up"
 }
 
@@ -52,10 +56,10 @@ func (protocol protocolState) Up() bool {
 // 1006.
 const codeProtocol = 1002
 
-// parseProtocols parses the reply to `show protocols all`. It splits lines into words, since
+// ParseProtocols parses the reply to `show protocols all`. It splits lines into words, since
 // columns differ between versions.
-func parseProtocols(reply Reply) []protocolState {
-	var list []protocolState
+func ParseProtocols(reply Reply) []Protocol {
+	var list []Protocol
 	family := vip.IPv4 // of the channel that the lines describe
 	for _, line := range reply {
 		if !relevant(line) {
@@ -78,7 +82,7 @@ func parseProtocols(reply Reply) []protocolState {
 	return list
 }
 
-// relevant reports whether parseProtocols may need a line, so that most lines are not split.
+// relevant reports whether ParseProtocols may need a line, so that most lines are not split.
 func relevant(line replyLine) bool {
 	text := strings.TrimSpace(line.Text)
 	return line.Code == codeProtocol && !strings.HasPrefix(line.Text, " ") ||
@@ -86,11 +90,11 @@ func relevant(line replyLine) bool {
 }
 
 // details lists the first words of the details that protocolDetail parses.
-var details = [...]string{"BGP", "Last", "Hold", "Channel", "State", "Import", "Routes"}
+var details = [...]string{"BGP", "Neighbor", "Last", "Hold", "Channel", "State", "Import", "Routes"}
 
 // protocolHead parses "NAME PROTO TABLE STATE SINCE [INFO…]". SINCE is a time, a date, or both.
-func protocolHead(words []string) protocolState {
-	protocol := protocolState{Name: words[0], Proto: words[1], State: words[3]}
+func protocolHead(words []string) Protocol {
+	protocol := Protocol{Name: words[0], Proto: words[1], State: words[3]}
 	rest := words[4:]
 	for len(rest) > 0 && isTime(rest[0]) {
 		rest = rest[1:]
@@ -107,16 +111,25 @@ func isTime(s string) bool {
 
 // protocolDetail parses a detail, in the channel of a family. It returns the family of the next
 // detail.
-func protocolDetail(p *protocolState, family vip.Family, words []string) vip.Family {
+func protocolDetail(p *Protocol, family vip.Family, words []string) vip.Family {
 	name, value, _ := strings.Cut(strings.Join(words, " "), ":")
 	value = strings.TrimSpace(value)
 	switch channel := &p.Channels[family]; name {
 	case "Channel ipv4":
+		p.Channels[vip.IPv4].Configured = true
 		return vip.IPv4
 	case "Channel ipv6":
+		p.Channels[vip.IPv6].Configured = true
 		return vip.IPv6
 	case "State":
 		channel.Up = value == "UP"
+	case "Neighbor address":
+		text, zone, _ := strings.Cut(value, "%")
+		if a, err := netip.ParseAddr(text); err == nil && a.IsLinkLocalUnicast() {
+			p.Neighbor = a.WithZone(zone) // an IPv4 address has no zone
+		} else if err == nil {
+			p.Neighbor = a
+		}
 	case "BGP state":
 		p.BGPState = value
 	case "Last error":

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -33,42 +34,48 @@ func replyIn(t *testing.T, name string) Reply {
 	return replyOf(t, string(b))
 }
 
-func channels(ipv4, ipv6 channelState) (both [2]channelState) {
+func channels(ipv4, ipv6 Channel) (both [2]Channel) {
 	both[vip.IPv4], both[vip.IPv6] = ipv4, ipv6
 	return both
 }
 
 // exported counts the exported routes of all channels.
-func (protocol protocolState) exported() int {
+func (protocol Protocol) exported() int {
 	return protocol.Channels[vip.IPv4].Exported + protocol.Channels[vip.IPv6].Exported
 }
 
 func TestProtocolsOfBIRD2012(t *testing.T) {
-	want := []protocolState{
+	want := []Protocol{
 		{Name: "NBR-BFD", Proto: "BFD", State: "up"},
 		{
 			Name: "NBR-a4", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
-			Channels:  channels(channelState{Up: true, Imported: 1}, channelState{}),
+			Neighbor:  netip.MustParseAddr("169.254.100.150"),
+			Channels:  channels(Channel{Configured: true, Up: true, Imported: 1}, Channel{}),
 			HoldTimer: 2531 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
 		},
 		{
 			Name: "NBR-a6", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
-			Channels:  channels(channelState{}, channelState{Up: true, Imported: 1}),
+			Neighbor:  netip.MustParseAddr("fd00:100::150"),
+			Channels:  channels(Channel{}, Channel{Configured: true, Up: true, Imported: 1}),
 			HoldTimer: 1606 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
 		},
-		{Name: "NBR-off.subnet", Proto: "BGP", State: "start", Info: "Idle", BGPState: "Idle"},
+		{
+			Name: "NBR-off.subnet", Proto: "BGP", State: "start", Info: "Idle", BGPState: "Idle",
+			Neighbor: netip.MustParseAddr("10.9.9.9"), Channels: channels(Channel{Configured: true}, Channel{}),
+		},
 		{
 			Name: "NBR-gone", Proto: "BGP", State: "start", Info: "Active Socket: No route to host", BGPState: "Active",
-			LastError: "Socket: No route to host",
+			LastError: "Socket: No route to host", Neighbor: netip.MustParseAddr("169.254.100.99"),
+			Channels: channels(Channel{Configured: true}, Channel{}),
 		},
 	}
-	got := parseProtocols(replyIn(t, "protocols-2.0.12.txt"))
+	got := ParseProtocols(replyIn(t, "protocols-2.0.12.txt"))
 	for i := range got {
 		if i < len(want) {
 			got[i].HoldTimer, want[i].HoldTimer = 0, 0 // differs with every capture
 		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Error(diff)
 	}
 	for _, p := range got {
@@ -81,7 +88,7 @@ func TestProtocolsOfBIRD2012(t *testing.T) {
 func TestProtocolsInOtherForms(t *testing.T) {
 	for name, tt := range map[string]struct {
 		text string
-		want []protocolState
+		want []Protocol
 	}{
 		"3.x: more on the first detail line, wider tables": {
 			text: "2002-Name       Proto      Table      State  Since         Info\n" +
@@ -95,9 +102,9 @@ func TestProtocolsInOtherForms(t *testing.T) {
 				"       Import updates:              3          0          0          0         0          0          3\n" +
 				" \n" +
 				"0000 \n",
-			want: []protocolState{{
+			want: []Protocol{{
 				Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
-				Channels:  channels(channelState{Imported: 3, Exported: 7}, channelState{}),
+				Channels:  channels(Channel{Configured: true, Imported: 3, Exported: 7}, Channel{}),
 				HoldTimer: 2181 * time.Millisecond, HasHoldTimer: true, HoldTime: 3 * time.Second,
 			}},
 		},
@@ -105,16 +112,19 @@ func TestProtocolsInOtherForms(t *testing.T) {
 			text: "1002-NBR-a BGP --- up 2026-11-21 Established\n1006-  BGP state:          Established\n" +
 				"   Channel ipv4\n     State:          UP\n     Routes:         1 imported, 2 exported, 1 preferred\n" +
 				"   Channel ipv6\n     State:          DOWN\n     Routes:         10 imported, 20 exported, 1 preferred\n0000 \n",
-			want: []protocolState{{
+			want: []Protocol{{
 				Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
-				Channels: channels(channelState{Up: true, Imported: 1, Exported: 2}, channelState{Imported: 10, Exported: 20}),
+				Channels: channels(
+					Channel{Configured: true, Up: true, Imported: 1, Exported: 2},
+					Channel{Configured: true, Imported: 10, Exported: 20},
+				),
 			}},
 		},
 		"heads without details": {
 			text: "2002-Name Proto Table State Since Info\n1002-device1    Device     ---        up     05:27:00.796  \n" +
 				" KERNEL4    Kernel     master4    up     05:27:00.796  \n" +
 				" NBR-gone   BGP        ---        start  05:27:00.796  Connect       Socket: No route to host\n0000 \n",
-			want: []protocolState{
+			want: []Protocol{
 				{Name: "device1", Proto: "Device", State: "up"},
 				{Name: "KERNEL4", Proto: "Kernel", State: "up"},
 				{Name: "NBR-gone", Proto: "BGP", State: "start", Info: "Connect Socket: No route to host"},
@@ -122,19 +132,20 @@ func TestProtocolsInOtherForms(t *testing.T) {
 		},
 		"error that contains a time": {
 			text: "1002-NBR-a BGP --- start 05:27:00.796 Idle BGP Error: Hold timer expired\n0000 \n",
-			want: []protocolState{{Name: "NBR-a", Proto: "BGP", State: "start", Info: "Idle BGP Error: Hold timer expired"}},
+			want: []Protocol{{Name: "NBR-a", Proto: "BGP", State: "start", Info: "Idle BGP Error: Hold timer expired"}},
 		},
 		"a number that is none": {
 			text: "1002-NBR-a BGP --- up 05:27:00 Established\n1006-  Routes:         many imported, 2 exported\n   Hold " +
 				"timer:       soon/3\n0000 \n",
-			want: []protocolState{{Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established"}},
+			want: []Protocol{{Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established"}},
 		},
 		"none matches":         {text: "8003 No protocols match\n"},
 		"a detail before any":  {text: "1006-  BGP state: Established\n0000 \n"},
 		"a head that is short": {text: "1002-NBR-a BGP\n0000 \n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, parseProtocols(replyOf(t, tt.text))); diff != "" {
+			got := ParseProtocols(replyOf(t, tt.text))
+			if diff := cmp.Diff(tt.want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -142,7 +153,7 @@ func TestProtocolsInOtherForms(t *testing.T) {
 }
 
 func TestUnestablishedSessionIsDown(t *testing.T) {
-	for _, p := range []protocolState{
+	for _, p := range []Protocol{
 		{State: "start", BGPState: "Established"}, {State: "up", BGPState: "Close"}, {
 			State:    "stop",
 			BGPState: "Established",

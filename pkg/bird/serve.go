@@ -209,8 +209,8 @@ func (supervisor *Supervisor) observe(ctx context.Context, process *process) {
 		supervisor.trigger() // the reply is outdated: poll again
 	}
 	version := supervisor.client.Version
-	protocols := map[string]protocolState{}
-	for _, x := range parseProtocols(reply) {
+	protocols := map[string]Protocol{}
+	for _, x := range ParseProtocols(reply) {
 		protocols[x.Name] = x
 	}
 	supervisor.enable(ctx, protocols)
@@ -262,7 +262,7 @@ const noSocket = "No listening socket"
 
 // enable re-enables the protocols that BIRD disabled because it could not open a listening
 // socket.
-func (supervisor *Supervisor) enable(ctx context.Context, protocols map[string]protocolState) {
+func (supervisor *Supervisor) enable(ctx context.Context, protocols map[string]Protocol) {
 	now := time.Now()
 	if now.Before(supervisor.sockets.notBefore) {
 		return

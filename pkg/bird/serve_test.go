@@ -542,8 +542,8 @@ func TestExports(t *testing.T) {
 
 func TestPollAtHoldTimerExpiry(t *testing.T) {
 	now := time.Now()
-	session := func(left time.Duration) map[string]protocolState {
-		return map[string]protocolState{
+	session := func(left time.Duration) map[string]Protocol {
+		return map[string]Protocol{
 			"a": {State: "up", BGPState: "Established", HoldTimer: left, HasHoldTimer: true},
 			"b": {State: "up", BGPState: "Established", HoldTimer: time.Minute, HasHoldTimer: true},
 			"c": {State: "start", BGPState: "OpenSent", HoldTimer: 0, HasHoldTimer: true},

@@ -47,7 +47,7 @@ func (f *sessionsFixture) poll(shown ...string) {
 
 func (f *sessionsFixture) pollIn(state string, shown ...string) {
 	var gateways []GatewayState
-	protocols := map[string]protocolState{}
+	protocols := map[string]Protocol{}
 	for i, text := range shown {
 		g := GatewayState{Name: f.sessions[i].Name, Since: f.now}
 		g.LastError, g.Up = strings.CutPrefix(text, up)
@@ -55,7 +55,7 @@ func (f *sessionsFixture) pollIn(state string, shown ...string) {
 			g.Since = was.Since
 		}
 		gateways = append(gateways, g)
-		protocols[gatewayPrefix+g.Name] = protocolState{State: state}
+		protocols[gatewayPrefix+g.Name] = Protocol{State: state}
 	}
 	f.errors.describe(f.now, gateways, protocols, f.sessions)
 	for _, g := range gateways {

@@ -44,7 +44,7 @@ const (
 )
 
 // loopback returns the state of the session with the announcer.
-func loopback(protocol protocolState) string {
+func loopback(protocol Protocol) string {
 	switch {
 	case strings.Contains(protocol.Info, noSocket):
 		return NoLoopbackSocket
@@ -206,7 +206,7 @@ func (g *GatewayState) expected(announced [len(vip.Families)]int) int {
 // states returns the state of each family of each desired gateway; protocols is nil while BIRD does
 // not run.
 func (resolution resolution) states(
-	at time.Time, protocols map[string]protocolState, bfd map[netip.Addr]string, lease bfdlease.State, before State,
+	at time.Time, protocols map[string]Protocol, bfd map[netip.Addr]string, lease bfdlease.State, before State,
 ) []GatewayState {
 	was := byKey(before.Gateways)
 	list := make([]GatewayState, 0, len(resolution.gateways))
@@ -220,7 +220,7 @@ func (resolution resolution) states(
 
 // state returns the state of one family of a gateway.
 func (resolution resolution) state(
-	gateway trench.Gateway, family vip.Family, at time.Time, protocols map[string]protocolState,
+	gateway trench.Gateway, family vip.Family, at time.Time, protocols map[string]Protocol,
 	bfd map[netip.Addr]string, lease bfdlease.State, before State, was map[sessionKey]GatewayState,
 ) GatewayState {
 	g := GatewayState{
@@ -285,7 +285,7 @@ func (resolution resolution) lacking(gateway string, family vip.Family) string {
 }
 
 // static sets the state of a static gateway from the state of its protocol and its BFD session.
-func (g *GatewayState) static(at time.Time, c trench.Gateway, protocol protocolState, bfd string,
+func (g *GatewayState) static(at time.Time, c trench.Gateway, protocol Protocol, bfd string,
 	lease bfdlease.State,
 ) {
 	family := g.Family

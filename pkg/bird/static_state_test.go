@@ -111,9 +111,9 @@ func TestStaticGatewayState(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := staticSession("g", "10.0.0.1", &trench.BFD{}).Gateway
 			v := resolution{gateways: []trench.Gateway{g}}
-			protocols := map[string]protocolState{
+			protocols := map[string]Protocol{
 				"NBR-g": {Name: "NBR-g", State: tt.protocol},
-				"EGR-g": {Name: "EGR-g", State: "up", Channels: channels(channelState{Imported: 1}, channelState{})},
+				"EGR-g": {Name: "EGR-g", State: "up", Channels: channels(Channel{Imported: 1}, Channel{})},
 			}
 			// A BFD session whose address ends with the gateway's address must not match.
 			bfd := map[netip.Addr]string{netip.MustParseAddr("110.0.0.1"): "Up"}

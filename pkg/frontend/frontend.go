@@ -293,6 +293,11 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	}
 	// BIRD and source routing end after the announcer has closed its session.
 	back := []task.Task{p.kernel, &birdAfterRouting{p}}
+	if p.External != nil {
+		if follower, ok := p.External.View.(task.Task); ok {
+			back = append(back, follower)
+		}
+	}
 	if !p.Kernel.Foreign {
 		back = append(back, kernel.NewAddresses(p.Log, p.external))
 	}

@@ -3,6 +3,7 @@ package speaker
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -68,6 +69,7 @@ type exports struct {
 	listed  time.Time // zero before the first list of the session
 	counts  [2]int    // of all exported routes and of announced VIPs, at the list
 	vips    vip.Set   // at the list
+	unknown bool      // the list cannot be read
 	others  int       // routes that are not VIPs
 }
 
@@ -295,6 +297,9 @@ func (observer *Observer) gateway(ctx context.Context, at time.Time, gateway tre
 	case observer.options.View != nil:
 		state.Exported = observer.countExports(ctx, at, key, session, announced, vips)
 		is := observer.exports[key]
+		if is.unknown {
+			state.Warning = "not confirmed that it receives VIPs: " + ErrUnknown.Error()
+		}
 		if state.Short = !is.short.IsZero() && at.Sub(is.short) >= exportTime; state.Short {
 			state.Exports = is.vips
 		}
@@ -308,6 +313,9 @@ func (observer *Observer) countExports(ctx context.Context, at time.Time, key se
 ) int {
 	is := observer.exports[key]
 	defer func() { observer.exports[key] = is }()
+	if is.unknown && session.Exported < 0 {
+		return announced // a View cannot find out in this session
+	}
 	total, counts := session.Exported, [2]int{session.Exported, announced}
 	exported := total - is.others
 	isKnown := total >= 0 && !is.listed.IsZero()
@@ -321,7 +329,11 @@ func (observer *Observer) countExports(ctx context.Context, at time.Time, key se
 	// A count that differs for long has another cause than a change on its way.
 	if is.listed.IsZero() || at.Sub(is.differs) >= listDelay && (counts != is.counts || at.Sub(is.listed) >= maxListAge) ||
 		total < 0 && at.Sub(is.listed) >= pollInterval {
-		if err := observer.list(ctx, &is, session, vips); err != nil {
+		err := observer.list(ctx, &is, session, vips)
+		if is.unknown = errors.Is(err, ErrUnknown); is.unknown {
+			return announced
+		}
+		if err != nil {
 			observer.options.Log.Warn("failed to read the routes that the speaker exports", "gateway", key.name,
 				"error", err)
 			is.vips, is.others = nil, 0

@@ -5,6 +5,7 @@ package speakerconfig
 import (
 	"cmp"
 	"embed"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -21,6 +22,7 @@ var files embed.FS
 
 var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"sequence": func(i int) int { return 10 * (i + 1) },
+	"ms":       func(d time.Duration) int { return max(1, int(d/time.Millisecond)) },
 	"seconds":  func(d time.Duration) int { return int(d / time.Second) },
 }).ParseFS(files, "*.tmpl"))
 
@@ -48,6 +50,10 @@ type Speaker struct {
 	Password string // a placeholder; empty without TCP-MD5
 	Gateways []trench.Gateway
 	VIPs     []netip.Prefix
+	// Prepends reports whether a policy lengthens paths.
+	Prepends bool
+	RouterID netip.Addr     // needed by GoBGP
+	BMP      netip.AddrPort // where the speaker sends BMP; zero for nowhere
 }
 
 // Placeholder of the passwords, which are not in the trench file.
@@ -96,6 +102,11 @@ func (speaker Speaker) Text(kind string) (string, error) {
 				gateway.Name)
 		}
 	}
+	if kind == "gobgp" {
+		if err := speaker.checkGoBGP(); err != nil {
+			return "", err
+		}
+	}
 	var text strings.Builder
 	if err := templates.ExecuteTemplate(&text, kind+".tmpl", speaker); err != nil {
 		return "", fmt.Errorf("failed to render the configuration of %s: %w", kind, err)
@@ -109,4 +120,56 @@ func (speaker Speaker) LocalASN() int64 { return int64(speaker.AS) }
 // Keepalive is the keepalive time of a gateway in seconds, a third of the hold time if left out.
 func (speaker Speaker) Keepalive(gateway trench.Gateway) int {
 	return int(cmp.Or(gateway.KeepaliveTime, gateway.HoldTime/3) / time.Second)
+}
+
+// checkGoBGP refuses what gobgpd cannot do.
+func (speaker Speaker) checkGoBGP() error {
+	if !speaker.RouterID.Is4() {
+		return errors.New("GoBGP needs a router ID; write --router-id, an IPv4 address of the node")
+	}
+	for _, gateway := range speaker.Gateways {
+		switch {
+		case gateway.Interface != "":
+			return fmt.Errorf("gateway %s has no address, and there is no text of GoBGP for that; write the gateway's address",
+				gateway.Name)
+		case gateway.LocalASN != speaker.LocalASN():
+			return fmt.Errorf("gateway %s expects AS %d, and the speaker has AS %d; write the speaker's as localASN",
+				gateway.Name, gateway.LocalASN, speaker.AS)
+		case speaker.Listens == 0 && gateway.LocalPort != int(speaker.Address.Port()):
+			return fmt.Errorf("the frontend connects to port %d, and localPort of gateway %s is %d, but gobgpd listens on "+
+				"one port; write the same", speaker.Address.Port(), gateway.Name, gateway.LocalPort)
+		}
+	}
+	return nil
+}
+
+// Reflects reports whether VIPs go from iBGP to iBGP.
+func (speaker Speaker) Reflects() bool {
+	return speaker.AS == speaker.FrontendAS && slices.ContainsFunc(speaker.Gateways, func(gateway trench.Gateway) bool {
+		return gateway.LocalASN == gateway.RemoteASN
+	})
+}
+
+// Replaces reports whether the speaker replaces the frontend's AS in paths.
+func (speaker Speaker) Replaces() bool { return speaker.AS != speaker.FrontendAS }
+
+// HasBFD reports whether a gateway has BFD.
+func (speaker Speaker) HasBFD() bool {
+	return slices.ContainsFunc(speaker.Gateways, func(gateway trench.Gateway) bool { return gateway.BFD != nil })
+}
+
+// Times counts to the longest prepend of a policy.
+func (speaker Speaker) Times() []int { return []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10} }
+
+// Retry is the time between attempts to connect to a gateway in seconds.
+func (speaker Speaker) Retry(gateway trench.Gateway) int {
+	return int(cmp.Or(gateway.ConnectRetryTime, 2*time.Second) / time.Second)
+}
+
+// MinTTL is the least TTL of a packet that comes from a gateway.
+func (speaker Speaker) MinTTL(gateway trench.Gateway) int { return 256 - max(1, gateway.Multihop) }
+
+// Has reports whether the session with a gateway has IPv4 (4) or IPv6 (6).
+func (speaker Speaker) Has(gateway trench.Gateway, number int) bool {
+	return gateway.Has(map[int]vip.Family{4: vip.IPv4, 6: vip.IPv6}[number])
 }

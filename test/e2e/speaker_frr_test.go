@@ -48,6 +48,16 @@ streams:
 func newForeign(t *testing.T, vips ...string) *foreign {
 	t.Helper()
 	need(t, lab.KindFRR)
+	f := newForeignHost(t, vips...)
+	f.startSpeaker(f.speakerConfig("frr"))
+	_, err := f.receiver.Established(harness.Context(t, waitTimeout))
+	harness.Must(t, err)
+	return f
+}
+
+// newForeignHost creates a host without a speaker.
+func newForeignHost(t *testing.T, vips ...string) *foreign {
+	t.Helper()
 	l, err := lab.New()
 	harness.Must(t, err)
 	f := &foreign{t: t, Lab: l}
@@ -71,13 +81,16 @@ func newForeign(t *testing.T, vips ...string) *foreign {
 	harness.Must(t, os.WriteFile(f.path("trench.yaml"), trench, 0o644))
 	f.receiver, err = lab.StartReceiver(l.Gateway, lab.ReceiverA())
 	harness.Must(t, err)
-	out, err := l.Pod.Run(t.Context(), filepath.Join(binaries, "frontend"),
-		append([]string{"speaker-config", "frr"}, f.speakerArgs(announcerFirst)...)...)
-	harness.Must(t, err)
-	f.startSpeaker(out)
-	_, err = f.receiver.Established(harness.Context(t, waitTimeout))
-	harness.Must(t, err)
 	return f
+}
+
+// speakerConfig returns the configuration of a kind of speaker.
+func (f *foreign) speakerConfig(kind string, extra ...string) string {
+	f.t.Helper()
+	args := append([]string{"speaker-config", kind}, f.speakerArgs(announcerFirst)...)
+	out, err := f.Pod.Run(f.t.Context(), filepath.Join(binaries, "frontend"), append(args, extra...)...)
+	harness.Must(f.t, err)
+	return out
 }
 
 func (f *foreign) path(name string) string { return filepath.Join(f.Dir, name) }
@@ -91,12 +104,13 @@ func (f *foreign) speakerArgs(local string) []string {
 }
 
 // startSpeaker starts FRR with a configuration.
-func (f *foreign) startSpeaker(config string) {
+// extra are further arguments of bgpd.
+func (f *foreign) startSpeaker(config string, extra ...string) {
 	f.t.Helper()
 	f.config = config
 	var err error
 	f.speaker, err = lab.StartFRR(f.Pod, f.Dir, lab.GatewayConfig{
-		Name: "speaker", Text: "! bgpd_options=\"-p 179\"\n" + config,
+		Name: "speaker", Text: "! bgpd_options=\"" + strings.Join(append(extra, "-p 179"), " ") + "\"\n" + config,
 	})
 	harness.Must(f.t, err)
 	harness.Must(f.t, os.Chmod(f.path("speaker"), 0o755))
@@ -167,7 +181,10 @@ func (f *foreign) waitCount(n int) time.Time {
 	f.t.Helper()
 	at, err := f.receiver.WaitCount(harness.Context(f.t, waitTimeout), n)
 	if err != nil {
-		out, _ := f.speaker.Command(f.t.Context(), "show bgp summary")
+		out := ""
+		if f.speaker != nil {
+			out, _ = f.speaker.Command(f.t.Context(), "show bgp summary")
+		}
 		f.t.Fatalf("%v\n%s\n%s", err, out, f.status(announcerFirst))
 	}
 	return at

@@ -36,6 +36,7 @@ type Attributes struct {
 	ASPath      []uint32 // the numbers of all segments in order
 	Communities []uint32 // RFC 1997
 	LocalPref   uint32   // iBGP only
+	MED         uint32   // 0 without one
 }
 
 // GracefulShutdown reports whether 65535:0 (RFC 8326) was among the communities.

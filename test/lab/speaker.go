@@ -23,6 +23,7 @@ const (
 	attrOrigin      = 1
 	attrASPath      = 2
 	attrNextHop     = 3
+	attrMED         = 4
 	attrLocalPref   = 5
 	attrCommunities = 8  // RFC 1997
 	attrMPReach     = 14 // RFC 4760
@@ -336,6 +337,10 @@ func (s *speaker) update(body []byte, routes []PrefixUpdate) ([]PrefixUpdate, er
 		case attrLocalPref:
 			if len(value) == 4 {
 				said.LocalPref = binary.BigEndian.Uint32(value)
+			}
+		case attrMED:
+			if len(value) == 4 {
+				said.MED = binary.BigEndian.Uint32(value)
 			}
 		case attrMPReach:
 			// AFI 2, SAFI 1, next hop with its length 1, reserved 1, prefixes.

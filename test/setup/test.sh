@@ -24,7 +24,7 @@ status=0
 processors=$(nproc)
 # The tests wait for timers of BGP and of BIRD more than they compute.
 echo "== unit tests, with the race detector"
-go test -race -p $((2 * processors)) -timeout 10m ./pkg/... ./cmd/... ./test/lab/... ./test/load/... ./test/birds || status=1
+go test -race -p $((2 * processors)) -timeout 10m ./pkg/... ./cmd/... ./test/lab/... ./test/load/... ./test/birds ./test/speakers || status=1
 # Never from the cache, which does not know the programs that they build.
 echo "== end to end: real BIRD, real wires; the demo, the documents, the benchmark, the package"
 go test -count=1 -p 2 -parallel $((3 * processors)) -timeout 15m ./test/e2e/... ./test/demo/... ./test/docs/... \

@@ -24,8 +24,9 @@ const (
 	// gateway-config (500), traces and callers of orders (550), routing policies (240) and their
 	// display (420), weights (130), sessions of gateways (570), checks of UDP, DNS, NTP and
 	// SCTP (950), the probe from beyond the gateways (1 340), several checks and slow start (370),
-	// the feedback of probes to lb (1 200), speakers of other programs (1 380).
-	maxProductLines = 81_930
+	// the feedback of probes to lb (1 200), speakers of other programs (1 380), BIRD, GoBGP and BMP
+	// among them (1 150).
+	maxProductLines = 83_080
 	maxMethods      = 40
 	maxFlags        = 187 // 9 of vipgate, 18 of vipgate-probe, 9 of its feedback to lb, 11 of speakers of other programs
 	// maxPhrases is the number of stilted phrases per 10 000 words of comments.

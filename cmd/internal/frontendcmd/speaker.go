@@ -3,6 +3,7 @@ package frontendcmd
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -15,6 +16,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/speaker"
+	"github.com/vipgate/vipgate/pkg/speaker/birdview"
+	"github.com/vipgate/vipgate/pkg/speaker/bmp"
+	"github.com/vipgate/vipgate/pkg/speaker/gobgpview"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -28,8 +32,8 @@ type SpeakerFlags struct {
 	SpeakerLocalAS      uint32       `name:"speaker-local-as" help:"The frontend's AS number; the speaker's when absent, for iBGP." placeholder:"ASN" group:"External speaker"`
 	SpeakerNextHop      []netip.Addr `help:"Next hop of the VIPs of its family, that the speaker can resolve; repeatable." placeholder:"ADDR" group:"External speaker"`
 	SpeakerPasswordFile string       `help:"File with the TCP-MD5 password of the session with the speaker." type:"path" placeholder:"FILE" group:"External speaker"`
-	GatewayState        string       `help:"Source of the state of gateway sessions: frr, bgpd's socket; none, every gateway counts as up." enum:"frr,none" default:"frr" group:"External speaker"`
-	SpeakerSocket       string       `help:"Socket of --gateway-state; its kind's usual one when absent." type:"path" placeholder:"SOCKET" group:"External speaker"`
+	GatewayState        string       `help:"Source of the state of gateway sessions: frr, bgpd's socket; bird, its control socket; gobgp, its gRPC API; bmp, BMP that the speaker sends to the frontend; none, every gateway counts as up." enum:"frr,bird,gobgp,bmp,none" default:"frr" group:"External speaker"`
+	SpeakerSocket       string       `help:"Socket of --gateway-state, the address of GoBGP's API, or the address that receives BMP; its kind's usual one when absent." placeholder:"SOCKET|ADDR:PORT" group:"External speaker"`
 	SourceRouting       string       `help:"on: replies from VIPs take the gateways' routes; off: another program routes them. auto: on with --speaker=bird." enum:"auto,on,off" default:"auto" group:"Kernel"`
 
 	given []string // flags of one kind of speaker that the user set
@@ -46,10 +50,34 @@ var (
 	}
 )
 
-// views open the view of a kind of --gateway-state at a socket.
-var views = map[string]func(socket string) speaker.View{
-	"frr":  func(socket string) speaker.View { return speaker.NewFRR(cmp.Or(socket, speaker.DefaultFRR)) },
-	"none": func(string) speaker.View { return nil },
+// DefaultBMP is the address that receives BMP; IANA assigned the port.
+const DefaultBMP = "127.0.0.1:11019"
+
+// sockets are the usual sockets and addresses of kinds of --gateway-state.
+var sockets = map[string]string{
+	"frr": speaker.DefaultFRR, "bird": birdview.DefaultSocket, "gobgp": gobgpview.DefaultAddress, "bmp": DefaultBMP,
+}
+
+// Socket returns the socket or address of --gateway-state.
+func (f *SpeakerFlags) Socket() string { return cmp.Or(f.SpeakerSocket, sockets[f.GatewayState]) }
+
+// view opens the view of --gateway-state.
+func (f *SpeakerFlags) view(log *slog.Logger) (speaker.View, error) {
+	switch socket := f.Socket(); f.GatewayState {
+	case "frr":
+		return speaker.NewFRR(socket), nil
+	case "bird":
+		return birdview.New(socket), nil
+	case "gobgp":
+		if strings.HasPrefix(socket, "/") {
+			socket = "unix://" + socket
+		}
+		return gobgpview.New(socket)
+	case "bmp":
+		return bmp.New(socket, log), nil
+	default:
+		return nil, nil
+	}
 }
 
 // Record records which flags of one kind of speaker the user set.
@@ -125,7 +153,7 @@ const maxPassword = 80
 
 // External returns the options of an external speaker, or nil for BIRD. routerID is the BGP
 // identifier, if it is set.
-func (f *SpeakerFlags) External(routerID netip.Addr) (*frontend.ExternalSpeaker, error) {
+func (f *SpeakerFlags) External(routerID netip.Addr, log *slog.Logger) (*frontend.ExternalSpeaker, error) {
 	if !f.IsExternal() {
 		return nil, nil
 	}
@@ -157,5 +185,6 @@ func (f *SpeakerFlags) External(routerID netip.Addr) (*frontend.ExternalSpeaker,
 				maxPassword)
 		}
 	}
-	return &frontend.ExternalSpeaker{Session: session, View: views[f.GatewayState](f.SpeakerSocket)}, nil
+	view, err := f.view(log)
+	return &frontend.ExternalSpeaker{Session: session, View: view}, err
 }

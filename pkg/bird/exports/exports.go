@@ -33,7 +33,7 @@ func Read(ctx context.Context, socket string, gateways []string, prefix vip.VIP)
 		// "exported" lists the routes that were sent, "export" the attributes after the export filter.
 		sent := vip.Set{}
 		err := client.Scan(ctx, "show route "+only+"exported "+protocol, func(line string) {
-			if routed, ok := routeOf(line); ok && (prefix.IsZero() || routed == prefix) {
+			if routed, ok := bird.RouteOf(line); ok && (prefix.IsZero() || routed == prefix) {
 				sent[routed] = struct{}{}
 			}
 		})
@@ -57,16 +57,6 @@ func Read(ctx context.Context, socket string, gateways []string, prefix vip.VIP)
 	return all, nil
 }
 
-// routeOf returns the VIP of a line that begins a route.
-func routeOf(line string) (vip.VIP, bool) {
-	first, _, _ := strings.Cut(line, " ")
-	if !strings.Contains(first, "/") {
-		return vip.VIP{}, false
-	}
-	routed, err := vip.Parse(first)
-	return routed, err == nil
-}
-
 // routes collects the routes to one gateway from the lines of BIRD.
 type routes struct {
 	sent  vip.Set
@@ -78,7 +68,7 @@ type routes struct {
 
 // add adds a line.
 func (routes *routes) add(line string) {
-	if next, ok := routeOf(line); ok {
+	if next, ok := bird.RouteOf(line); ok {
 		routes.end()
 		routes.current = next
 		return

@@ -1,0 +1,206 @@
+package bmp
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/speaker"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+const (
+	// messageTimeout bounds the wait for the Initiation message, and for the rest of a message.
+	messageTimeout = 5 * time.Second
+	// maxConnections bounds the connections, those without an Initiation message included.
+	maxConnections = 4
+)
+
+// Station listens for the BMP connection of one speaker. Of several connections the newest with an
+// Initiation message counts: a speaker that restarted connects before its old connection ends.
+type Station struct {
+	address string
+	log     *slog.Logger
+
+	mu sync.Mutex
+	// listening is nil before Run.
+	listening net.Addr
+	// current is the state of the newest connection, nil without one; lost is why it ended.
+	current *table
+	lost    error
+}
+
+var _ speaker.View = (*Station)(nil)
+
+// New returns a station that Run lets listen on a TCP address.
+func New(address string, log *slog.Logger) *Station {
+	return &Station{
+		address: address, log: log,
+		lost: errors.New("the speaker has not connected yet; configure it to send BMP to " + address),
+	}
+}
+
+// Addr returns the address on which the station listens, nil before it does.
+func (station *Station) Addr() net.Addr {
+	station.mu.Lock()
+	defer station.mu.Unlock()
+	return station.listening
+}
+
+// String implements task.Task.
+func (station *Station) String() string { return "BMP station" }
+
+// Run listens, and accepts connections until ctx ends.
+func (station *Station) Run(ctx context.Context) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", station.address)
+	if err != nil {
+		return fmt.Errorf("failed to listen for BMP on %s: %w", station.address, err)
+	}
+	station.mu.Lock()
+	station.listening = listener.Addr()
+	station.mu.Unlock()
+	var group sync.WaitGroup
+	defer group.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
+	slots := make(chan struct{}, maxConnections)
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("failed to accept BMP connections: %w", err)
+		}
+		select {
+		case slots <- struct{}{}:
+		default:
+			station.log.Warn("too many BMP connections, refused another", "remote", conn.RemoteAddr())
+			_ = conn.Close()
+			continue
+		}
+		group.Go(func() {
+			defer func() { <-slots }()
+			station.serve(ctx, conn)
+		})
+	}
+}
+
+// serve follows a connection to its end.
+func (station *Station) serve(ctx context.Context, conn net.Conn) {
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	defer conn.Close()
+	mine := &table{peers: map[peerKey]*peer{}}
+	err := station.follow(conn, mine)
+	station.mu.Lock()
+	if station.current == mine {
+		station.current, station.lost = nil, fmt.Errorf("BMP session lost: %w", err)
+	}
+	station.mu.Unlock()
+	if ctx.Err() == nil {
+		station.log.Warn("BMP session lost", "remote", conn.RemoteAddr(), "error", err)
+	}
+}
+
+// follow applies the messages of a connection to mine.
+func (station *Station) follow(conn net.Conn, mine *table) error {
+	reader, buffer := bufio.NewReader(conn), []byte(nil)
+	for {
+		// BMP has no keepalives: a speaker without changes is silent. A dead host ends the connection by
+		// TCP keepalives, and a hung speaker its session with the announcer.
+		deadline := time.Time{}
+		if !mine.ready {
+			deadline = time.Now().Add(messageTimeout)
+		}
+		if err := conn.SetReadDeadline(deadline); err != nil {
+			return err
+		}
+		if _, err := reader.Peek(1); err != nil {
+			return err
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(messageTimeout)); err != nil {
+			return err
+		}
+		kind, body, err := readMessage(reader, &buffer)
+		if err != nil {
+			return err
+		}
+		initiated := mine.ready
+		if err := station.apply(mine, kind, body); err != nil {
+			return err
+		}
+		if !initiated {
+			station.log.Info("BMP session up", "remote", conn.RemoteAddr(), "speaker", mine.version)
+		}
+	}
+}
+
+// apply applies a message. The Initiation message makes the connection the current one.
+func (station *Station) apply(mine *table, kind byte, body []byte) error {
+	station.mu.Lock()
+	defer station.mu.Unlock()
+	if err := mine.apply(kind, body, time.Now()); err != nil {
+		return err
+	}
+	if kind == initiation {
+		station.current, station.lost = mine, nil
+	}
+	return nil
+}
+
+// Sessions returns the sessions that the speaker reported. A session that never came up since the
+// speaker connected may be missing.
+func (station *Station) Sessions(context.Context) (version string, list []speaker.Session, err error) {
+	station.mu.Lock()
+	defer station.mu.Unlock()
+	if station.current == nil {
+		return "", nil, station.lost
+	}
+	for key, peer := range station.current.peers {
+		for _, family := range vip.Families {
+			session := speaker.Session{
+				Peer: key.address, Family: family, State: "down", Since: peer.since, Exported: -1, LastError: peer.reason,
+			}
+			switch {
+			case peer.up && peer.session.families[family]:
+				session.Up, session.State = true, "up"
+				if peer.exported[family] != nil {
+					session.Exported = len(peer.exported[family])
+				}
+			case peer.up:
+				continue
+			}
+			list = append(list, session)
+		}
+	}
+	slices.SortFunc(list, func(a, b speaker.Session) int {
+		return cmp.Or(a.Peer.Compare(b.Peer), cmp.Compare(a.Family, b.Family))
+	})
+	return station.current.version, list, nil
+}
+
+// Exported returns the VIPs of the peer's Adj-RIB-Out after the export policy, or
+// [speaker.ErrUnknown] if the speaker does not send it (RFC 8671).
+func (station *Station) Exported(_ context.Context, address netip.Addr, family vip.Family) (vip.Set, error) {
+	station.mu.Lock()
+	defer station.mu.Unlock()
+	if station.current == nil {
+		return nil, station.lost
+	}
+	for key, peer := range station.current.peers {
+		if key.address == address && peer.up && peer.exported[family] != nil {
+			return maps.Clone(peer.exported[family]), nil
+		}
+	}
+	return nil, speaker.ErrUnknown
+}
