@@ -14,7 +14,7 @@ import (
 type speakerConfigCommand struct {
 	trenchFlags
 	frontendcmd.SpeakerFlags
-	Kind     string     `arg:"" help:"Kind of speaker: bird, frr or gobgp."`
+	Kind     string     `arg:"" help:"Kind of speaker: bird, frr, frr-k8s or gobgp."`
 	RouterID netip.Addr `help:"Router ID of GoBGP." placeholder:"ADDR" group:"External speaker"`
 }
 
@@ -38,7 +38,8 @@ func (c *speakerConfigCommand) Run(out *cli.Output) error {
 	}
 	speaker := speakerconfig.Speaker{
 		Address: peer, AS: c.SpeakerAS, Frontend: c.SpeakerLocal, FrontendAS: c.LocalAS(), Listens: c.SpeakerListen,
-		Gateways: config.Attractor.Gateways, Prepends: prepends(config.Attractor.Policies), RouterID: c.RouterID,
+		Trench: config.Trench, Gateways: config.Attractor.Gateways, Prepends: prepends(config.Attractor.Policies),
+		RouterID: c.RouterID,
 	}
 	if c.GatewayState == "bmp" {
 		if speaker.BMP, err = netip.ParseAddrPort(c.Socket()); err != nil {

@@ -40,6 +40,7 @@ func Kinds() []string {
 
 // Speaker is a speaker between a frontend and its gateways.
 type Speaker struct {
+	Trench     string         // its name
 	Address    netip.AddrPort // of its session with the frontend
 	AS         uint32
 	Frontend   netip.Addr // the neighbor
@@ -102,8 +103,9 @@ func (speaker Speaker) Text(kind string) (string, error) {
 				gateway.Name)
 		}
 	}
-	if kind == "gobgp" {
-		if err := speaker.checkGoBGP(); err != nil {
+	check := map[string]func() error{"gobgp": speaker.checkGoBGP, frrK8s: speaker.checkFRRK8s}[kind]
+	if check != nil {
+		if err := check(); err != nil {
 			return "", err
 		}
 	}
