@@ -27,7 +27,7 @@ func TestListeningAnnouncer(t *testing.T) {
 	probe, addr := listen(t)
 	harness.Must(t, probe.Close())
 	o := testOptions()
-	o.Local, o.Listen, o.Password = addr.Addr(), addr, NewPassword()
+	o.Local, o.Listen, o.Password, o.HoldTime = addr.Addr(), addr, NewPassword(), time.Minute
 	o.Peer = netip.AddrPortFrom(randomLoopback(), 0)
 	a := New(o)
 	a.Post(Batch{Changes: advertisements{vipA: Announced}.list(), Revision: 1})
