@@ -29,6 +29,7 @@ type runCommand struct {
 	TrenchFile          string `help:"The trench file that is written; lb and frontend read it." default:"/etc/vipgate/trench/trench.yaml" type:"path" placeholder:"FILE"`
 	KeyDir              string `help:"Directory of the password files of gateways, at the same path for the frontend. It is created; other files in it are removed." default:"/etc/vipgate/trench/keys" type:"path" placeholder:"DIR"`
 	FrontendAdminSocket string `help:"Unix socket of the frontend of this pod, which says what is advertised." default:"unix:///run/vipgate/frontend.sock" placeholder:"SOCKET"`
+	FRRK8sNamespace     string `name:"frr-k8s-namespace" help:"Namespace of frr-k8s, for a frontend with --gateway-state=frr-k8s: the BGPSessionStates of this pod's node are written into a file beside the trench file." placeholder:"NAMESPACE"`
 
 	cli.Process
 }
@@ -58,6 +59,7 @@ func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	o := kube.Options{
 		Settings: settings, Config: config, Namespace: namespace, Trench: c.Trench, Gateway: c.Gateway,
 		PodName: c.podName(host), TrenchFile: c.TrenchFile, KeyDir: c.KeyDir, FrontendSocket: frontend,
+		FRRK8sNamespace: c.FRRK8sNamespace,
 	}
 	return cli.RunUntilStopped(0, func(stops <-chan struct{}) error { return kube.Run(ctx, o, stops) })
 }
@@ -80,6 +82,8 @@ func (c *runCommand) check(r *cli.Refusals, namespace string) {
 	r.If(namespace == "", "--namespace is required: neither POD_NAMESPACE nor a service account says it")
 	r.If(c.Trench == "" && c.Gateway == "", "--trench is required: the name of the Trench")
 	r.If(c.Trench != "" && c.Gateway != "", "--trench=%s and --gateway=%s exclude each other", c.Trench, c.Gateway)
+	r.If(c.FRRK8sNamespace != "" && c.Gateway != "", "--frr-k8s-namespace needs a Trench: with --gateway=%s the "+
+		"frontend runs BIRD", c.Gateway)
 	dir := filepath.Dir(c.TrenchFile)
 	info, err := os.Stat(dir)
 	r.If(err != nil, "--trench-file=%s: %w", c.TrenchFile, err)

@@ -13,6 +13,7 @@ import (
 
 	kubev1 "github.com/vipgate/vipgate/pkg/api/kube/v1"
 	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/kube/bgpsessions"
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
 	"github.com/vipgate/vipgate/pkg/kube/meridio2"
 	"github.com/vipgate/vipgate/pkg/kube/nodedrain"
@@ -24,6 +25,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	shell "github.com/vipgate/vipgate/pkg/process"
+	"github.com/vipgate/vipgate/pkg/speaker/frrk8s"
 	"github.com/vipgate/vipgate/pkg/task"
 )
 
@@ -42,6 +44,9 @@ type Options struct {
 	TrenchFile, KeyDir string
 	// FrontendSocket is the path of the admin socket of the frontend in the same Pod.
 	FrontendSocket string
+	// FRRK8sNamespace is the namespace of frr-k8s, whose sessions on the node of this process are
+	// written for the frontend; "" if the frontend does not read them. Only with Trench.
+	FRRK8sNamespace string
 }
 
 // Health services of kube, in addition to the overall service "".
@@ -57,6 +62,8 @@ const (
 	Publication = "Publication"
 	// NodeDrain serves unless the node of this pod is to be drained and the drain does not begin.
 	NodeDrain = "NodeDrain"
+	// BGPSessions serves unless the sessions of frr-k8s cannot be read or written.
+	BGPSessions = "BGPSessions"
 )
 
 // process holds the parts of one kube.
@@ -97,11 +104,14 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	defer p.shell.Close()
 	tasks := []task.Task{p.cluster, p.agent, observer{p}}
 	if p.Gateway == "" {
-		drainer, err := p.nodeDrainer()
+		client, err := p.dynamic()
 		if err != nil {
 			return err
 		}
-		tasks = append(tasks, p.publisher, p.agent.turns, drainer, p.siblings())
+		tasks = append(tasks, p.publisher, p.agent.turns, p.nodeDrainer(client), p.siblings())
+		if p.FRRK8sNamespace != "" {
+			tasks = append(tasks, p.bgpSessions(client))
+		}
 	} else {
 		more, err := p.meridio2Tasks()
 		if err != nil {
@@ -118,18 +128,33 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	return p.shell.Run(ctx, stop, shell.Plan{Stages: [][]task.Task{tasks}})
 }
 
-// nodeDrainer returns the task that drains the frontend with its node.
-func (p *process) nodeDrainer() (task.Task, error) {
+// dynamic returns a client for watches of any resource.
+func (p *process) dynamic() (dynamic.Interface, error) {
 	config := p.cluster.Config()
 	config.Timeout = 0 // a timeout would also end watches
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("failed to create a client of the API server %s: %w", p.Config.Host, err)
 	}
+	return client, nil
+}
+
+// nodeDrainer returns the task that drains the frontend with its node.
+func (p *process) nodeDrainer(client dynamic.Interface) task.Task {
 	return nodedrain.New(nodedrain.Options{
 		Client: client, Pod: p.PodName, AdminSocket: p.FrontendSocket, Record: p.TrenchFile + ".node-drain",
 		Input: p.publisher.Input(), Report: p.health.Reporter(NodeDrain), Log: p.Log,
-	}), nil
+	})
+}
+
+// bgpSessions returns the task that writes the sessions of frr-k8s for the frontend.
+func (p *process) bgpSessions(client dynamic.Interface) task.Task {
+	return bgpsessions.New(bgpsessions.Options{
+		Client: client, Namespace: p.FRRK8sNamespace, Pod: p.PodName, Path: p.TrenchFile + frrk8s.Suffix,
+		Input:   p.publisher.Input(),
+		Current: func() bool { return p.cluster.State().Load().Stale.Since.IsZero() },
+		Report:  p.health.Reporter(BGPSessions), Log: p.Log,
+	})
 }
 
 // siblings returns the task that notifies the frontend which VIPs the other pods advertise.
@@ -178,7 +203,7 @@ func newProcess(o Options) (*process, error) {
 	p.health.Set(TrenchFile, p.agent.files.exists(), "the first translation of all objects was not written yet")
 	p.health.Set(Trench, false, "not read yet")
 	p.health.Set(APIServer, false, "no cache is synced yet")
-	for _, name := range []string{Liveness, Written, Publication, NodeDrain, shell.AdminSocket} {
+	for _, name := range []string{Liveness, Written, Publication, NodeDrain, BGPSessions, shell.AdminSocket} {
 		p.health.Report(name, "")
 	}
 	return p, nil

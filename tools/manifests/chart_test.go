@@ -1,6 +1,8 @@
 package manifests
 
 import (
+	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -33,6 +35,11 @@ func TestSchemaRefusesValues(t *testing.T) {
 		"interface name too long":   {"networks: {external: {name: a, interface: sixteen-letters-}}", "interface"},
 		"memory in Kubernetes' way": {"lb: {goMemLimit: 230Mi}", "goMemLimit"},
 		"sysctl of the node":        {"sysctls: {pod: [{name: vm.swappiness, value: \"1\"}]}", "sysctls"},
+		"unknown speaker":           {"speaker: frr", "speaker"},
+		"no AS of frr-k8s":          {"{speaker: frr-k8s, frrk8s: {announcers: [192.0.2.1], node: 192.0.2.2}}", "asn"},
+		"no announcers":             {"{speaker: frr-k8s, frrk8s: {asn: 64500, node: 192.0.2.2}}", "announcers"},
+		"port above the API's":      {"frrk8s: {port: 20179}", "port"},
+		"frr-k8s without kube":      {"{speaker: frr-k8s, kube: {enabled: false}}", "kube"},
 		"number as sysctl":          {"sysctls: {pod: [{name: net.ipv4.ip_forward, value: 1}]}", "value"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -171,5 +178,55 @@ func TestChartOfTheDefinition(t *testing.T) {
 	}
 	for key := range want {
 		compare(t, key, got[key], want[key])
+	}
+}
+
+// frrK8s are the values of the trench in test/e2e/testdata/frr-k8s.
+const frrK8s = `
+speaker: frr-k8s
+frrk8s: {asn: 64500, announcers: [169.254.100.1], node: 169.254.100.150}
+trench:
+  spec:
+    attractor:
+      name: a
+      vips: [20.0.0.1/32, "2000::1/128"]
+      gateways: [{name: g1, address: 192.0.2.1, remoteASN: 64501}]
+`
+
+// The FRRConfiguration is the one that frr-k8s renders, and FRR loads, in the end-to-end tests; kube
+// may read the sessions of frr-k8s with this speaker only.
+func TestSpeakerFRRK8s(t *testing.T) {
+	o, _, err := chart(t, "vipgate", values(t, frrK8s))
+	harness.Must(t, err)
+	text, err := os.ReadFile(filepath.Join(root, "test/e2e/testdata/frr-k8s/vipgate.yaml"))
+	harness.Must(t, err)
+	want := objects{}
+	want.add(t, string(text))
+	for key := range want {
+		if o[key] == nil {
+			t.Fatalf("no %s", key)
+		}
+		delete(o[key]["metadata"].(map[string]any), "labels")
+		compare(t, key, o[key], want[key])
+	}
+	const sessions = " frr-k8s-system/vipgate-sessions-trench-a-trench-a"
+	role := decode[rbacv1.Role](t, o, "Role"+sessions)
+	binding := decode[rbacv1.RoleBinding](t, o, "RoleBinding"+sessions)
+	if len(role.Rules) != 1 || !slices.Equal(role.Rules[0].Resources, []string{"bgpsessionstates"}) ||
+		!slices.Equal(role.Rules[0].Verbs, []string{"list", "watch"}) || binding.RoleRef.Name != role.Name ||
+		binding.Subjects[0].Namespace != namespace {
+		t.Errorf("role %+v, binding %+v", role, binding)
+	}
+	kube := decode[appsv1.Deployment](t, o, deployment).Spec.Template.Spec.InitContainers[1]
+	if !slices.Contains(kube.Env, corev1.EnvVar{Name: "VIPGATE_FRR_K8S_NAMESPACE", Value: "frr-k8s-system"}) {
+		t.Errorf("kube does not read the sessions: %v", kube.Env)
+	}
+
+	o, _, err = chart(t, "vipgate", values(t, strings.Replace(frrK8s, "speaker: frr-k8s", "speaker: bird", 1)))
+	harness.Must(t, err)
+	for key, object := range o {
+		if text := fmt.Sprint(object); strings.Contains(text, "frrk8s") || strings.Contains(text, "FRR_K8S") {
+			t.Errorf("%s names frr-k8s without it", key)
+		}
 	}
 }
