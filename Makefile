@@ -30,7 +30,7 @@ test: check-root check-go ## Run every test: unit, race, end to end with real BI
 	@test/setup/test.sh
 
 .PHONY: test-kube
-test-kube: check-root check-go $(TOOLS)/kube-apiserver $(TOOLS)/kubectl $(TOOLS)/helm ## Run the tests that need a Kubernetes API server, and start one for them
+test-kube: check-root check-go $(TOOLS)/kube-apiserver $(TOOLS)/kubectl $(TOOLS)/helm $(TOOLS)/frr-k8s-controller ## Run the tests that need a Kubernetes API server, and start one for them
 	@test/setup/test-kube.sh
 
 .PHONY: test-node
@@ -194,6 +194,12 @@ $(TOOLS)/helm: tools/helm/go.mod tools/helm/go.sum
 	@echo "building helm (some minutes when cold)"
 	@out="$$PWD/$(TOOLS)"; cd tools/helm && $(GO) build -ldflags '-s -w' -o "$$out/" tool
 	@touch $@
+
+# It renders FRR's configuration in test/kube-e2e.
+$(TOOLS)/frr-k8s-controller: tools/frr-k8s/go.mod tools/frr-k8s/go.sum
+	@mkdir -p $(TOOLS)
+	@echo "building frr-k8s (some minutes when cold)"
+	@out="$$PWD/$(TOOLS)"; cd tools/frr-k8s && $(GO) build -ldflags '-s -w' -o "$$out/" tool
 
 # The node of test/node.
 $(TOOLS)/kubelet: tools/kubernetes/go.mod tools/kubernetes/go.sum

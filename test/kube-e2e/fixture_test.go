@@ -214,8 +214,8 @@ status:
 `, podName(pod), pod))
 }
 
-// startKube starts the kube of a trench pod.
-func (f *fixture) startKube(pod int, trenchFile string) *lab.Process {
+// startKube starts the kube of a trench pod, with further flags.
+func (f *fixture) startKube(pod int, trenchFile string, flags ...string) *lab.Process {
 	f.t.Helper()
 	p := f.Pods[pod-1]
 	var l net.Listener
@@ -225,12 +225,14 @@ func (f *fixture) startKube(pod int, trenchFile string) *lab.Process {
 	}))
 	account := f.cluster.PodServiceAccount(f.t, namespace, "vipgate", podName(pod))
 	config := f.cluster.ProxyOn(f.t, l).Config(account)
-	kube, err := f.Start(p.NS, "kube-"+podName(pod),
-		filepath.Join(binaries, "kube"), "run", "--namespace="+namespace, "--trench=trench-a",
-		"--pod-name="+podName(pod), "--kubeconfig="+f.cluster.Kubeconfig(f.t, config),
-		"--trench-file="+trenchFile, "--key-dir="+filepath.Join(p.Dir, "keys"),
-		"--frontend-admin-socket=unix://"+p.FrontendAdmin(),
-		"--admin-socket=unix://"+filepath.Join(p.Dir, "kube.sock"), "--log-format=text")
+	command := []string{
+		filepath.Join(binaries, "kube"), "run", "--namespace=" + namespace, "--trench=trench-a",
+		"--pod-name=" + podName(pod), "--kubeconfig=" + f.cluster.Kubeconfig(f.t, config),
+		"--trench-file=" + trenchFile, "--key-dir=" + filepath.Join(p.Dir, "keys"),
+		"--frontend-admin-socket=unix://" + p.FrontendAdmin(),
+		"--admin-socket=unix://" + filepath.Join(p.Dir, "kube.sock"), "--log-format=text",
+	}
+	kube, err := f.Start(p.NS, "kube-"+podName(pod), append(command, flags...)...)
 	f.must(err)
 	return kube
 }
