@@ -29,7 +29,7 @@ type runCommand struct {
 	TrenchFile          string `help:"The trench file that is written; lb and frontend read it." default:"/etc/vipgate/trench/trench.yaml" type:"path" placeholder:"FILE"`
 	KeyDir              string `help:"Directory of the password files of gateways, at the same path for the frontend. It is created; other files in it are removed." default:"/etc/vipgate/trench/keys" type:"path" placeholder:"DIR"`
 	FrontendAdminSocket string `help:"Unix socket of the frontend of this pod, which says what is advertised." default:"unix:///run/vipgate/frontend.sock" placeholder:"SOCKET"`
-	FRRK8sNamespace     string `name:"frr-k8s-namespace" help:"Namespace of frr-k8s, for a frontend with --gateway-state=frr-k8s: the BGPSessionStates of this pod's node are written into a file beside the trench file." placeholder:"NAMESPACE"`
+	FRRK8sNamespace     string `name:"frr-k8s-namespace" env:"VIPGATE_FRR_K8S_NAMESPACE" help:"Namespace of frr-k8s, for a frontend with --gateway-state=frr-k8s: the BGPSessionStates of this pod's node are written into a file beside the trench file." placeholder:"NAMESPACE"`
 
 	cli.Process
 }

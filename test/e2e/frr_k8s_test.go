@@ -26,8 +26,8 @@ const (
 	frrK8sHang = 6 * time.Second
 )
 
-// frrK8s is a node on which frr-k8s runs FRR for MetalLB and for a trench pod. The pod's announcer is
-// played by a BIRD that listens, as the announcer does; its upstream routers are BIRD, too.
+// frrK8s is a node on which frr-k8s runs FRR for MetalLB and for a trench pod. A BIRD that listens
+// plays the pod's announcer; the upstream routers are BIRD, too.
 type frrK8s struct {
 	*lab.Lab
 	t      *testing.T

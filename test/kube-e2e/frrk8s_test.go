@@ -42,7 +42,11 @@ func (f *fixture) installFRRK8s() {
 		f.cluster.Apply(f.t, f.manifest(frrK8sData+name+".yaml"))
 	}
 	f.cluster.Apply(f.t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+frrK8sNamespace+"}}")
-	f.cluster.Apply(f.t, "{apiVersion: v1, kind: Node, metadata: {name: node-1, labels: {kubernetes.io/hostname: node-1}}}")
+	f.cluster.Apply(f.t, `
+apiVersion: v1
+kind: Node
+metadata: {name: node-1, labels: {kubernetes.io/hostname: node-1}}
+`)
 }
 
 // TestFRRK8sRenders merges FRRConfigurations with the controller of frr-k8s: MetalLB's alone, with

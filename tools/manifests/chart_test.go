@@ -193,7 +193,7 @@ trench:
       gateways: [{name: g1, address: 192.0.2.1, remoteASN: 64501}]
 `
 
-// The FRRConfiguration is the one that frr-k8s renders, and FRR loads, in the end-to-end tests; kube
+// The FRRConfiguration is what frr-k8s renders, and FRR loads, in the end-to-end tests. kube
 // may read the sessions of frr-k8s with this speaker only.
 func TestSpeakerFRRK8s(t *testing.T) {
 	o, _, err := chart(t, "vipgate", values(t, frrK8s))
