@@ -200,6 +200,15 @@ func (c *runFlags) checkPorts(refused *cli.Refusals, config *trench.Config) {
 	}
 }
 
+// complete completes the speaker's flags with the interface of the trench file.
+func (c *runFlags) complete(config *trench.Config) {
+	device := c.ExternalInterface
+	if config != nil {
+		device = config.Attractor.Interface
+	}
+	c.Complete(device, c.TrenchFile)
+}
+
 // options returns the options of a frontend and the configuration in the trench file, which is nil
 // if lenient and the file was refused.
 func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Options, *trench.Config, error) {
@@ -207,6 +216,7 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 	config, err := c.read(settings.Trial, lenient)
 	refused.Add(err)
 	c.Check(&refused)
+	c.complete(config)
 	c.CheckSpeaker(&refused)
 	c.checkPorts(&refused, config)
 	if c.UsesLB() {

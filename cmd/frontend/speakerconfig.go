@@ -13,7 +13,7 @@ import (
 type speakerConfigCommand struct {
 	trenchFlags
 	frontendcmd.SpeakerFlags
-	Kind string `arg:"" help:"Kind of speaker: frr."`
+	Kind string `arg:"" help:"Kind of speaker: frr or frr-k8s."`
 }
 
 func (c *speakerConfigCommand) Run(out *cli.Output) error {
@@ -36,7 +36,7 @@ func (c *speakerConfigCommand) Run(out *cli.Output) error {
 	}
 	speaker := speakerconfig.Speaker{
 		Address: peer, AS: c.SpeakerAS, Frontend: c.SpeakerLocal, FrontendAS: c.LocalAS(), Listens: c.SpeakerListen,
-		Gateways: config.Attractor.Gateways,
+		Trench: config.Trench, Gateways: config.Attractor.Gateways,
 	}
 	if c.SpeakerPasswordFile != "" {
 		speaker.Password = speakerconfig.Placeholder

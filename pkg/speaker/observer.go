@@ -3,6 +3,7 @@ package speaker
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -69,6 +70,7 @@ type exports struct {
 	counts  [2]int    // of all exported routes and of announced VIPs, at the list
 	vips    vip.Set   // at the list
 	others  int       // routes that are not VIPs
+	unknown bool      // the view has no routes
 }
 
 // NewObserver returns an observer. Run polls after the first call of Configure.
@@ -295,6 +297,9 @@ func (observer *Observer) gateway(ctx context.Context, at time.Time, gateway tre
 	case observer.options.View != nil:
 		state.Exported = observer.countExports(ctx, at, key, session, announced, vips)
 		is := observer.exports[key]
+		if is.unknown {
+			state.Warning = "the speaker reports this session, not its routes: VIPs are not confirmed"
+		}
 		if state.Short = !is.short.IsZero() && at.Sub(is.short) >= exportTime; state.Short {
 			state.Exports = is.vips
 		}
@@ -308,6 +313,9 @@ func (observer *Observer) countExports(ctx context.Context, at time.Time, key se
 ) int {
 	is := observer.exports[key]
 	defer func() { observer.exports[key] = is }()
+	if is.unknown {
+		return announced
+	}
 	total, counts := session.Exported, [2]int{session.Exported, announced}
 	exported := total - is.others
 	isKnown := total >= 0 && !is.listed.IsZero()
@@ -321,7 +329,11 @@ func (observer *Observer) countExports(ctx context.Context, at time.Time, key se
 	// A count that differs for long has another cause than a change on its way.
 	if is.listed.IsZero() || at.Sub(is.differs) >= listDelay && (counts != is.counts || at.Sub(is.listed) >= maxListAge) ||
 		total < 0 && at.Sub(is.listed) >= pollInterval {
-		if err := observer.list(ctx, &is, session, vips); err != nil {
+		err := observer.list(ctx, &is, session, vips)
+		if is.unknown = errors.Is(err, errors.ErrUnsupported); is.unknown {
+			return announced
+		}
+		if err != nil {
 			observer.options.Log.Warn("failed to read the routes that the speaker exports", "gateway", key.name,
 				"error", err)
 			is.vips, is.others = nil, 0

@@ -38,6 +38,7 @@ func Kinds() []string {
 
 // Speaker is a speaker between a frontend and its gateways.
 type Speaker struct {
+	Trench     string         // its name
 	Address    netip.AddrPort // of its session with the frontend
 	AS         uint32
 	Frontend   netip.Addr // the neighbor
@@ -94,6 +95,11 @@ func (speaker Speaker) Text(kind string) (string, error) {
 		if gateway.Protocol == trench.Static {
 			return "", fmt.Errorf("gateway %s is static, which only BIRD of the frontend serves; use --speaker=bird",
 				gateway.Name)
+		}
+	}
+	if kind == frrK8s {
+		if err := speaker.checkFRRK8s(); err != nil {
+			return "", err
 		}
 	}
 	var text strings.Builder

@@ -2,12 +2,14 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,6 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/durable"
+	"github.com/vipgate/vipgate/pkg/speaker/frrk8s"
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -26,20 +30,34 @@ const (
 	frrK8sHang = 6 * time.Second
 )
 
-// frrK8s is a node on which frr-k8s runs FRR for MetalLB and for a trench pod. A BIRD that listens
-// plays the pod's announcer; the upstream routers are BIRD, too.
+// frrK8s is a node on which frr-k8s runs FRR for MetalLB and for a trench pod, whose frontend the FRR
+// calls. The upstream routers gw1 and gw2 are BIRD.
 type frrK8s struct {
-	*lab.Lab
-	t      *testing.T
+	*fixture
 	dir    string                  // of FRR
-	birds  map[string]*lab.Process // announcer, gw1, gw2
-	places map[string]*lab.NetNS   // of the birds
+	birds  map[string]*lab.Process // by router
+	places map[string]*lab.NetNS
 }
+
+// The trench has VIPs that the FRRConfiguration does not allow, one of which is MetalLB's.
+const frrK8sTrench = `trench: trench-a
+attractor:
+  name: attractor-a
+  vips: [20.0.0.1/32, 2000::1/128, 20.0.0.9/32, 2000::9/128, 198.51.100.1/32]
+  gateways: [{name: gw1, address: 192.0.2.1, remoteASN: 64501, families: both}]
+streams:
+  - {name: v4, vips: [20.0.0.1/32], targets: [{name: v4, ips: [172.16.1.1]}], CHECK}
+  - {name: v6, vips: [2000::1/128], targets: [{name: v6, ips: [fd00:16::1:1]}], CHECK}
+  - name: refused
+    vips: [20.0.0.9/32, 2000::9/128, 198.51.100.1/32]
+    targets: [{name: refused, ips: [172.16.1.2, "fd00:16::1:2"]}]
+    CHECK
+`
 
 // TestFRRK8s has FRR load what frr-k8s renders for MetalLB, then with the FRRConfiguration of the
 // chart, and with that of a second trench. The trench's VIPs reach the router that is named, while
-// the announcer has them; no other route does, and no other router has them. MetalLB's routes stay
-// all the time.
+// they are ready; no other route does, and no other router has them. MetalLB's routes stay all the
+// time.
 func TestFRRK8s(t *testing.T) {
 	need(t, lab.KindFRR)
 	if _, err := os.Stat(frrK8sReload); err != nil {
@@ -47,7 +65,9 @@ func TestFRRK8s(t *testing.T) {
 	}
 	f := newFRRK8s(t)
 	f.reload("metallb.conf")
+	f.must(f.pod.StartLB())
 	f.startAnnouncer()
+	f.up(f.target1, f.target2)
 	own := []string{"198.51.100.1/32", "2001:db8:100::1/128"}
 	f.want("gw1", own...)
 	f.want("gw2", own...)
@@ -59,32 +79,30 @@ func TestFRRK8s(t *testing.T) {
 	harness.WantText(t, f.routes("gw1", vips...), "BGP.as_path: 64500 4200000000", "BGP.next_hop: 192.0.2.10",
 		"BGP.next_hop: 2001:db8::10 ")
 	for _, address := range []string{"20.0.0.1", "2000::1"} { // the node forwards to the pod
-		f.eventually(func(ctx context.Context) error { // zebra installs routes after bgpd advertises them
-			out, err := f.Gateway.Run(ctx, "ip", "route", "get", address)
+		f.waitFor(func() error { // zebra installs routes after bgpd advertises them
+			out, err := f.Gateway.Run(t.Context(), "ip", "route", "get", address)
 			if err == nil && !strings.Contains(out, "dev trench0") {
 				err = errors.New(out)
 			}
 			return err
 		})
 	}
+	f.wantGatewayState(vips, own)
 
-	f.bird("announcer", "disable", "vips4")
+	f.must(f.target1[0].Down())
 	f.want("gw1", append(own, vips[1])...)
-	f.bird("announcer", "enable", "vips4")
+	f.must(f.target1[0].Up())
 	f.want("gw1", append(vips, own...)...)
-	for name, lose := range map[string]func(*lab.Process) error{
-		"killed":  (*lab.Process).Kill,
-		"stopped": func(p *lab.Process) error { return p.Signal(unix.SIGSTOP) },
-	} {
+	for _, loss := range []unix.Signal{unix.SIGKILL, unix.SIGSTOP} {
 		begin := time.Now()
-		harness.Must(t, lose(f.birds["announcer"]))
+		f.must(f.pod.Frontend.Signal(loss))
 		f.want("gw1", own...)
 		took := time.Since(begin)
-		t.Logf("%s: withdrawn after %v", name, took.Round(time.Millisecond))
+		t.Logf("%v: withdrawn after %v", loss, took.Round(time.Millisecond))
 		if took > frrK8sHang {
-			t.Errorf("%s: withdrawn after %v, want at most %v", name, took, frrK8sHang)
+			t.Errorf("%v: withdrawn after %v, want at most %v", loss, took, frrK8sHang)
 		}
-		harness.Must(t, f.birds["announcer"].Kill())
+		f.must(f.pod.Frontend.Kill())
 		f.startAnnouncer()
 		f.want("gw1", append(vips, own...)...)
 		t.Logf("announced %v after the loss", time.Since(begin).Round(time.Millisecond))
@@ -98,49 +116,66 @@ func TestFRRK8s(t *testing.T) {
 		if got := f.routes(name, own...); got != want {
 			t.Errorf("%s: MetalLB's routes changed from\n%s\nto\n%s", name, want, got)
 		}
-		log, err := os.ReadFile(f.birds[name].Log)
-		harness.Must(t, err)
+		log := f.birds[name].Output()
 		for _, foreign := range []string{"20.0.0.9/32", "2000::9/128"} {
-			if strings.Contains(string(log), foreign) {
-				t.Errorf("%s got %s, which is no VIP", name, foreign)
+			if strings.Contains(log, foreign) {
+				t.Errorf("%s got %s, which the FRRConfiguration does not allow", name, foreign)
 			}
 		}
-		if name == "gw2" && (strings.Contains(string(log), vips[0]) || strings.Contains(string(log), vips[1])) {
-			t.Error("gw2 got a VIP, for which the trench does not name it")
+		if name == "gw2" && (strings.Contains(log, vips[0]) || strings.Contains(log, vips[1])) {
+			t.Error("gw2 got a VIP, but is no gateway of the trench")
 		}
 	}
 }
 
+// wantGatewayState writes the sessions of frr-k8s as kube does. The gateway is up until a write
+// reports it as down; without writes its state becomes unknown, and the VIPs stay.
+func (f *frrK8s) wantGatewayState(vips, own []string) {
+	f.t.Helper()
+	f.writeSessions(time.Now(), "Established")
+	f.waitStatus(`(?s)gw1.*Established.*VIPs are not confirmed`)
+	f.writeSessions(time.Now(), "Active")
+	f.waitStatus(`(?s)gw1.*Active`)
+	f.writeSessions(time.Now().Add(-time.Hour), "Established")
+	f.waitStatus(`see the status of kube`)
+	f.want("gw1", append(vips, own...)...)
+	f.writeSessions(time.Now(), "Established")
+	f.waitStatus(`(?s)gw1.*Established`)
+}
+
+func (f *frrK8s) writeSessions(written time.Time, state string) {
+	f.t.Helper()
+	text, err := json.Marshal(frrk8s.File{
+		Written: written, Node: "node-1", Sessions: []frrk8s.Session{{Peer: "192.0.2.1", State: state}},
+	})
+	f.must(err)
+	f.must(durable.Replace(f.pod.TrenchFile()+frrk8s.Suffix, text, 0o640))
+}
+
 func newFRRK8s(t *testing.T) *frrK8s {
 	t.Helper()
-	l, err := lab.New()
-	harness.Must(t, err)
-	f := &frrK8s{Lab: l, t: t, birds: map[string]*lab.Process{}, places: map[string]*lab.NetNS{"announcer": l.Pod}}
-	f.dir = filepath.Join(l.Dir, "frr")
+	f := &frrK8s{fixture: newFixture(t), birds: map[string]*lab.Process{}, places: map[string]*lab.NetNS{}}
+	f.must(f.gateway.Process.Kill())
+	f.must(f.pod.WriteTrench(strings.ReplaceAll(frrK8sTrench, "CHECK",
+		fmt.Sprintf("check: {tcp: {port: %d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}", checkPort))))
+	f.dir = filepath.Join(f.Dir, "frr")
 	t.Cleanup(func() {
 		for name, p := range f.birds {
 			if t.Failed() {
 				t.Logf("== last lines of %s\n%s", name, p.Tail(30))
 			}
+			harness.Check(t, errors.Join(p.Kill(), f.places[name].Close()))
 		}
-		errs := []error{l.Close()}
-		for name, place := range f.places {
-			if name != "announcer" {
-				errs = append(errs, place.Close())
-			}
-		}
-		harness.Check(t, errors.Join(errs...))
 	})
-	must := func(err error) { t.Helper(); harness.Must(t, err) }
-	must(l.Gateway.Batch("link add upstream type bridge", "link set upstream up", "addr add 192.0.2.10/24 dev upstream",
+	f.must(f.Gateway.Batch("link add upstream type bridge", "link set upstream up", "addr add 192.0.2.10/24 dev upstream",
 		"addr add 2001:db8::10/64 dev upstream nodad"))
 	for i, name := range []string{"gw1", "gw2"} {
 		place, err := lab.Create(lab.WithoutDAD)
-		must(err)
+		f.must(err)
 		f.places[name] = place
-		must(lab.Veth(l.Gateway, name, place, "up0"))
-		must(l.Gateway.IP("link", "set", name, "master", "upstream"))
-		must(place.Addr("up0", fmt.Sprintf("192.0.2.%d/24", i+1), fmt.Sprintf("2001:db8::%d/64", i+1)))
+		f.must(lab.Veth(f.Gateway, name, place, "up0"))
+		f.must(f.Gateway.IP("link", "set", name, "master", "upstream"))
+		f.must(place.Addr("up0", fmt.Sprintf("192.0.2.%d/24", i+1), fmt.Sprintf("2001:db8::%d/64", i+1)))
 		f.startBIRD(name, fmt.Sprintf(`router id 192.0.2.%[1]d;
 protocol bgp node {
   local 192.0.2.%[1]d port 10179 as 6450%[1]d; neighbor 192.0.2.10 as 64500; passive; hold time 3; debug {routes};
@@ -155,13 +190,13 @@ protocol bgp node {
 func (f *frrK8s) startFRR() {
 	f.t.Helper()
 	frr, err := user.Lookup("frr")
-	harness.Must(f.t, err)
+	f.must(err)
 	uid, err := strconv.Atoi(frr.Uid)
-	harness.Must(f.t, err)
-	harness.Must(f.t, os.Mkdir(f.dir, 0o755))
-	harness.Must(f.t, os.Chown(f.dir, uid, -1))
-	harness.Must(f.t, os.Chmod(f.Dir, 0o755))
-	harness.Must(f.t, os.WriteFile(filepath.Join(f.dir, "vtysh.conf"), []byte("service integrated-vtysh-config\n"), 0o644))
+	f.must(err)
+	f.must(os.Mkdir(f.dir, 0o755))
+	f.must(os.Chown(f.dir, uid, -1))
+	f.must(os.Chmod(f.Dir, 0o755))
+	f.must(os.WriteFile(filepath.Join(f.dir, "vtysh.conf"), []byte("service integrated-vtysh-config\n"), 0o644))
 	for _, daemon := range [][]string{
 		{"zebra"}, {"bfdd", "--bfdctl", filepath.Join(f.dir, "bfdd.sock")}, {"staticd"}, {"bgpd", "-p", "0"},
 	} {
@@ -170,7 +205,7 @@ func (f *frrK8s) startFRR() {
 			"/usr/lib/frr/" + name, "--vty_socket", f.dir, "-z", filepath.Join(f.dir, "zserv.api"),
 			"-i", filepath.Join(f.dir, name+".pid"), "-f", os.DevNull, "-P", "0", "--log", "stdout",
 		}, daemon[1:]...)...)
-		harness.Must(f.t, err)
+		f.must(err)
 		f.eventually(func(ctx context.Context) error {
 			_, err := f.Gateway.Run(ctx, "vtysh", "--vty_socket", f.dir, "--config_dir", f.dir, "-d", name, "-c", "show version")
 			if err != nil {
@@ -192,32 +227,26 @@ func (f *frrK8s) reload(name string) {
 	}
 }
 
-// startAnnouncer starts the pod's side. It has two routes that are no VIPs, and claims one of
-// MetalLB's.
+// startAnnouncer starts the frontend with the flags of the chart. FRR has its address on the external
+// network as a neighbor.
 func (f *frrK8s) startAnnouncer() {
 	f.t.Helper()
-	f.startBIRD("announcer", `router id 169.254.100.1;
-protocol static vips4 {ipv4; route 20.0.0.1/32 blackhole;}
-protocol static vips6 {ipv6; route 2000::1/128 blackhole;}
-protocol static foreign4 {ipv4; route 20.0.0.9/32 blackhole; route 198.51.100.1/32 blackhole;}
-protocol static foreign6 {ipv6; route 2000::9/128 blackhole;}
-protocol bgp announcer {
-  local 169.254.100.1 port 10179 as 4200000000; neighbor 169.254.100.150 as 64500; passive; hold time 3;
-  graceful restart off; long lived graceful restart off; multihop;
-  ipv4 {import none; export all; next hop address 169.254.100.1;};
-  ipv6 {import none; export all; next hop address fd00:100::1;};
-}`)
+	args := f.pod.FrontendArgs("--speaker=external", "--speaker-address="+lab.GatewayA4.String(), "--speaker-as=64500",
+		"--speaker-local-as=4200000000", "--speaker-listen=10179", "--gateway-state=frr-k8s")
+	args = slices.DeleteFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--bird-") })
+	var err error
+	f.pod.Frontend, err = f.Start(f.Pod, "frontend", args...)
+	f.must(err)
 }
 
 func (f *frrK8s) startBIRD(name, text string) {
 	f.t.Helper()
 	conf := filepath.Join(f.Dir, name+".conf")
 	text = "log stderr all;\ndebug protocols {states};\nprotocol device {}\n" + text + "\n"
-	harness.Must(f.t, os.WriteFile(conf, []byte(text), 0o644))
+	f.must(os.WriteFile(conf, []byte(text), 0o644))
 	p, err := lab.StartProcess(f.places[name], f.Dir, name, lab.BIRD(), "-f", "-c", conf, "-s", f.socket(name))
-	harness.Must(f.t, err)
+	f.must(err)
 	f.birds[name] = p
-	f.t.Cleanup(func() { harness.Check(f.t, p.Kill()) })
 	f.eventually(func(ctx context.Context) error {
 		_, err := f.places[name].Run(ctx, "birdc", "-s", f.socket(name), "show", "status")
 		return err
@@ -231,7 +260,7 @@ func (f *frrK8s) bird(name string, command ...string) string {
 	f.t.Helper()
 	out, err := f.places[name].Run(harness.Context(f.t, frrK8sTimeout), "birdc",
 		append([]string{"-s", f.socket(name)}, command...)...)
-	harness.Must(f.t, err)
+	f.must(err)
 	return out
 }
 
@@ -268,5 +297,5 @@ func (f *frrK8s) want(name string, prefixes ...string) {
 func (f *frrK8s) eventually(condition func(context.Context) error) {
 	f.t.Helper()
 	ctx := harness.Context(f.t, frrK8sTimeout)
-	harness.Must(f.t, lab.Eventually(ctx, 10*time.Millisecond, func() error { return condition(ctx) }))
+	f.must(lab.Eventually(ctx, 10*time.Millisecond, func() error { return condition(ctx) }))
 }

@@ -12,9 +12,12 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/announce"
 	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/bird/path"
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/speaker"
+	"github.com/vipgate/vipgate/pkg/speaker/frrk8s"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -22,14 +25,14 @@ import (
 type SpeakerFlags struct {
 	Speaker             string       `help:"bird: run BIRD; external: announce VIPs to a BGP speaker that another program runs and configures." enum:"bird,external" default:"bird" group:"External speaker"`
 	SpeakerAddress      string       `help:"The speaker's address, with a port unless that is 179 or --speaker-listen is set." placeholder:"ADDR[:PORT]" group:"External speaker"`
-	SpeakerLocal        netip.Addr   `help:"The frontend's address in the session with the speaker, and the next hop of VIPs of its family." placeholder:"ADDR" group:"External speaker"`
+	SpeakerLocal        netip.Addr   `help:"The frontend's address in the session with the speaker, and the next hop of VIPs of its family. When absent that of the external interface, and its IPv6 address the next hop of IPv6 VIPs." placeholder:"ADDR" group:"External speaker"`
 	SpeakerListen       uint16       `help:"Port of --speaker-local on which the frontend accepts the speaker's connection, instead of connecting, as frr-k8s needs it." placeholder:"PORT" group:"External speaker"`
 	SpeakerAS           uint32       `name:"speaker-as" help:"The speaker's AS number." placeholder:"ASN" group:"External speaker"`
 	SpeakerLocalAS      uint32       `name:"speaker-local-as" help:"The frontend's AS number; the speaker's when absent, for iBGP." placeholder:"ASN" group:"External speaker"`
 	SpeakerNextHop      []netip.Addr `help:"Next hop of the VIPs of its family, that the speaker can resolve; repeatable." placeholder:"ADDR" group:"External speaker"`
 	SpeakerPasswordFile string       `help:"File with the TCP-MD5 password of the session with the speaker." type:"path" placeholder:"FILE" group:"External speaker"`
-	GatewayState        string       `help:"Source of the state of gateway sessions: frr, bgpd's socket; none, every gateway counts as up." enum:"frr,none" default:"frr" group:"External speaker"`
-	SpeakerSocket       string       `help:"Socket of --gateway-state; its kind's usual one when absent." type:"path" placeholder:"SOCKET" group:"External speaker"`
+	GatewayState        string       `help:"Source of the state of gateway sessions: frr, bgpd's socket; frr-k8s, its BGPSessionStates, which kube writes beside the trench file; none, every gateway counts as up." enum:"frr,frr-k8s,none" default:"frr" group:"External speaker"`
+	SpeakerSocket       string       `help:"Socket or file of --gateway-state; its kind's usual one when absent." type:"path" placeholder:"SOCKET" group:"External speaker"`
 	SourceRouting       string       `help:"on: replies from VIPs take the gateways' routes; off: another program routes them. auto: on with --speaker=bird." enum:"auto,on,off" default:"auto" group:"Kernel"`
 
 	given []string // flags of one kind of speaker that the user set
@@ -48,8 +51,32 @@ var (
 
 // views open the view of a kind of --gateway-state at a socket.
 var views = map[string]func(socket string) speaker.View{
-	"frr":  func(socket string) speaker.View { return speaker.NewFRR(cmp.Or(socket, speaker.DefaultFRR)) },
-	"none": func(string) speaker.View { return nil },
+	"frr":     func(socket string) speaker.View { return speaker.NewFRR(cmp.Or(socket, speaker.DefaultFRR)) },
+	"frr-k8s": func(file string) speaker.View { return frrk8s.NewView(file) },
+	"none":    func(string) speaker.View { return nil },
+}
+
+// Complete adds what a session on an interface implies: the local address, and the next hop of IPv6
+// VIPs over IPv4. An address that is missing is refused by CheckSpeaker.
+func (f *SpeakerFlags) Complete(device, trenchFile string) {
+	if f.GatewayState == "frr-k8s" {
+		f.SpeakerSocket = cmp.Or(f.SpeakerSocket, trenchFile+frrk8s.Suffix)
+	}
+	peer, err := f.Peer()
+	if !f.IsExternal() || f.SpeakerLocal.IsValid() || err != nil {
+		return
+	}
+	f.SpeakerLocal, _ = path.Local(device, trench.Gateway{Address: peer.Addr()})
+	if len(f.SpeakerNextHop) > 0 || !f.SpeakerLocal.Is4() {
+		return
+	}
+	addresses, _ := path.Addresses(device)
+	for _, address := range addresses {
+		if address.Addr.Is6() && address.Addr.IsGlobalUnicast() && !address.Duplicate() {
+			f.SpeakerNextHop = []netip.Addr{address.Addr}
+			return
+		}
+	}
 }
 
 // Record records which flags of one kind of speaker the user set.
@@ -88,8 +115,8 @@ func (f *SpeakerFlags) CheckSpeaker(r *cli.Refusals) {
 	_, err := f.Peer()
 	r.If(err != nil, "--speaker-address=%s: %w: write the speaker's address, such as 10.0.0.1 or [fd00::1]:179",
 		f.SpeakerAddress, err)
-	r.If(!f.SpeakerLocal.IsValid(),
-		"--speaker-local is required: an address of this host that the speaker has as a neighbor")
+	r.If(!f.SpeakerLocal.IsValid(), "--speaker-local is required: an address of this host that the speaker "+
+		"has as a neighbor; the external interface has none in the speaker's subnet")
 	r.If(f.SpeakerLocal.IsLoopback() && f.GatewayState == "frr",
 		"--speaker-local=%s: FRR has no route to it; use another address, see docs/speakers.md", f.SpeakerLocal)
 	r.If(f.SpeakerAS == 0, "--speaker-as is required: the speaker's AS number")
