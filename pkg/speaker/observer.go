@@ -188,6 +188,7 @@ func (observer *Observer) poll(ctx context.Context, attractor trench.Attractor) 
 	at := time.Now()
 	state, was := bird.State{At: at, Alive: true, Name: speakerName}, observer.state.Load()
 	var sessions []Session
+	var unknown error // why a LateView has no answer
 	if observer.options.View == nil {
 		state.Version = Unobserved
 	} else {
@@ -198,10 +199,11 @@ func (observer *Observer) poll(ctx context.Context, attractor trench.Attractor) 
 		if ctx.Err() != nil {
 			return
 		}
-		if err != nil {
+		if err != nil && !observer.isLate() {
 			observer.unanswered(was, err)
 			return
 		}
+		unknown = err
 	}
 	observer.answered, state.Since = at, was.Since
 	if !was.Alive {
@@ -211,6 +213,10 @@ func (observer *Observer) poll(ctx context.Context, attractor trench.Attractor) 
 	for _, gateway := range attractor.Gateways {
 		for _, family := range gateway.FamilyList() {
 			state.Gateways = append(state.Gateways, observer.gateway(ctx, at, gateway, family, sessions, attractor.VIPs))
+			if unknown != nil {
+				gateway := &state.Gateways[len(state.Gateways)-1]
+				gateway.State, gateway.Problem, gateway.Warning = "unknown", "", unknown.Error()
+			}
 		}
 	}
 	observer.logTransitions(was.Gateways, state.Gateways)
@@ -236,6 +242,12 @@ func (observer *Observer) unanswered(state bird.State, err error) {
 		}
 	}
 	observer.state.Set(state)
+}
+
+// isLate reports whether an answer withdraws no VIP.
+func (observer *Observer) isLate() bool {
+	_, is := observer.options.View.(LateView)
+	return is
 }
 
 // find returns the session with a gateway, by its address, or by its interface or name.
@@ -279,7 +291,7 @@ func (observer *Observer) gateway(ctx context.Context, at time.Time, gateway tre
 			state.Since = session.Since
 		}
 	}
-	state.Usable = state.Up
+	state.Usable = state.Up || observer.isLate()
 	before := slices.IndexFunc(observer.state.Load().Gateways, func(old bird.GatewayState) bool {
 		return old.Name == gateway.Name && old.Family == family
 	})

@@ -27,6 +27,14 @@ type View interface {
 	// Sessions returns the version of the speaker, and one session per peer and family. The
 	// announcers' own sessions are among them; the Observer ignores them.
 	Sessions(ctx context.Context) (version string, list []Session, err error)
-	// Exported returns which VIPs the speaker sends to the peer.
+	// Exported returns which VIPs the speaker sends to the peer; [errors.ErrUnsupported] if the view
+	// has no routes.
 	Exported(ctx context.Context, peer netip.Addr, family vip.Family) (vip.Set, error)
+}
+
+// LateView is a view whose answers may be minutes old. They are displayed, but withdraw no VIP: the
+// session may be up again.
+type LateView interface {
+	View
+	Late()
 }

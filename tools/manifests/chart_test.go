@@ -217,15 +217,25 @@ func TestSpeakerFRRK8s(t *testing.T) {
 		binding.Subjects[0].Namespace != namespace {
 		t.Errorf("role %+v, binding %+v", role, binding)
 	}
-	kube := decode[appsv1.Deployment](t, o, deployment).Spec.Template.Spec.InitContainers[1]
-	if !slices.Contains(kube.Env, corev1.EnvVar{Name: "VIPGATE_FRR_K8S_NAMESPACE", Value: "frr-k8s-system"}) {
-		t.Errorf("kube does not read the sessions: %v", kube.Env)
+	pod := decode[appsv1.Deployment](t, o, deployment).Spec.Template.Spec
+	kube, frontend := pod.InitContainers[1].Env, pod.Containers[1].Env
+	if !slices.Contains(kube, corev1.EnvVar{Name: "VIPGATE_FRR_K8S_NAMESPACE", Value: "frr-k8s-system"}) {
+		t.Errorf("kube does not read the sessions: %v", kube)
+	}
+	for name, value := range map[string]string{
+		"SPEAKER": "external", "SPEAKER_ADDRESS": "169.254.100.150", "SPEAKER_AS": "64500",
+		"SPEAKER_LOCAL_AS": "4200000000", "SPEAKER_LISTEN": "10179", "GATEWAY_STATE": "frr-k8s",
+	} {
+		if !slices.Contains(frontend, corev1.EnvVar{Name: "VIPGATE_" + name, Value: value}) {
+			t.Errorf("the frontend has no VIPGATE_%s=%s: %v", name, value, frontend)
+		}
 	}
 
 	o, _, err = chart(t, "vipgate", values(t, strings.Replace(frrK8s, "speaker: frr-k8s", "speaker: bird", 1)))
 	harness.Must(t, err)
 	for key, object := range o {
-		if text := fmt.Sprint(object); strings.Contains(text, "frrk8s") || strings.Contains(text, "FRR_K8S") {
+		if text := fmt.Sprint(object); strings.Contains(text, "frrk8s") || strings.Contains(text, "FRR_K8S") ||
+			strings.Contains(text, "VIPGATE_SPEAKER") {
 			t.Errorf("%s names frr-k8s without it", key)
 		}
 	}

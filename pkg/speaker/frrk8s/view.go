@@ -49,10 +49,10 @@ type Session struct {
 	BFD   string `json:"bfd,omitempty"`
 }
 
-// View reads the file. It implements speaker.View.
+// View reads the file. It implements speaker.LateView.
 type View struct{ path string }
 
-var _ speaker.View = View{}
+var _ speaker.LateView = View{}
 
 // NewView returns the view of the sessions in a file.
 func NewView(path string) View { return View{path} }
@@ -79,6 +79,9 @@ func (view View) Sessions(context.Context) (version string, list []speaker.Sessi
 func (View) Exported(context.Context, netip.Addr, vip.Family) (vip.Set, error) {
 	return nil, fmt.Errorf("BGPSessionState has no prefixes: %w", errors.ErrUnsupported)
 }
+
+// Late implements speaker.LateView.
+func (View) Late() {}
 
 func (view View) read() (file File, err error) {
 	f, err := os.Open(view.path)
