@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -117,6 +118,11 @@ func TestFRRK8s(t *testing.T) {
 			t.Errorf("%s: MetalLB's routes changed from\n%s\nto\n%s", name, want, got)
 		}
 		log := f.birds[name].Output()
+		for _, prefix := range own {
+			if added := strings.Count(log, "> added [best] "+prefix); added != 1 {
+				t.Errorf("%s added MetalLB's route to %s %d times", name, prefix, added)
+			}
+		}
 		for _, foreign := range []string{"20.0.0.9/32", "2000::9/128"} {
 			if strings.Contains(log, foreign) {
 				t.Errorf("%s got %s, which the FRRConfiguration does not allow", name, foreign)
@@ -265,14 +271,17 @@ func (f *frrK8s) bird(name string, command ...string) string {
 	return out
 }
 
-// routes returns all that a router has for prefixes, with the times of the last changes.
+// birdTime is the time of a route, which BIRD displays with a jitter of a millisecond.
+var birdTime = regexp.MustCompile(`\[node [0-9:.]+`)
+
+// routes returns all that a router has for prefixes, without times.
 func (f *frrK8s) routes(name string, prefixes ...string) string {
 	f.t.Helper()
 	var text strings.Builder
 	for _, prefix := range prefixes {
 		text.WriteString(f.bird(name, "show", "route", prefix, "all"))
 	}
-	return text.String()
+	return birdTime.ReplaceAllString(text.String(), "[node")
 }
 
 // want waits until a router has exactly these prefixes.
