@@ -31,8 +31,8 @@ const (
 	frrK8sHang = 6 * time.Second
 )
 
-// frrK8s is a node on which frr-k8s runs FRR for MetalLB and for a trench pod, whose frontend the FRR
-// calls. The upstream routers gw1 and gw2 are BIRD.
+// frrK8s is a node on which frr-k8s runs FRR for MetalLB and for a trench pod. FRR calls the pod's
+// frontend. The upstream routers gw1 and gw2 are BIRD.
 type frrK8s struct {
 	*fixture
 	dir    string                  // of FRR
@@ -134,7 +134,7 @@ func TestFRRK8s(t *testing.T) {
 	}
 }
 
-// wantGatewayState writes the sessions of frr-k8s as kube does. They are displayed; because they may
+// wantGatewayState writes the sessions of frr-k8s as kube does. They are displayed. Because they can
 // be old, neither a session that is down nor the end of the writes withdraws a VIP.
 func (f *frrK8s) wantGatewayState(vips, own []string) {
 	f.t.Helper()
@@ -234,8 +234,8 @@ func (f *frrK8s) reload(name string) {
 	}
 }
 
-// startAnnouncer starts the frontend with the flags of the chart. FRR has its address on the external
-// network as a neighbor.
+// startAnnouncer starts the frontend with the flags of the chart. FRR has its address on the
+// external network as a neighbor.
 func (f *frrK8s) startAnnouncer() {
 	f.t.Helper()
 	args := f.pod.FrontendArgs("--speaker=external", "--speaker-address="+lab.GatewayA4.String(), "--speaker-as=64500",
