@@ -40,8 +40,11 @@ func TestLateView(t *testing.T) {
 			up      bool
 			warning string
 		}{
-			{Session{Peer: address, Up: true, State: "Established", Exported: -1}, nil, true,
-				"the speaker reports this session, not its routes: VIPs are not confirmed"},
+			{
+				Session{Peer: address, Up: true, State: "Established", Exported: -1},
+				nil, true,
+				"the speaker reports this session, not its routes: VIPs are not confirmed",
+			},
 			{Session{Peer: address, State: "Active", Exported: -1}, nil, false, ""},
 			{Session{}, errors.New("too old"), false, "too old"},
 		} {
