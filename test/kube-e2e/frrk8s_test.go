@@ -32,7 +32,7 @@ var updateFRRK8s = flag.Bool("update", false, "write test/e2e/testdata/frr-k8s/*
 const (
 	frrK8sData      = "test/e2e/testdata/frr-k8s/"
 	frrK8sNamespace = "frr-k8s-system"
-	frrK8sVariable  = "VIPGATE_FRR_K8S_CONTROLLER"
+	frrK8sVariable  = "VIPGATE_TEST_FRR_K8S"
 )
 
 // installFRRK8s applies the definitions of frr-k8s, and the node of the first trench pod.
