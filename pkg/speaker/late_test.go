@@ -54,9 +54,11 @@ func TestLateView(t *testing.T) {
 			if !all.Alive || !is.Usable || is.Up != step.up || is.Warning != step.warning || is.Short {
 				t.Errorf("%+v: alive %v, %+v", step, all.Alive, is)
 			}
-			if err := observer.Confirm(ctx); err != nil {
+			bounded, cancel := context.WithTimeout(ctx, 3*time.Second)
+			if err := observer.Confirm(bounded); err != nil {
 				t.Errorf("%+v: %v", step, err)
 			}
+			cancel()
 		}
 		cancel()
 		<-done

@@ -134,8 +134,8 @@ func TestFRRK8s(t *testing.T) {
 	}
 }
 
-// wantGatewayState writes the sessions of frr-k8s as kube does. They are displayed. They can be old,
-// so neither a session that is down nor the end of the writes withdraws a VIP.
+// wantGatewayState writes the sessions of frr-k8s as kube does. They are displayed, but can be old:
+// neither a session that is down nor the end of the writes withdraws a VIP.
 func (f *frrK8s) wantGatewayState(vips, own []string) {
 	f.t.Helper()
 	f.writeSessions(time.Now(), "Established")
