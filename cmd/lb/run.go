@@ -33,6 +33,7 @@ type runFlags struct {
 
 	FrontendID          []spiffeid.ID        `name:"frontend-id" help:"SPIFFE ID that may watch and report; repeatable." placeholder:"ID" group:"Identity"`
 	FrontendTrustDomain spiffeid.TrustDomain `help:"Authorize every member of this trust domain to watch and report: the widest setting." placeholder:"TD" group:"Identity"`
+	FrontendUID         []uint32             `name:"frontend-uid" help:"User that may watch and report, with --identity=peer-credentials; repeatable. Its own when absent." placeholder:"UID" group:"Identity"`
 	ReaderID            []spiffeid.ID        `name:"reader-id" help:"SPIFFE ID that may watch and get, never report; repeatable." placeholder:"ID" group:"Identity"`
 	cli.CachedIdentity
 
@@ -124,6 +125,9 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options,
 		refused.Add(fmt.Errorf("trench file refused:\n%w", err))
 	}
 	c.check(&refused)
+	frontends := c.Peers(&refused, cli.Peers{
+		Flag: "--frontend", IDs: c.FrontendID, TrustDomain: c.FrontendTrustDomain, UIDs: c.FrontendUID,
+	})
 	// Only validate refuses an unknown stream; see unknownStreams.
 	for _, problem := range c.unknownStreams(config) {
 		if lenient {
@@ -143,7 +147,7 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options,
 	return lb.Options{
 		Settings: settings, TrenchFile: c.TrenchFile, Defaults: trench.DefaultDefaults(), Config: config,
 		Socket: c.Socket, SocketMode: c.SocketMode, Identity: source,
-		Frontends: c.FrontendID, FrontendDomain: c.FrontendTrustDomain, Readers: c.ReaderID,
+		Frontends: frontends, FrontendDomain: c.FrontendTrustDomain, Readers: c.ReaderID,
 		Lease: c.Lease, StaleGrace: c.staleGrace(), DrainTime: c.DrainTime, Targets: c.targetFlags.options(),
 		DataPlane: c.dataPlaneFlags.options(),
 	}, nil
@@ -165,8 +169,8 @@ func (c *runFlags) staleGrace() time.Duration {
 func (c *runFlags) check(r *cli.Refusals) {
 	err := lb.ValidateLease(c.Lease)
 	r.If(err != nil, "--lease: %w", err)
-	r.If(len(c.FrontendID) == 0 && c.FrontendTrustDomain.IsZero(),
-		"--frontend-id is required: no SPIFFE ID is authorized")
+	r.If(c.PeerCredentials() && c.RegistryAddress != "",
+		"--registry-address conflicts with --identity=peer-credentials, which has no identities over TCP")
 	r.Within("--drain-time", c.DrainTime, 0, time.Hour)
 	r.Within("--stale-grace", c.staleGrace(), 0, 10*time.Minute)
 	c.targetFlags.check(r)

@@ -58,8 +58,8 @@ func (o *observer) Run(ctx context.Context) error {
 		states, statesChanged := p.sources.states.Get()
 		// Probes check the loops themselves. This call updates open watches and metrics.
 		p.health.CheckLoops()
-		// The own ID is unknown until the first SVID arrives.
-		if !o.warned && slices.Contains(p.Frontends, own.ID) {
+		// The own ID is unknown until the first SVID arrives. Users of one host are shared on purpose.
+		if !o.warned && !own.NotAfter.IsZero() && slices.Contains(p.Frontends, own.ID) {
 			o.warned = true
 			p.Log.Warn("lb and frontend share a SPIFFE ID: any container with it can be either; "+
 				"see docs/operations.md for container selectors", "spiffe_id", own.ID.String())
