@@ -128,10 +128,10 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options,
 	frontends := c.Peers(&refused, cli.Peers{
 		Flag: "--frontend", IDs: c.FrontendID, TrustDomain: c.FrontendTrustDomain, UIDs: c.FrontendUID,
 	})
-	// Only validate refuses an unknown stream; see unknownStreams.
-	for _, problem := range c.unknownStreams(config) {
+	// Only validate refuses what the trench file may correct later.
+	for _, problem := range slices.Concat(c.unknownStreams(config), c.loopbackTargets(config)) {
 		if lenient {
-			settings.Log.Warn("unknown stream", "problem", problem)
+			settings.Log.Warn("trench file does not fit the flags", "problem", problem)
 		} else {
 			refused.Add(problem)
 		}
@@ -149,7 +149,7 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options,
 		Socket: c.Socket, SocketMode: c.SocketMode, Identity: source,
 		Frontends: frontends, FrontendDomain: c.FrontendTrustDomain, Readers: c.ReaderID,
 		Lease: c.Lease, StaleGrace: c.staleGrace(), DrainTime: c.DrainTime, Targets: c.targetFlags.options(),
-		DataPlane: c.dataPlaneFlags.options(),
+		DataPlane: c.dataPlaneFlags.options(), VIPInterface: c.VIPInterface,
 	}, nil
 }
 
@@ -191,6 +191,25 @@ func (c *runFlags) unknownStreams(config *trench.Config) (problems []error) {
 		known := func(s trench.Stream) bool { return s.Name == a.Stream }
 		if a.Stream != "" && !slices.ContainsFunc(config.Streams, known) {
 			problems = append(problems, fmt.Errorf("--target-id=%s: the trench file has no stream %s", a, a.Stream))
+		}
+	}
+	return problems
+}
+
+// loopbackTargets returns an error for each target that is this host, if a data plane forwards to
+// targets.
+func (c *runFlags) loopbackTargets(config *trench.Config) (problems []error) {
+	if config == nil || !c.on() {
+		return nil
+	}
+	for _, stream := range config.Streams {
+		for _, target := range stream.Targets {
+			for _, address := range target.IPs {
+				if address.IsLoopback() {
+					problems = append(problems, fmt.Errorf("target %s of stream %s has address %s, which needs --dataplane=none",
+						target.Name, stream.Name, address))
+				}
+			}
 		}
 	}
 	return problems

@@ -45,8 +45,9 @@ func (o *observer) Run(ctx context.Context) error {
 	defer targets.Close()
 	var state plan.State
 	var dataPlaneReady, dataPlaneChanged <-chan struct{}
-	if p.plane != nil {
-		dataPlaneReady = p.plane.Ready()
+	plane := p.loop.plane
+	if plane != nil {
+		dataPlaneReady = plane.Ready()
 	}
 	for {
 		// Get the channels before updating: a change after a Get closes its channel.
@@ -77,8 +78,8 @@ func (o *observer) Run(ctx context.Context) error {
 			p.health.VIPsChanged()
 		}
 		p.health.Report(SourcesCondition, sourceProblem(states))
-		if p.plane != nil {
-			state, dataPlaneChanged = p.plane.State().Get()
+		if plane != nil {
+			state, dataPlaneChanged = plane.State().Get()
 			o.showDataPlane(state)
 		}
 		// Status watchers are notified last, because they read all of the state above.

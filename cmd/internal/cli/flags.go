@@ -97,7 +97,8 @@ func (f Identity) Peers(r *Refusals, peers Peers) []spiffeid.ID {
 		return peers.IDs
 	}
 	r.If(len(peers.IDs) > 0 || !peers.TrustDomain.IsZero(),
-		"%s-id and %[1]s-trust-domain conflict with --identity=peer-credentials, which has no SVIDs; use %[1]s-uid", peers.Flag)
+		"%s-id and %[1]s-trust-domain conflict with --identity=peer-credentials, which has no SVIDs; use %[1]s-uid",
+		peers.Flag)
 	if len(peers.UIDs) == 0 {
 		return []spiffeid.ID{identity.UserID(uint32(os.Geteuid()))}
 	}
