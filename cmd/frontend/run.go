@@ -26,8 +26,8 @@ type trenchFlags struct {
 
 type runFlags struct {
 	trenchFlags
-	LBUID []uint32 `name:"lb-uid" help:"User of the load balancer, with --identity=peer-credentials; repeatable. Its own when absent." placeholder:"UID" group:"Identity"`
 	frontendcmd.Flags
+	LBUID []uint32 `name:"lb-uid" help:"User of the load balancer, with --identity=peer-credentials; repeatable. Its own when absent." placeholder:"UID" group:"Identity"`
 }
 
 type runCommand struct{ runFlags }

@@ -21,9 +21,9 @@ import (
 // userPrefix precedes the UID in the ID of a user of this host.
 const userPrefix = "spiffe://localhost/uid/"
 
-// unmappedUser is the user that the kernel reports for every user that the reader's user namespace
+// UnmappedUser is the user that the kernel reports for every user that the reader's user namespace
 // does not map (kernel.overflowuid, user_namespaces(7)).
-const unmappedUser = 65534
+const UnmappedUser = 65534
 
 // UserID returns the ID that a process of this host has without an SVID, by its user:
 // spiffe://localhost/uid/998. Roles and limits treat it like a SPIFFE ID.
@@ -53,7 +53,7 @@ func (peerCredentials) watch(ctx context.Context, _ *Source) error {
 // unix(7)). Its ID is [UserID] of this process, without an end.
 func NewPeerCredentials(options Options) (*Source, error) {
 	own := uint32(os.Geteuid())
-	if own == unmappedUser {
+	if own == UnmappedUser {
 		return nil, fmt.Errorf("--identity=peer-credentials: this process runs as user %d, which stands for all users that "+
 			"are not mapped; use another user", own)
 	}
@@ -93,7 +93,7 @@ func (users *userCredentials) handshake(raw net.Conn) (info AuthInfo, err error)
 		return info, err
 	}
 	info.ID = UserID(process.Uid)
-	if process.Uid == unmappedUser {
+	if process.Uid == UnmappedUser {
 		return info, errors.New("the peer is a user that this user namespace does not map")
 	}
 	info.AuthInfo = userInfo{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}

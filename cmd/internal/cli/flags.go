@@ -104,6 +104,8 @@ func (f Identity) Peers(r *Refusals, peers Peers) []spiffeid.ID {
 	}
 	var users []spiffeid.ID
 	for _, uid := range peers.UIDs {
+		r.If(uid == identity.UnmappedUser, "%s-uid=%d stands for all users that are not mapped (user_namespaces(7))",
+			peers.Flag, uid)
 		users = append(users, identity.UserID(uid))
 	}
 	return users
