@@ -91,8 +91,8 @@ func (f *dataPlaneFlags) check(r *cli.Refusals) {
 		"--mark-mask=%#x: --conntrack=loose needs the highest bit itself", f.MarkMask)
 	r.If(fastPaths[f.Dataplane] == dataplane.FastPathRequired && f.Conntrack != dataplane.ConntrackOff,
 		"--dataplane=fastpath-required needs --conntrack=off: the fast path remembers no flows")
-	r.If(f.on() && f.VIPInterface != "", "--vip-interface=%s needs --dataplane=none: the kernel would deliver the packets "+
-		"of VIPs to this host, not to targets", f.VIPInterface)
+	r.If(f.on() && f.VIPInterface != "", "--vip-interface=%s needs --dataplane=none: the kernel would deliver the "+
+		"packets of VIPs to this host, not to targets", f.VIPInterface)
 	if f.on() {
 		// lb and frontend share the network namespace of the pod.
 		r.OverlapFrontend(cli.LBNumbers(f.FirstTable, f.MarkMask, f.DataplanePriority))

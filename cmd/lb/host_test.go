@@ -44,7 +44,7 @@ func TestHostFlags(t *testing.T) {
 		"--identity=dev --dev-authority-dir=/tmp":                             "--frontend-id is required",
 		"--identity=peer-credentials --vip-interface=lo --dataplane=nftables": "--vip-interface=lo needs --dataplane=none",
 		"--identity=peer-credentials --frontend-uid=7 --dataplane=nftables":   "127.0.0.1, which needs --dataplane=none",
-		"--identity=peer-credentials --frontend-uid=65534 --vip-interface=lo": "--frontend-uid=65534 stands for",
+		"--identity=peer-credentials --frontend-uid=65534 --vip-interface=lo": "--frontend-uid=65534 is the user",
 		"--identity=uid": "use spiffe, files, dev or peer-credentials",
 	} {
 		t.Run(args, func(t *testing.T) {

@@ -563,8 +563,8 @@ func TestAuthoritiesAreReloaded(t *testing.T) {
 	verdictIs(notRun, "is not a regular file")
 }
 
-// A client certificate is presented, and replaced while checks run. While its files do not match, the
-// check does not run.
+// A client certificate is presented, and replaced while checks run. While its files do not
+// match, the check does not run.
 func TestClientCertificateIsReloaded(t *testing.T) {
 	at := loopbacks[0]
 	server, clients := newAuthority(t), newAuthority(t)

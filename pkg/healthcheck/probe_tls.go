@@ -80,7 +80,10 @@ func (config *tlsConfig) readFiles() (read tlsFiles, err error) {
 	for _, file := range []struct {
 		field, path string
 		to          *[]byte
-	}{{"caFile", config.CAFile, &read.ca}, {"certFile", config.CertFile, &read.cert}, {"keyFile", config.KeyFile, &read.key}} {
+	}{
+		{"caFile", config.CAFile, &read.ca}, {"certFile", config.CertFile, &read.cert},
+		{"keyFile", config.KeyFile, &read.key},
+	} {
 		if file.path == "" {
 			continue
 		}
@@ -103,8 +106,9 @@ func parsePool(path string, data []byte) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// parsePair returns the client certificate; none without its files. A check between the replacements
-// of the two files fails here and does not run, so it does not count against the target.
+// parsePair returns the client certificate; none without its files. A check between the
+// replacements of the two files fails here and does not run, so it does not count against the
+// target.
 func (config *tlsConfig) parsePair(read tlsFiles) ([]tls.Certificate, error) {
 	if config.CertFile == "" {
 		return nil, nil

@@ -54,8 +54,8 @@ func (peerCredentials) watch(ctx context.Context, _ *Source) error {
 func NewPeerCredentials(options Options) (*Source, error) {
 	own := uint32(os.Geteuid())
 	if own == UnmappedUser {
-		return nil, fmt.Errorf("--identity=peer-credentials: this process runs as user %d, which stands for all users that "+
-			"are not mapped; use another user", own)
+		return nil, fmt.Errorf("--identity=peer-credentials: this process runs as user %d, as all users that are not "+
+			"mapped do; use another user", own)
 	}
 	source := newSource(peerCredentials{}, options)
 	source.next = Status{ID: UserID(own)}
@@ -116,8 +116,8 @@ func (users *userCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentia
 	return raw, info, nil
 }
 
-// ClientHandshake implements [credentials.TransportCredentials]. The user of a server is that of the
-// process that called listen(2).
+// ClientHandshake implements [credentials.TransportCredentials]. The user of a server is that of
+// the process that called listen(2).
 func (users *userCredentials) ClientHandshake(_ context.Context, _ string, raw net.Conn) (net.Conn,
 	credentials.AuthInfo, error,
 ) {

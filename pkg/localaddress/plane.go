@@ -137,8 +137,8 @@ func listen(changed chan<- struct{}) (*rtnetlink.Listener, error) {
 	return listener, nil
 }
 
-// reconcile changes the addresses to the desired state, reads them back, and publishes the confirmed
-// state. Before the first desired state it only reads.
+// reconcile changes the addresses to the desired state, reads them back, and publishes the
+// confirmed state. Before the first desired state it only reads.
 func (plane *Plane) reconcile(desired *plan.Desired) error {
 	before := plane.state.Load()
 	next := plan.State{
@@ -272,8 +272,8 @@ type addresses struct {
 	problem string // why it can have no address; "" if it can
 }
 
-// find returns the usable address of a VIP on the interface, or nil. The kernel delivers nothing to the
-// addresses of an interface that is down.
+// find returns the usable address of a VIP on the interface, or nil. The kernel delivers nothing
+// to the addresses of an interface that is down.
 func (kernel *addresses) find(v vip.VIP) *rtnetlink.Address {
 	for i := range kernel.all {
 		entry := &kernel.all[i]

@@ -103,7 +103,8 @@ func TestAddressesFollowTarget(t *testing.T) {
 		!strings.Contains(out, "nodad deprecated noprefixroute") || strings.Contains(out, "tentative") {
 		t.Errorf("got %s", out)
 	}
-	if out := ns.Shell(t, "ip route show; ip -6 route show"); strings.Contains(out, "20.0.0.1") || strings.Contains(out, "2000::1") {
+	out := ns.Shell(t, "ip route show; ip -6 route show")
+	if strings.Contains(out, "20.0.0.1") || strings.Contains(out, "2000::1") {
 		t.Errorf("got %s", out)
 	}
 	r.desire(3, plan.Unknown, vip4, vip6) // a target without a verdict keeps its state
@@ -148,8 +149,8 @@ func TestForeignAddressStays(t *testing.T) {
 	kernelHas(t, ns, "lo", vip4)
 }
 
-// A killed process leaves its addresses. The next one adopts those that it wants, and removes the rest,
-// also from an interface that its flag no longer names; a stop removes all.
+// A killed process leaves its addresses. The next one adopts those that it wants, and removes
+// the rest, also from an interface that its flag no longer names; a stop removes all.
 func TestNextProcessAdoptsAddresses(t *testing.T) {
 	t.Parallel()
 	ns := lab.NewNetNS(t)
@@ -164,7 +165,8 @@ func TestNextProcessAdoptsAddresses(t *testing.T) {
 			defer conn.Close()
 			links, err := conn.Links()
 			i := slices.IndexFunc(links, func(l rtnetlink.Link) bool { return l.Name == link })
-			return errors.Join(err, conn.Apply(rtnetlink.HostAddress(links[i].Index, netip.MustParsePrefix(address).Addr()).Add()))
+			own := rtnetlink.HostAddress(links[i].Index, netip.MustParsePrefix(address).Addr())
+			return errors.Join(err, conn.Apply(own.Add()))
 		}))
 	}
 	add("lo", vip4)

@@ -69,13 +69,13 @@ type Address struct {
 	Metric uint32
 }
 
-// MetricVIP is the metric of the VIPs that lb adds to an interface. They have no connected route, so it
-// only shows which addresses are those of lb: the letters "vipg".
+// MetricVIP is the metric of the VIPs that lb adds to an interface. They have no connected
+// route, so it only shows which addresses are those of lb: the letters "vipg".
 const MetricVIP = 0x76697067
 
-// HostAddress returns a VIP as an address of an interface that the kernel selects as the source of no
-// packet but replies. It does not run duplicate address detection, because several hosts have the
-// VIP.
+// HostAddress returns a VIP as an address of an interface that the kernel selects as the source
+// of no packet but replies. It does not run duplicate address detection, because several hosts
+// have the VIP.
 func HostAddress(link int, address netip.Addr) Address {
 	return Address{
 		Link: link, Addr: address, Network: netip.PrefixFrom(address, address.BitLen()),
@@ -85,7 +85,8 @@ func HostAddress(link int, address netip.Addr) Address {
 
 func (a Address) String() string { return fmt.Sprintf("address %s of interface %d", a.Addr, a.Link) }
 
-// Add returns the request that adds the address with the scope of a host (IPv4), or deprecated (IPv6).
+// Add returns the request that adds the address with the scope of a host (IPv4), or deprecated
+// (IPv6).
 func (a Address) Add() Request {
 	q := a.request(Request{operation: "add", satisfied: exists}, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	q.Uint32(unix.IFA_FLAGS, a.Flags)

@@ -212,8 +212,8 @@ type TLSCheck struct {
 	CAFile string `yaml:"caFile" form:"CA file"`
 	// Takes any certificate; without caFile.
 	Insecure bool `yaml:"insecure"`
-	// Absolute path of the PEM file with a client certificate and its intermediates, read again when it
-	// changes. Left out: none is presented.
+	// Absolute path of the PEM file with a client certificate and its intermediates, read again
+	// when it changes. Left out: none is presented.
 	CertFile string `yaml:"certFile" form:"certificate file"`
 	// The same of its private key.
 	KeyFile string `yaml:"keyFile" form:"key file"`

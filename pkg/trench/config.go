@@ -302,8 +302,8 @@ type Match struct {
 type Target struct {
 	// Name of the target, unique in its stream.
 	Name string `yaml:"name,required" form:"name" remedy:"write a name for the target"`
-	// At most one address of a family, unique in the stream, none of them in a VIP. A loopback address is
-	// this host, without a data plane.
+	// At most one address of a family, unique in the stream, none of them in a VIP. A loopback
+	// address is this host, without a data plane.
 	IPs []netip.Addr `yaml:"ips,required" max:"2" loopback:"allowed" remedy:"write its addresses" empty:"the target"`
 	// Announces the target's end: it gets no new flows from now on, and leaves after the drainTime.
 	Terminating bool `yaml:"terminating"`

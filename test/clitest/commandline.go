@@ -220,8 +220,8 @@ func within(file, dir string) bool {
 	return file == dir || strings.HasPrefix(file, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// Environment sets the variables of an environment file in deployments/ for the test, and fails unless
-// the program reads each of them.
+// Environment sets the variables of an environment file in deployments/ for the test, and fails
+// unless the program reads each of them.
 func Environment(t *testing.T, parser *kong.Kong, file string) {
 	t.Helper()
 	text, err := os.ReadFile(Deployments + file)

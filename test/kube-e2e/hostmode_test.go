@@ -52,8 +52,8 @@ streams:
     targets: [{name: self, ips: [127.0.0.1]}]
 `
 
-// controlPlaneFixture is a control plane of three nodes, each with an API server, an lb and a frontend,
-// and a gateway with clients.
+// controlPlaneFixture is a control plane of three nodes, each with an API server, an lb and a
+// frontend, and a gateway with clients.
 type controlPlaneFixture struct {
 	*lab.Topology
 	t       *testing.T
@@ -267,8 +267,8 @@ func (f *controlPlaneFixture) clients() (stop func()) {
 	return func() { cancel(); running.Wait() }
 }
 
-// unplanned breaks a node, and repairs it. In between the VIP leaves the node, and processes on that
-// node reach another one.
+// unplanned breaks a node, and repairs it. In between the VIP leaves the node, and processes on
+// that node reach another one.
 func (f *controlPlaneFixture) unplanned(what string, number int, harm, repair func(*controlPlaneNode)) {
 	f.t.Helper()
 	node := f.nodes[number-1]

@@ -38,8 +38,8 @@ func (c *Cluster) MemberArgs(t testing.TB, dir string, port int, addresses ...ne
 		"--tls-cert-file="+certFile, "--tls-private-key-file="+keyFile, "--anonymous-auth=false")
 }
 
-// ClientFiles writes the certificate and the key of a user, and the certificate of the authority, into
-// files of a folder of the caller, and returns their paths.
+// ClientFiles writes the certificate and the key of a user, and the certificate of the
+// authority, into files of a folder of the caller, and returns their paths.
 func (c *Cluster) ClientFiles(t testing.TB, dir, user string, groups ...string) (ca, cert, key string) {
 	t.Helper()
 	config := c.User(user, groups...)

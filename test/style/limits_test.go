@@ -23,10 +23,11 @@ const (
 	// Since 70 400: vipgate (3 200 with its page and the laboratory), explain and screens (900),
 	// gateway-config (500), traces and callers of orders (550), routing policies (240) and their
 	// display (420), weights (130), sessions of gateways (570), checks of UDP, DNS, NTP and
-	// SCTP (950), the probe from beyond the gateways (1 340), several checks and slow start (370).
-	maxProductLines = 79_350
+	// SCTP (950), the probe from beyond the gateways (1 340), several checks and slow start (370),
+	// host mode (740).
+	maxProductLines = 80_090
 	maxMethods      = 40
-	maxFlags        = 167 // 9 of vipgate, 18 of vipgate-probe
+	maxFlags        = 170 // 3 of host mode, 9 of vipgate, 18 of vipgate-probe
 	// maxPhrases is the number of stilted phrases per 10 000 words of comments.
 	maxPhrases = 15.0
 )

@@ -88,8 +88,8 @@ type Peers struct {
 	UIDs        []uint32
 }
 
-// Peers returns the IDs of the peers of a role. With --identity=peer-credentials they are users, and
-// the own one if none is named.
+// Peers returns the IDs of the peers of a role. With --identity=peer-credentials they are users,
+// and the own one if none is named.
 func (f Identity) Peers(r *Refusals, peers Peers) []spiffeid.ID {
 	if f.Identity != peerCredentials {
 		r.If(len(peers.UIDs) > 0, "%s-uid needs --identity=peer-credentials; use %[1]s-id", peers.Flag)
@@ -104,7 +104,7 @@ func (f Identity) Peers(r *Refusals, peers Peers) []spiffeid.ID {
 	}
 	var users []spiffeid.ID
 	for _, uid := range peers.UIDs {
-		r.If(uid == identity.UnmappedUser, "%s-uid=%d stands for all users that are not mapped (user_namespaces(7))",
+		r.If(uid == identity.UnmappedUser, "%s-uid=%d is the user of all processes whose own one is not mapped",
 			peers.Flag, uid)
 		users = append(users, identity.UserID(uid))
 	}
