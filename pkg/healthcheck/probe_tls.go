@@ -81,7 +81,8 @@ func (config *tlsConfig) readFiles() (read tlsFiles, err error) {
 		field, path string
 		to          *[]byte
 	}{
-		{"caFile", config.CAFile, &read.ca}, {"certFile", config.CertFile, &read.cert},
+		{"caFile", config.CAFile, &read.ca},
+		{"certFile", config.CertFile, &read.cert},
 		{"keyFile", config.KeyFile, &read.key},
 	} {
 		if file.path == "" {

@@ -149,7 +149,7 @@ func NewCredentials(src *Source, options CredentialOptions) credentials.Transpor
 		options.Authorize = Authorize()
 	}
 	options.Log = cmp.Or(options.Log, slog.New(slog.DiscardHandler))
-	if _, users := src.origin.(peerCredentials); users {
+	if src != nil && src.origin == (peerCredentials{}) {
 		return &userCredentials{authorize: options.Authorize, log: options.Log.With("component", "identity")}
 	}
 	return &mutual{

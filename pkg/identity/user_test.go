@@ -2,6 +2,7 @@ package identity_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"runtime"
@@ -12,6 +13,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
 
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/test/harness"
@@ -80,8 +82,9 @@ func TestPeerCredentialsOfForeignUser(t *testing.T) {
 		defer raw.Close()
 		defer (<-dialed).Close()
 		_, info, err := server.ServerHandshake(raw)
-		if err == nil && info.(identity.AuthInfo).ID != identity.UserID(uint32(uid)) {
-			t.Errorf("got %+v", info)
+		caller := identity.Caller(peer.NewContext(t.Context(), &peer.Peer{AuthInfo: info}))
+		if err == nil && (info.(identity.AuthInfo).ID != identity.UserID(uint32(uid)) || caller != fmt.Sprint("uid ", uid)) {
+			t.Errorf("got %+v, caller %s", info, caller)
 		}
 		return err
 	}
