@@ -132,6 +132,15 @@ func newControlPlane(t *testing.T) *controlPlaneFixture {
 	harness.Must(t, err)
 	t.Cleanup(func() { harness.Check(t, topology.Close()) })
 	f.Topology = topology
+	t.Cleanup(func() {
+		for _, node := range f.nodes {
+			for _, p := range []*lab.Process{node.LB, node.Frontend, node.server} {
+				if t.Failed() && p != nil {
+					t.Logf("== last lines of %s of node %d\n%s", p.Name, node.number, p.Tail(20))
+				}
+			}
+		}
+	})
 	harness.Must(t, f.StartGateways(nil))
 	for i, pod := range f.Pods {
 		node := &controlPlaneNode{Pod: pod, f: f, number: i + 1}
