@@ -111,7 +111,7 @@ streams:
   - {name: s2, vips: ["2000::1/128"],
      check: {http: {port: 8080, path: "/healthz?full=1", host: "example.org:8443", status: "200-299,404", body: "^ok$",
                     method: POST, headers: ["Accept: text/plain"],
-                    ` + fullTLS + `}},
+                    ` + fullTLS + `},
              families: ipv6, source: ["fd00::9"]},
      targets: [{name: t2, ips: ["fd00::2"], terminating: true}]}
   - {name: s3, vips: [20.0.0.1/32], check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}}
