@@ -30,6 +30,8 @@ type runFlags struct {
 	trenchFlags
 	frontendcmd.Flags
 	frontendcmd.SpeakerFlags
+
+	LBUID []uint32 `name:"lb-uid" help:"User of the load balancer, with --identity=peer-credentials; repeatable. Its own when absent." placeholder:"UID" group:"Identity"`
 }
 
 // AfterApply records which flags the user set.
@@ -220,7 +222,9 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 	c.CheckSpeaker(&refused)
 	c.checkPorts(&refused, config)
 	if c.UsesLB() {
-		refused.If(!c.NamesLB(), "--lb-id is required: no SPIFFE ID is authorized")
+		c.LBID = c.Peers(&refused, cli.Peers{
+			Flag: "--lb", IDs: c.LBID, TrustDomain: c.LBTrustDomain, UIDs: c.LBUID,
+		})
 		refused.Add(c.CachedIdentity.Check(frontendcmd.DefaultID, lenient))
 	}
 	if err := refused.Err(); err != nil {

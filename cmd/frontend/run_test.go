@@ -3,12 +3,16 @@ package main
 import (
 	"context"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/process"
+	"github.com/vipgate/vipgate/test/clitest"
 	"github.com/vipgate/vipgate/test/harness"
 )
 
@@ -77,5 +81,17 @@ func TestValidateNamesGatewaysOffTheLink(t *testing.T) {
 				t.Errorf("stderr is %q (%v), want %q", content, err, want)
 			}
 		})
+	}
+}
+
+func TestHostExampleFits(t *testing.T) {
+	clitest.Environment(t, parser(t), "host/frontend.env")
+	line := &commandLine{}
+	_, err := parserOf(t, line).Parse([]string{"run", "--trench-file=" + clitest.Deployments + "host/trench.yaml"})
+	harness.Must(t, err)
+	o, _, err := line.Run.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, false)
+	harness.Must(t, err)
+	if len(o.LoadBalancers) != 1 || o.LoadBalancers[0] != identity.UserID(uint32(os.Geteuid())) {
+		t.Errorf("got %v", o.LoadBalancers)
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -14,6 +15,7 @@ import (
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/localaddress"
 	"github.com/vipgate/vipgate/pkg/status"
 )
 
@@ -25,8 +27,9 @@ type numberFlags struct {
 }
 
 type dataPlaneFlags struct {
-	Dataplane string              `help:"nftables: forward the packets of VIPs to targets, in the kernel; fastpath: the same with a tcx program in front, where the kernel allows it, for --conntrack=off; fastpath-required: end if it does not; none: another process forwards." enum:"nftables,fastpath,fastpath-required,none" default:"none" group:"Data plane"`
-	Conntrack dataplane.Conntrack `help:"on: an established flow stays with its target while that lives, if replies come back through the same pod; loose: the same for replies through any pod; off: a flow moves when its entry in the table does." enum:"on,off,loose" default:"on" group:"Data plane"`
+	Dataplane    string              `help:"nftables: forward the packets of VIPs to targets, in the kernel; fastpath: the same with a tcx program in front, where the kernel allows it, for --conntrack=off; fastpath-required: end if it does not; none: another process forwards." enum:"nftables,fastpath,fastpath-required,none" default:"none" group:"Data plane"`
+	VIPInterface string              `name:"vip-interface" help:"Interface, such as lo, on which VIPs are addresses while this host serves them; with --dataplane=none. None when absent." placeholder:"NAME" group:"Data plane"`
+	Conntrack    dataplane.Conntrack `help:"on: an established flow stays with its target while that lives, if replies come back through the same pod; loose: the same for replies through any pod; off: a flow moves when its entry in the table does." enum:"on,off,loose" default:"on" group:"Data plane"`
 	numberFlags
 }
 
@@ -88,6 +91,8 @@ func (f *dataPlaneFlags) check(r *cli.Refusals) {
 		"--mark-mask=%#x: --conntrack=loose needs the highest bit itself", f.MarkMask)
 	r.If(fastPaths[f.Dataplane] == dataplane.FastPathRequired && f.Conntrack != dataplane.ConntrackOff,
 		"--dataplane=fastpath-required needs --conntrack=off: the fast path remembers no flows")
+	r.If(f.on() && f.VIPInterface != "", "--vip-interface=%s needs --dataplane=none: the kernel would deliver the "+
+		"packets of VIPs to this host, not to targets", f.VIPInterface)
 	if f.on() {
 		// lb and frontend share the network namespace of the pod.
 		r.OverlapFrontend(cli.LBNumbers(f.FirstTable, f.MarkMask, f.DataplanePriority))
@@ -206,6 +211,8 @@ func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
 	removed, err := dataplane.Cleanup(ctx, c.options())
+	addresses, errLocal := localaddress.Cleanup()
+	removed, err = append(removed, addresses...), errors.Join(err, errLocal)
 	// After an error, the list has the objects that were removed before it.
 	for _, line := range removed {
 		out.Printf("removed: %s\n", line)

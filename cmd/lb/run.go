@@ -33,6 +33,7 @@ type runFlags struct {
 
 	FrontendID          []spiffeid.ID        `name:"frontend-id" help:"SPIFFE ID that may watch and report; repeatable." placeholder:"ID" group:"Identity"`
 	FrontendTrustDomain spiffeid.TrustDomain `help:"Authorize every member of this trust domain to watch and report: the widest setting." placeholder:"TD" group:"Identity"`
+	FrontendUID         []uint32             `name:"frontend-uid" help:"User that may watch and report, with --identity=peer-credentials; repeatable. Its own when absent." placeholder:"UID" group:"Identity"`
 	ReaderID            []spiffeid.ID        `name:"reader-id" help:"SPIFFE ID that may watch and get, never report; repeatable." placeholder:"ID" group:"Identity"`
 	cli.CachedIdentity
 
@@ -124,10 +125,13 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options,
 		refused.Add(fmt.Errorf("trench file refused:\n%w", err))
 	}
 	c.check(&refused)
-	// Only validate refuses an unknown stream; see unknownStreams.
-	for _, problem := range c.unknownStreams(config) {
+	frontends := c.Peers(&refused, cli.Peers{
+		Flag: "--frontend", IDs: c.FrontendID, TrustDomain: c.FrontendTrustDomain, UIDs: c.FrontendUID,
+	})
+	// Only validate refuses what the trench file may correct later.
+	for _, problem := range slices.Concat(c.unknownStreams(config), c.loopbackTargets(config)) {
 		if lenient {
-			settings.Log.Warn("unknown stream", "problem", problem)
+			settings.Log.Warn("trench file does not fit the flags", "problem", problem)
 		} else {
 			refused.Add(problem)
 		}
@@ -143,10 +147,10 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options,
 	return lb.Options{
 		Settings: settings, TrenchFile: c.TrenchFile, Defaults: trench.DefaultDefaults(), Config: config,
 		Socket: c.Socket, SocketMode: c.SocketMode, Identity: source,
-		Frontends: c.FrontendID, FrontendDomain: c.FrontendTrustDomain, Readers: c.ReaderID,
+		Frontends: frontends, FrontendDomain: c.FrontendTrustDomain, Readers: c.ReaderID,
 		Lease: c.Lease, StaleGrace: c.staleGrace(), DrainTime: c.DrainTime, Targets: c.targetFlags.options(),
 		Probes: c.ProbeID, ProbeQuorum: c.ProbeQuorum,
-		DataPlane: c.dataPlaneFlags.options(),
+		DataPlane: c.dataPlaneFlags.options(), VIPInterface: c.VIPInterface,
 	}, nil
 }
 
@@ -166,8 +170,8 @@ func (c *runFlags) staleGrace() time.Duration {
 func (c *runFlags) check(r *cli.Refusals) {
 	err := lb.ValidateLease(c.Lease)
 	r.If(err != nil, "--lease: %w", err)
-	r.If(len(c.FrontendID) == 0 && c.FrontendTrustDomain.IsZero(),
-		"--frontend-id is required: no SPIFFE ID is authorized")
+	r.If(c.PeerCredentials() && c.RegistryAddress != "",
+		"--registry-address conflicts with --identity=peer-credentials, which has no identities over TCP")
 	r.Within("--drain-time", c.DrainTime, 0, time.Hour)
 	r.Within("--stale-grace", c.staleGrace(), 0, 10*time.Minute)
 	c.targetFlags.check(r)
@@ -188,6 +192,25 @@ func (c *runFlags) unknownStreams(config *trench.Config) (problems []error) {
 		known := func(s trench.Stream) bool { return s.Name == a.Stream }
 		if a.Stream != "" && !slices.ContainsFunc(config.Streams, known) {
 			problems = append(problems, fmt.Errorf("--target-id=%s: the trench file has no stream %s", a, a.Stream))
+		}
+	}
+	return problems
+}
+
+// loopbackTargets returns an error for each target that is this host, if a data plane forwards to
+// targets.
+func (c *runFlags) loopbackTargets(config *trench.Config) (problems []error) {
+	if config == nil || !c.on() {
+		return nil
+	}
+	for _, stream := range config.Streams {
+		for _, target := range stream.Targets {
+			for _, address := range target.IPs {
+				if address.IsLoopback() {
+					problems = append(problems, fmt.Errorf("target %s of stream %s has address %s, which needs --dataplane=none",
+						target.Name, stream.Name, address))
+				}
+			}
 		}
 	}
 	return problems

@@ -115,6 +115,7 @@ func (c *runCommand) check() error {
 			"--vrrp=%s: write the address of a router on the external network, without a zone", hop)
 	}
 	c.Check(&refused)
+	refused.If(c.PeerCredentials(), "--identity=peer-credentials: the NSP is on another host, and needs an SVID")
 	refused.Add(c.CachedIdentity.Check(frontendcmd.DefaultID, true))
 	return refused.Err()
 }

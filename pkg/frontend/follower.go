@@ -173,8 +173,8 @@ func (f *follower) showIdentity() {
 		return
 	}
 	own := f.Identity.Status().Load()
-	// The own ID is unknown until the first SVID arrives.
-	if !f.warned && slices.Contains(f.LoadBalancers, own.ID) {
+	// The own ID is unknown until the first SVID arrives. Users of one host are shared on purpose.
+	if !f.warned && !own.NotAfter.IsZero() && slices.Contains(f.LoadBalancers, own.ID) {
 		f.warned = true
 		f.Log.Warn("lb and frontend share a SPIFFE ID: each container with it can act as either; "+
 			"see docs/operations.md for container selectors", "spiffe_id", own.ID.String())

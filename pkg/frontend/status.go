@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -29,7 +28,7 @@ func (p *process) status() *frontendv1.Status {
 	}
 	if p.Identity != nil {
 		if own := p.Identity.Status().Load(); !own.ID.IsZero() {
-			s.SpiffeId, s.IdentityExpires = own.ID.String(), timestamppb.New(own.NotAfter)
+			s.SpiffeId, s.IdentityExpires = own.ID.String(), endpoint.Timestamp(own.NotAfter)
 		}
 	}
 	b := p.bird.State().Load()

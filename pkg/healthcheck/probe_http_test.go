@@ -370,7 +370,8 @@ func (a authority) sign(t *testing.T, notAfter time.Time, names ...string) tls.C
 	c := &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "server"},
 		NotBefore: notAfter.Add(-2 * time.Hour), NotAfter: notAfter,
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	for _, n := range names {
 		if ip := net.ParseIP(n); ip != nil {
@@ -560,6 +561,60 @@ func TestAuthoritiesAreReloaded(t *testing.T) {
 	harness.Must(t, os.Remove(file))
 	harness.Must(t, syscall.Mkfifo(file, 0o600))
 	verdictIs(notRun, "is not a regular file")
+}
+
+// A client certificate is presented, and replaced while checks run. While its files do not
+// match, the check does not run.
+func TestClientCertificateIsReloaded(t *testing.T) {
+	at := loopbacks[0]
+	server, clients := newAuthority(t), newAuthority(t)
+	dir := t.TempDir()
+	file := trench.TLSCheck{
+		On: true, CAFile: filepath.Join(dir, "ca.pem"),
+		CertFile: filepath.Join(dir, "c.pem"), KeyFile: filepath.Join(dir, "c.key"),
+	}
+	server.write(t, file.CAFile)
+	pool := x509.NewCertPool()
+	pool.AddCert(clients.cert)
+	port := serveTLS(t, at, &tls.Config{
+		Certificates: []tls.Certificate{server.sign(t, time.Now().Add(time.Hour), "127.0.0.1")},
+		ClientAuth:   tls.RequireAndVerifyClientCert, ClientCAs: pool,
+	})
+	plan := newPlan(httpCheck(port, func(c *trench.HTTPCheck) { c.TLS = file }))
+	verdictIs := func(want verdict, reason string) {
+		t.Helper()
+		if o := ask(t, plan, at, patient); o.verdict != want || !strings.Contains(o.reason, reason) {
+			t.Errorf("got %+v, want %d %q", o, want, reason)
+		}
+	}
+	// write writes the certificate and the key, or only one of them.
+	write := func(pair tls.Certificate, cert, key bool) {
+		t.Helper()
+		der, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+		harness.Must(t, err)
+		for path, block := range map[string]*pem.Block{
+			file.CertFile: {Type: "CERTIFICATE", Bytes: pair.Certificate[0]}, file.KeyFile: {Type: "PRIVATE KEY", Bytes: der},
+		} {
+			if path == file.CertFile && cert || path == file.KeyFile && key {
+				harness.Must(t, os.WriteFile(path, pem.EncodeToMemory(block), 0o600))
+			}
+		}
+	}
+	good, foreign := clients.sign(t, time.Now().Add(time.Hour)), server.sign(t, time.Now().Add(time.Hour))
+	verdictIs(notRun, "check not run: certFile: open "+file.CertFile)
+	write(foreign, true, true)
+	verdictIs(failed, "")
+	write(good, true, false)
+	verdictIs(notRun, "private key does not match public key")
+	write(good, false, true)
+	verdictIs(succeeded, "")
+	harness.Must(t, os.WriteFile(file.KeyFile, []byte("secret\n"), 0o600))
+	verdictIs(notRun, "keyFile "+file.KeyFile)
+	if o := ask(t, plan, at, patient); strings.Contains(o.reason, "secret") {
+		t.Errorf("the reason has the key: %s", o.reason)
+	}
+	write(good, false, true)
+	verdictIs(succeeded, "")
 }
 
 func TestConcurrentHTTPChecks(t *testing.T) {

@@ -2,6 +2,7 @@ package healthcheck
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -15,19 +16,25 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// maxAuthorities bounds a file of authorities. The Mozilla bundle has 250 KB.
-const maxAuthorities = 4 << 20
+// maxTLSFile bounds a file of authorities, certificates or a key. The Mozilla bundle has 250 KB.
+const maxTLSFile = 4 << 20
 
 // tlsConfig is the TLS configuration of a stream's checks. It is safe for concurrent use.
 type tlsConfig struct {
 	trench.TLSCheck
 	protocols []string // for ALPN
 
-	mu          sync.Mutex // held during calls, so that a caller that waits is not reported as hung
-	calls       files.Calls
-	data        []byte // of CAFile
-	authorities *x509.CertPool
+	mu     sync.Mutex // held during calls, so that a caller that waits is not reported as hung
+	calls  files.Calls
+	files  tlsFiles // from which loaded was parsed
+	loaded struct {
+		authorities  *x509.CertPool
+		certificates []tls.Certificate // at most one
+	}
 }
+
+// tlsFiles holds the content of CAFile, CertFile and KeyFile.
+type tlsFiles struct{ ca, cert, key []byte }
 
 // of returns the configuration for a connection to the target. The error means that the check
 // cannot run.
@@ -41,36 +48,77 @@ func (config *tlsConfig) of(ctx context.Context, address netip.Addr) (*tls.Confi
 	if c.ServerName == "" {
 		c.ServerName = address.String()
 	}
-	if config.CAFile == "" {
+	if config.CAFile == "" && config.CertFile == "" {
 		return c, nil
 	}
 	config.mu.Lock()
 	defer config.mu.Unlock()
-	config.calls.Path = config.CAFile
-	data, err := files.Do(ctx, &config.calls, "caFile "+config.CAFile, func() ([]byte, error) {
-		data, err := files.Read(config.CAFile, maxAuthorities)
-		if err != nil {
-			err = fmt.Errorf("caFile: %w", err)
-		}
-		return data, err
-	})
+	config.calls.Path = cmp.Or(config.CAFile, config.CertFile)
+	read, err := files.Do(ctx, &config.calls, "TLS files such as "+config.calls.Path, config.readFiles)
 	if err != nil {
 		return nil, err
 	}
-	c.RootCAs, err = config.pool(data)
-	return c, err
+	// Parsing costs far more than reading.
+	if config.loaded.authorities == nil || !bytes.Equal(read.ca, config.files.ca) {
+		if config.loaded.authorities, err = parsePool(config.CAFile, read.ca); err != nil {
+			return nil, err
+		}
+	}
+	if config.loaded.certificates == nil || !bytes.Equal(read.cert, config.files.cert) ||
+		!bytes.Equal(read.key, config.files.key) {
+		if config.loaded.certificates, err = config.parsePair(read); err != nil {
+			return nil, err
+		}
+	}
+	config.files = read
+	c.RootCAs, c.Certificates = config.loaded.authorities, config.loaded.certificates
+	return c, nil
 }
 
-// pool returns the authorities in data, the content of the file.
-func (config *tlsConfig) pool(data []byte) (*x509.CertPool, error) {
-	if config.authorities == nil || !bytes.Equal(data, config.data) { // parsing costs far more than reading
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(data) {
-			return nil, fmt.Errorf("caFile: %s has no certificate in PEM", config.CAFile)
+// readFiles returns the content of the files.
+func (config *tlsConfig) readFiles() (read tlsFiles, err error) {
+	for _, file := range []struct {
+		field, path string
+		to          *[]byte
+	}{
+		{"caFile", config.CAFile, &read.ca},
+		{"certFile", config.CertFile, &read.cert},
+		{"keyFile", config.KeyFile, &read.key},
+	} {
+		if file.path == "" {
+			continue
 		}
-		config.data, config.authorities = data, pool
+		if *file.to, err = files.Read(file.path, maxTLSFile); err != nil {
+			return read, fmt.Errorf("%s: %w", file.field, err)
+		}
 	}
-	return config.authorities, nil
+	return read, nil
+}
+
+// parsePool returns the authorities of a file; nil, the system's, without a file.
+func parsePool(path string, data []byte) (*x509.CertPool, error) {
+	if path == "" {
+		return nil, nil
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(data) {
+		return nil, fmt.Errorf("caFile: %s has no certificate in PEM", path)
+	}
+	return pool, nil
+}
+
+// parsePair returns the client certificate; none without its files. A check between the
+// replacements of the two files fails here and does not run, so it does not count against the
+// target.
+func (config *tlsConfig) parsePair(read tlsFiles) ([]tls.Certificate, error) {
+	if config.CertFile == "" {
+		return nil, nil
+	}
+	pair, err := tls.X509KeyPair(read.cert, read.key) // its errors have no content of the files
+	if err != nil {
+		return nil, fmt.Errorf("certFile %s and keyFile %s: %w", config.CertFile, config.KeyFile, err)
+	}
+	return []tls.Certificate{pair}, nil
 }
 
 // handshakeFailure is the outcome of a TLS handshake that ended with an error.

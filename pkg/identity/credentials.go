@@ -81,10 +81,11 @@ func AuthorizeOwnDomain(own *Source) tlsconfig.Authorizer {
 
 // AuthInfo is the result of a handshake.
 type AuthInfo struct {
-	credentials.TLSInfo
-	// ID is the SPIFFE ID of the peer.
+	credentials.AuthInfo
+	// ID is the SPIFFE ID of the peer, or that of its user; see [UserID].
 	ID spiffeid.ID
-	// End is when the connection ends: the earlier NotAfter of the two leaf certificates.
+	// End is when the connection ends: the earlier NotAfter of the two leaf certificates. Zero without
+	// certificates.
 	End time.Time
 }
 
@@ -109,6 +110,9 @@ type SocketInfo struct {
 // at the unix socket; "unknown" without credentials of this package.
 func Caller(ctx context.Context) string {
 	if id, ok := PeerID(ctx); ok {
+		if uid, user := UserOf(id); user {
+			return fmt.Sprintf("uid %d", uid)
+		}
 		return id.String()
 	}
 	if p, ok := peer.FromContext(ctx); ok {
@@ -120,10 +124,10 @@ func Caller(ctx context.Context) string {
 }
 
 // ConnectionEnd returns when a connection is closed: the earlier NotAfter of the two leaf
-// certificates.
+// certificates. It reports whether the connection has certificates.
 func ConnectionEnd(info credentials.AuthInfo) (time.Time, bool) {
-	i, ok := info.(AuthInfo)
-	return i.End, ok
+	i, _ := info.(AuthInfo)
+	return i.End, !i.End.IsZero()
 }
 
 type mutual struct {
@@ -138,11 +142,16 @@ type mutual struct {
 // NewCredentials returns credentials that accept the peers of Authorize. The error of a failed
 // handshake is a [HandshakeError], which a server also logs with the peer's ID. A client sees a
 // rejection by the server at the first read, as far as TLS 1.3 shows it.
+//
+// With a source of [NewPeerCredentials] they authenticate the peer by its user, without TLS.
 func NewCredentials(src *Source, options CredentialOptions) credentials.TransportCredentials {
 	if options.Authorize == nil {
 		options.Authorize = Authorize()
 	}
 	options.Log = cmp.Or(options.Log, slog.New(slog.DiscardHandler))
+	if src != nil && src.origin == (peerCredentials{}) {
+		return &userCredentials{authorize: options.Authorize, log: options.Log.With("component", "identity")}
+	}
 	return &mutual{
 		TransportCredentials: credentials.NewTLS(nil),
 
@@ -241,7 +250,7 @@ func (handshake *handshake) finish(conn, raw net.Conn, info credentials.AuthInfo
 		// peer does not read.
 		_ = raw.Close()
 	})
-	return &mutualConn{Conn: conn, timer: timer}, AuthInfo{TLSInfo: tlsInfo, ID: handshake.peer, End: end}
+	return &mutualConn{Conn: conn, timer: timer}, AuthInfo{AuthInfo: tlsInfo, ID: handshake.peer, End: end}
 }
 
 // ServerHandshake implements [credentials.TransportCredentials].

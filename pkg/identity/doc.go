@@ -9,6 +9,9 @@
 // against exact SPIFFE IDs, and closed at the earlier NotAfter of the two leaf certificates. A
 // server logs each rejection with its reason, because a TLS 1.3 client does not receive it.
 //
+// On one host, [NewPeerCredentials] replaces the SVID: the kernel reports the user of a peer on a unix
+// socket, and credentials authorize it by the ID that [UserID] gives that user.
+//
 // [Listen] creates unix sockets that are never more accessible than requested, and [AdminGuard]
 // accepts only processes of the same user or root.
 //

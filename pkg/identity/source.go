@@ -295,6 +295,8 @@ func (source *Source) checkUsable(now time.Time) error {
 	switch {
 	case source.current == nil && source.cacheErr != nil:
 		return fmt.Errorf("%w; the cached SVID is refused: %w", failure, source.cacheErr)
+	case source.current == nil && failure == nil:
+		return errors.New("processes with peer credentials have no SVID")
 	case source.current == nil:
 		return failure
 	}
@@ -343,6 +345,9 @@ func overdueAt(certificate *x509.Certificate) time.Time {
 // publish updates the status and returns the delay until the next change that depends on time
 // alone.
 func (source *Source) publish(now time.Time) time.Duration {
+	if source.origin == (peerCredentials{}) {
+		return clockCheckInterval // nothing expires
+	}
 	source.activatePending(now)
 	status := &source.next
 	status.Err = source.checkUsable(now)

@@ -42,7 +42,7 @@ func (p *process) status(ctx context.Context) *lbv1.Status {
 		Conditions: p.health.Conditions(),
 	}
 	if !own.ID.IsZero() {
-		s.SpiffeId, s.IdentityExpires = own.ID.String(), timestamppb.New(own.NotAfter)
+		s.SpiffeId, s.IdentityExpires = own.ID.String(), endpoint.Timestamp(own.NotAfter)
 	}
 	// The frontend may withdraw a VIP that is ready, so the status has both states.
 	reported := p.server.AllReported()

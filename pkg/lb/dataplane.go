@@ -106,16 +106,25 @@ func driftProto(drift []plan.Drift) (list []*lbv1.DataPlaneDrift) {
 
 // dataPlaneStatus returns the data plane section of `lb status`; nil without a data plane.
 func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
-	if p.plane == nil {
+	if p.loop.plane == nil {
 		return nil
 	}
-	state, forwarding := p.plane.State().Load(), p.loop.forwarding.Load()
+	state, forwarding := p.loop.plane.State().Load(), p.loop.forwarding.Load()
 	s := &lbv1.DataPlaneStatus{
-		Mode: "nftables", Conntrack: p.DataPlane.Conntrack.String(), Repairs: state.Repairs,
+		Mode: "local addresses on " + p.VIPInterface, Repairs: state.Repairs,
 		Error: logs.Text(state.Err), Failures: uint32(state.Failures),
 		AppliedRevision: state.Revision, WantedRevision: forwarding.Desired.Revision,
 		HeldBack: forwarding.Held, Drift: driftProto(state.Drift),
 	}
+	for _, x := range state.Problems {
+		s.Problems = append(s.Problems, &adminv1.Problem{
+			Object: x.Object, Detail: x.Detail, Remedy: x.Remedy, Vips: vip.Texts(x.VIPs),
+		})
+	}
+	if p.plane == nil {
+		return s
+	}
+	s.Mode, s.Conntrack = "nftables", p.DataPlane.Conntrack.String()
 	if p.DataPlane.FastPath != dataplane.FastPathOff {
 		fast := p.plane.FastPath()
 		s.FastPath = &lbv1.FastPathStatus{Reason: fast.Reason}
@@ -125,11 +134,6 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	}
 	for _, stream := range slices.Sorted(maps.Keys(state.Held)) {
 		s.Holds = append(s.Holds, &lbv1.DataPlaneHold{Stream: stream, Until: endpoint.Timestamp(state.Held[stream])})
-	}
-	for _, x := range state.Problems {
-		s.Problems = append(s.Problems, &adminv1.Problem{
-			Object: x.Object, Detail: x.Detail, Remedy: x.Remedy, Vips: vip.Texts(x.VIPs),
-		})
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -219,12 +223,12 @@ var roles = [...]string{plan.Unknown: "unknown", plan.Down: "down", plan.Drainin
 
 // dataPlaneMetrics returns the targets in the data plane at the moment of a scrape.
 func (p *process) dataPlaneMetrics() metrics.DataPlane {
-	state := p.plane.State().Load()
+	state := p.loop.plane.State().Load()
 	m := metrics.DataPlane{
 		Targets: map[string]int{"serving": 0}, Drift: len(state.Drift), Problems: len(state.Problems),
 		Held: len(state.Held), Failures: state.TotalFailures, Repairs: state.Repairs,
 	}
-	if p.DataPlane.FastPath != dataplane.FastPathOff {
+	if p.plane != nil && p.DataPlane.FastPath != dataplane.FastPathOff {
 		m.FastPath = map[bool]int{true: 0, false: 0}
 		for _, at := range p.plane.FastPath().Interfaces {
 			m.FastPath[at.Reason == ""]++
@@ -248,6 +252,9 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 				m.Targets[word]++
 			}
 		}
+	}
+	if p.plane == nil {
+		return m
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
@@ -285,7 +292,7 @@ func (o *observer) showDataPlane(s plan.State) {
 	problem := dataPlaneProblem(s)
 	// Before the first read of the kernel, State has neither problems nor an error.
 	select {
-	case <-p.plane.Ready():
+	case <-p.loop.plane.Ready():
 	default:
 		problem = cmp.Or(problem, kernelNotRead)
 	}

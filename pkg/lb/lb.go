@@ -29,6 +29,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/localaddress"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/readiness"
@@ -69,6 +70,9 @@ type Options struct {
 
 	// DataPlane lacks StateDir, Log, OnRepair and Gateways, set here; nil: another process forwards.
 	DataPlane *dataplane.Options
+	// VIPInterface is the interface on which VIPs are local addresses while this host serves them; ""
+	// for none. Only without DataPlane.
+	VIPInterface string
 
 	// Configured, if not nil, is called once, when the first accepted trench file is evaluated.
 	// Targets have no verdict yet. It must not block.
@@ -131,6 +135,7 @@ type process struct {
 	files   *readinessfile.Writer // nil: none are written
 	plane   *dataplane.Plane      // nil: there is none
 	probes  *feedback.Feedback    // nil: none may report
+	local   *localaddress.Plane   // nil: there is none
 	table   *readiness.Table
 	server  *readiness.Server
 	// availability serves a frontend of Meridio 1.x on the same socket as server.
@@ -236,7 +241,7 @@ func newProcess(o Options) (*process, error) {
 			// left for the frontend to connect.
 			Settle:         min(cmp.Or(o.StaleGrace/2, maxSettle), maxSettle),
 			RegistrySettle: o.Targets.RegistrySettle, Restored: p.sources.registry.Restored,
-			DataPlane: o.DataPlane != nil, WithdrawTime: o.DrainTime + stopMargin,
+			DataPlane: o.DataPlane != nil || o.VIPInterface != "", WithdrawTime: o.DrainTime + stopMargin,
 		}),
 	}
 	if o.Tracer != nil {
@@ -250,6 +255,10 @@ func newProcess(o Options) (*process, error) {
 		p.metrics.Probes(p.probeMetrics)
 	}
 	p.metrics.Targets(p.targetMetrics)
+	if o.VIPInterface != "" {
+		p.local = localaddress.New(o.VIPInterface, o.Log)
+		p.withPlane(p.local)
+	}
 	if o.DataPlane == nil {
 		return p, nil
 	}
@@ -258,10 +267,15 @@ func newProcess(o Options) (*process, error) {
 	if p.plane, err = dataplane.New(*o.DataPlane); err != nil {
 		return nil, err
 	}
+	p.withPlane(p.plane)
+	return p, nil
+}
+
+// withPlane connects the readiness loop with the data plane, or with local addresses.
+func (p *process) withPlane(plane plane) {
 	// Without a data plane the condition serves from the start, because another process forwards.
 	p.health.Report(DataPlaneCondition, kernelNotRead)
-	p.loop.withPlane(p.plane, p.server, p.metrics.DataPlane(p.dataPlaneMetrics))
-	return p, nil
+	p.loop.withPlane(plane, p.server, p.metrics.DataPlane(p.dataPlaneMetrics))
 }
 
 // targetService serves the registry to callers with SPIFFE IDs, or to the operator.
@@ -305,6 +319,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	}
 	if p.probes != nil {
 		tasks = append(tasks, p.probes)
+	}
+	if p.local != nil {
+		tasks = append(tasks, p.local)
 	}
 	// Readers receive the end of their streams while the loop still sends heartbeats.
 	plan := shell.Plan{Decides: p.loop, Stages: [][]task.Task{nil, tasks}, Drain: p.drain}

@@ -46,8 +46,9 @@ func (o *observer) Run(ctx context.Context) error {
 	defer targets.Close()
 	var state plan.State
 	var dataPlaneReady, dataPlaneChanged, suspectsChanged <-chan struct{}
-	if p.plane != nil {
-		dataPlaneReady = p.plane.Ready()
+	plane := p.loop.plane
+	if plane != nil {
+		dataPlaneReady = plane.Ready()
 	}
 	for {
 		// Get the channels before updating: a change after a Get closes its channel.
@@ -59,8 +60,8 @@ func (o *observer) Run(ctx context.Context) error {
 		states, statesChanged := p.sources.states.Get()
 		// Probes check the loops themselves. This call updates open watches and metrics.
 		p.health.CheckLoops()
-		// The own ID is unknown until the first SVID arrives.
-		if !o.warned && slices.Contains(p.Frontends, own.ID) {
+		// The own ID is unknown until the first SVID arrives. Users of one host are shared on purpose.
+		if !o.warned && !own.NotAfter.IsZero() && slices.Contains(p.Frontends, own.ID) {
 			o.warned = true
 			p.Log.Warn("lb and frontend share a SPIFFE ID: any container with it can be either; "+
 				"see docs/operations.md for container selectors", "spiffe_id", own.ID.String())
@@ -85,8 +86,8 @@ func (o *observer) Run(ctx context.Context) error {
 			p.decisions.journal.Add(suspectEvents(o.suspects, suspects)...)
 			o.suspects = suspects
 		}
-		if p.plane != nil {
-			state, dataPlaneChanged = p.plane.State().Get()
+		if plane != nil {
+			state, dataPlaneChanged = plane.State().Get()
 			o.showDataPlane(state)
 		}
 		// Status watchers are notified last, because they read all of the state above.

@@ -3,11 +3,16 @@ package rtnetlink
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // Link is a network interface.
@@ -59,6 +64,58 @@ type Address struct {
 	// Network is the connected prefix; the peer's prefix for a point-to-point address.
 	Network netip.Prefix
 	Flags   uint32 // unix.IFA_F_*
+	// Metric is the metric of the connected route, which every kernel since 4.18 reports with the
+	// address.
+	Metric uint32
+}
+
+// MetricVIP is the metric of the VIPs that lb adds to an interface. They have no connected
+// route, so it only shows which addresses are those of lb: the letters "vipg".
+const MetricVIP = 0x76697067
+
+// HostAddress returns a VIP as an address of an interface that the kernel selects as the source
+// of no packet but replies. It does not run duplicate address detection, because several hosts
+// have the VIP.
+func HostAddress(link int, address netip.Addr) Address {
+	return Address{
+		Link: link, Addr: address, Network: netip.PrefixFrom(address, address.BitLen()),
+		Flags: unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE, Metric: MetricVIP,
+	}
+}
+
+func (a Address) String() string { return fmt.Sprintf("address %s of interface %d", a.Addr, a.Link) }
+
+// Add returns the request that adds the address with the scope of a host (IPv4), or deprecated
+// (IPv6).
+func (a Address) Add() Request {
+	q := a.request(Request{operation: "add", satisfied: exists}, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
+	q.Uint32(unix.IFA_FLAGS, a.Flags)
+	q.Uint32(unix.IFA_RT_PRIORITY, a.Metric)
+	if a.Addr.Is6() {
+		const forever = math.MaxUint32
+		// struct ifa_cacheinfo: the preferred and the valid lifetime, and two times that the kernel sets.
+		q.Bytes(unix.IFA_CACHEINFO, binary.NativeEndian.AppendUint32(make([]byte, 4, 16), forever)[:16])
+	}
+	return q
+}
+
+// Delete returns the request that deletes the address.
+func (a Address) Delete() Request {
+	gone := func(err error) bool { return absent(err) || errors.Is(err, unix.EADDRNOTAVAIL) }
+	return a.request(Request{operation: "delete", satisfied: gone}, unix.RTM_DELADDR, 0)
+}
+
+func (a Address) request(q Request, kind, flags uint16) Request {
+	q.object = a
+	header := [unix.SizeofIfAddrmsg]byte{systemFamilies[vip.FamilyOf(a.Addr)], uint8(a.Network.Bits())}
+	if a.Addr.Is4() {
+		header[3] = unix.RT_SCOPE_HOST
+	}
+	binary.NativeEndian.PutUint32(header[4:], uint32(a.Link))
+	q.Begin(kind, flags|unix.NLM_F_ACK, header[:]...)
+	q.Bytes(unix.IFA_LOCAL, a.Addr.AsSlice())
+	q.Bytes(unix.IFA_ADDRESS, a.Addr.AsSlice())
+	return q
 }
 
 // Tentative reports whether duplicate address detection (RFC 4862) is in progress.
@@ -82,7 +139,7 @@ func parseAddress(b []byte) (Address, error) {
 	}
 	a := Address{
 		Link: int(binary.NativeEndian.Uint32(b[4:])), Addr: attributes.Addr(unix.IFA_LOCAL),
-		Flags: attributes.Uint32(unix.IFA_FLAGS) | uint32(b[2]),
+		Flags: attributes.Uint32(unix.IFA_FLAGS) | uint32(b[2]), Metric: attributes.Uint32(unix.IFA_RT_PRIORITY),
 	}
 	// IFA_ADDRESS is the peer of a point-to-point address; IFA_LOCAL is then the local address.
 	peer := attributes.Addr(unix.IFA_ADDRESS)

@@ -23,7 +23,9 @@ func (view View) writeDataPlane(out *strings.Builder, plane *lbv1.DataPlaneStatu
 	}
 	var head table
 	head.row("data plane", plane.GetMode())
-	head.row("conntrack", conntrack)
+	if plane.GetConntrack() != "" { // else VIPs are local addresses
+		head.row("conntrack", conntrack)
+	}
 	if fast := plane.GetFastPath(); fast != nil {
 		head.row("fast path", fastPath(fast))
 	}

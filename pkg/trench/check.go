@@ -212,6 +212,11 @@ type TLSCheck struct {
 	CAFile string `yaml:"caFile" form:"CA file"`
 	// Takes any certificate; without caFile.
 	Insecure bool `yaml:"insecure"`
+	// Absolute path of the PEM file with a client certificate and its intermediates, read again
+	// when it changes. Left out: none is presented.
+	CertFile string `yaml:"certFile" form:"certificate file"`
+	// The same of its private key.
+	KeyFile string `yaml:"keyFile" form:"key file"`
 }
 
 // Kind returns the kind of the check as in the file, such as "tcp" or "any", or "" without one.
@@ -290,6 +295,14 @@ func (settings *TLSCheck) check(result *validation, path string) {
 	if settings.Insecure && settings.CAFile != "" {
 		result.report(member(path, "caFile"), "conflicts with insecure: true, which takes any certificate",
 			"remove one of them")
+	}
+	if (settings.CertFile == "") != (settings.KeyFile == "") {
+		given, missing := "certFile", "keyFile"
+		if settings.CertFile == "" {
+			given, missing = missing, given
+		}
+		result.report(member(path, given), "needs "+missing+", the other half of the client certificate",
+			"write both, or none")
 	}
 }
 

@@ -40,6 +40,7 @@ const MaxDrainTime = time.Hour
 //	empty     what to remove instead of writing an empty list or mapping; without it, a list may be
 //	          empty
 //	null      effect of removing an object that may also be {}
+//	loopback  allowed if an address may be a loopback address
 //	oneof     group of fields of which an object has exactly one
 //	only      protocol of the gateways that have the field
 //
@@ -301,8 +302,9 @@ type Match struct {
 type Target struct {
 	// Name of the target, unique in its stream.
 	Name string `yaml:"name,required" form:"name" remedy:"write a name for the target"`
-	// At most one address of a family, unique in the stream, none of them in a VIP.
-	IPs []netip.Addr `yaml:"ips,required" max:"2" remedy:"write its addresses" empty:"the target"`
+	// At most one address of a family, unique in the stream, none of them in a VIP. A loopback
+	// address is this host, without a data plane.
+	IPs []netip.Addr `yaml:"ips,required" max:"2" loopback:"allowed" remedy:"write its addresses" empty:"the target"`
 	// Announces the target's end: it gets no new flows from now on, and leaves after the drainTime.
 	Terminating bool `yaml:"terminating"`
 }

@@ -211,6 +211,9 @@ func (field *Field) check(value reflect.Value, text string) Problem {
 	switch value.Kind() {
 	case reflect.Struct:
 		if address, ok := value.Interface().(netip.Addr); ok {
+			if field.Tag.Get("loopback") != "" && address.IsLoopback() && address.Zone() == "" && !address.Is4In6() {
+				return Problem{}
+			}
 			return checkAddress(address)
 		}
 	case reflect.String:
@@ -275,6 +278,10 @@ var forms = map[string]form{
 		"write the absolute path of the file with the password, or remove the field for no password", nil),
 	"CA file": newForm(pathPattern,
 		"write the absolute path of the PEM file with the authorities, or remove the field for the system's", nil),
+	"certificate file": newForm(pathPattern,
+		"write the absolute path of the PEM file with the client certificate, or remove the field", nil),
+	"key file": newForm(pathPattern,
+		"write the absolute path of the PEM file with the private key, or remove the field", nil),
 	"request": newForm(`^/[!-"$-~]{0,999}$`, "write a path such as /healthz or /healthz?full=1, "+
 		"in at most 1000 characters of ASCII, others and spaces as %20", checkRequest),
 	"host": newForm(`^([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f.]{0,99}:[0-9A-Fa-f:.]{0,99}\])(:`+portPattern+`)?$`,

@@ -382,6 +382,10 @@ func (stream *Stream) checkTargets(result *validation, path string) {
 		place := func(nth int) string { return index(within(path, "ips")(i), nth) }
 		for nth, address := range ips {
 			addresses, paths = append(addresses, address), append(paths, func() string { return place(nth) })
+			if address.IsLoopback() && stream.Check.Via == ViaVIP {
+				result.report(place(nth), fmt.Sprintf("is %s, but check.via is vip, and no route leads to this host itself",
+					address), "remove via")
+			}
 		}
 		if len(ips) > 0 && !slices.ContainsFunc(ips,
 			func(address netip.Addr) bool { return families.Has(vip.FamilyOf(address)) }) {

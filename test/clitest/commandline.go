@@ -219,3 +219,26 @@ func pathOf(value string) (string, bool) {
 func within(file, dir string) bool {
 	return file == dir || strings.HasPrefix(file, strings.TrimSuffix(dir, "/")+"/")
 }
+
+// Environment sets the variables of an environment file in deployments/ for the test, and fails
+// unless the program reads each of them.
+func Environment(t *testing.T, parser *kong.Kong, file string) {
+	t.Helper()
+	text, err := os.ReadFile(Deployments + file)
+	harness.Must(t, err)
+	known := map[string]bool{}
+	for _, command := range parser.Model.Leaves(true) {
+		for _, flag := range command.Flags {
+			for _, variable := range flag.Envs {
+				known[variable] = true
+			}
+		}
+	}
+	for line := range strings.Lines(string(text)) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok && !strings.HasPrefix(line, "#") {
+			if t.Setenv(name, value); !known[name] {
+				t.Errorf("%s: nothing reads %s", file, name)
+			}
+		}
+	}
+}

@@ -20,7 +20,7 @@ import (
 
 // Identity is the group of flags of the process's own SVID.
 type Identity struct {
-	Identity        string        `help:"Source of the own SVID: spiffe (the Workload API; default when SPIFFE_ENDPOINT_SOCKET is set), files (--svid-dir), or dev (a development authority, for one machine)." placeholder:"spiffe|files|dev" group:"Identity"`
+	Identity        string        `help:"Source of the own SVID: spiffe (the Workload API; default when SPIFFE_ENDPOINT_SOCKET is set), files (--svid-dir), dev (a development authority, for one machine), or peer-credentials (none: the users of processes on one host, over unix sockets)." placeholder:"spiffe|files|dev|peer-credentials" group:"Identity"`
 	SpiffeID        spiffeid.ID   `name:"spiffe-id" help:"Own SPIFFE ID; selects one of several offered SVIDs." placeholder:"ID" group:"Identity"`
 	SvidDir         string        `help:"Directory with tls.crt, tls.key and ca.crt, for --identity=files." type:"path" placeholder:"DIR" group:"Identity"`
 	DevAuthorityDir string        `help:"Directory of the development authority, for --identity=dev." type:"path" placeholder:"DIR" group:"Identity"`
@@ -67,12 +67,52 @@ func (f Identity) source(defaultID, cache string, log *slog.Logger) (*identity.S
 			return nil, errors.New("--identity=dev needs --dev-authority-dir, a directory that lb and frontend share")
 		}
 		return identity.NewDev(f.DevAuthorityDir, cmp.Or(f.SpiffeID, spiffeid.RequireFromString(defaultID)), o)
+	case peerCredentials:
+		return identity.NewPeerCredentials(o)
 	case "":
 		return nil, fmt.Errorf("no identity: set --identity=spiffe (the SPIFFE Workload API, with %s), "+
-			"--identity=files (with --svid-dir) or --identity=dev (with --dev-authority-dir, for one machine)", endpointSocket)
+			"--identity=files (with --svid-dir), --identity=dev (with --dev-authority-dir, for one machine) or "+
+			"--identity=peer-credentials (for one host)", endpointSocket)
 	}
-	return nil, fmt.Errorf("--identity=%s: use spiffe, files or dev", kind)
+	return nil, fmt.Errorf("--identity=%s: use spiffe, files, dev or peer-credentials", kind)
 }
+
+// peerCredentials is the value of --identity for processes that know each other by their users.
+const peerCredentials = "peer-credentials"
+
+// Peers are the flags that name the peers of one role: flag-id, flag-trust-domain and flag-uid.
+type Peers struct {
+	Flag        string // "--frontend"
+	IDs         []spiffeid.ID
+	TrustDomain spiffeid.TrustDomain
+	UIDs        []uint32
+}
+
+// Peers returns the IDs of the peers of a role. With --identity=peer-credentials they are users,
+// and the own one if none is named.
+func (f Identity) Peers(r *Refusals, peers Peers) []spiffeid.ID {
+	if f.Identity != peerCredentials {
+		r.If(len(peers.UIDs) > 0, "%s-uid needs --identity=peer-credentials; use %[1]s-id", peers.Flag)
+		r.If(len(peers.IDs) == 0 && peers.TrustDomain.IsZero(), "%s-id is required: no SPIFFE ID is authorized", peers.Flag)
+		return peers.IDs
+	}
+	r.If(len(peers.IDs) > 0 || !peers.TrustDomain.IsZero(),
+		"%s-id and %[1]s-trust-domain conflict with --identity=peer-credentials, which has no SVIDs; use %[1]s-uid",
+		peers.Flag)
+	if len(peers.UIDs) == 0 {
+		return []spiffeid.ID{identity.UserID(uint32(os.Geteuid()))}
+	}
+	var users []spiffeid.ID
+	for _, uid := range peers.UIDs {
+		r.If(uid == identity.UnmappedUser, "%s-uid=%d is the user of all processes whose own one is not mapped",
+			peers.Flag, uid)
+		users = append(users, identity.UserID(uid))
+	}
+	return users
+}
+
+// PeerCredentials reports whether the process has no SVID.
+func (f Identity) PeerCredentials() bool { return f.Identity == peerCredentials }
 
 // Check returns the error that Source would return. Unless lenient, it also refuses a
 // missing SVID directory, for which a daemon waits. It logs nothing.

@@ -196,6 +196,8 @@ func (network *Network) UnreachableReason(address netip.Addr) string {
 		return "it is on no connected network"
 	case !link.Up:
 		return fmt.Sprintf("link %s is down", link.Name)
+	case link.Loopback:
+		return "it is this host itself, which only --dataplane=none allows"
 	}
 	return ""
 }

@@ -80,6 +80,10 @@ func jsonValue(n *yaml.Node) (v any, err error) {
 	return n.Value, nil
 }
 
+// fullTLS sets each field of the TLS of a check.
+const fullTLS = "tls: {serverName: sni.example.org, caFile: /etc/ca.pem, certFile: /etc/c.pem, keyFile: /etc/c.key, " +
+	"insecure: false}"
+
 // every sets each field to a value other than its default. Each example replaces a part of it.
 const every = `trench: trench-a
 maxRemoval: 75
@@ -107,7 +111,7 @@ streams:
   - {name: s2, vips: ["2000::1/128"],
      check: {http: {port: 8080, path: "/healthz?full=1", host: "example.org:8443", status: "200-299,404", body: "^ok$",
                     method: POST, headers: ["Accept: text/plain"],
-                    tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}},
+                    ` + fullTLS + `},
              families: ipv6, source: ["fd00::9"]},
      targets: [{name: t2, ips: ["fd00::2"], terminating: true}]}
   - {name: s3, vips: [20.0.0.1/32], check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}}
@@ -508,9 +512,9 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"ntp.maxDistance", "maxDistance: 2s", "maxDistance: 20s", onlySchema},
 		{"ntp.maxDistance", "maxDistance: 2s", "maxDistance: 2", refused},
 		{"sctp.port", "sctp: {port: 2905", "sctp: {port: -1", refused},
-		{"http.tls", "tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}", "tls: {}", taken},
-		{"http.tls", "tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}", "tls:", refused},
-		{"http.tls", "tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}", "tls: true", refused},
+		{"http.tls", fullTLS, "tls: {}", taken},
+		{"http.tls", fullTLS, "tls:", refused},
+		{"http.tls", fullTLS, "tls: true", refused},
 		{"grpc.port", "grpc: {port: 9090", "grpc: {port: '9090'", taken},
 		{"grpc.port", "grpc: {port: 9090, ", "grpc: {", refused},
 		{"grpc.service", "pkg.Service", "vip/20.0.0.1/32", taken},
@@ -527,6 +531,9 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"tls.caFile", "/etc/ca.pem", "ca.pem", refused},
 		{"tls.caFile", "/etc/ca.pem", `"/\n"`, taken},
 		{"tls.caFile", "insecure: false", "insecure: true", onlySchema}, // conflicts with caFile
+		{"tls.certFile", "certFile: /etc/c.pem", "certFile: c.pem", refused},
+		{"tls.certFile", "certFile: /etc/c.pem, ", "", onlySchema}, // keyFile alone
+		{"tls.keyFile", "keyFile: /etc/c.key", "keyFile: c.key", refused},
 		{"tls.insecure", "insecure: false", "insecure: 'false'", taken},
 		{"tls.insecure", "insecure: false", "insecure: no", refused},
 		{"tls.insecure", "insecure: false", "insecure: 0", refused},
@@ -550,6 +557,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"target.ips", `[172.16.1.1, "fd00::1"]`, "[172.16.1.1, 'fd00::1', 172.16.1.2]", refused},
 		{"target.ips", `[172.16.1.1, "fd00::1"]`, "[172.16.1.1, 172.16.1.1]", refused},
 		{"target.ips", `[172.16.1.1, "fd00::1"]`, "['fd00::1.2.3.4']", taken},
+		{"target.ips", `[172.16.1.1, "fd00::1"]`, "[127.0.0.1, '::1']", taken},
 		{"target.ips", `[172.16.1.1, "fd00::1"]`, "[172.16.1.1, 172.16.1.2]", onlySchema}, // two of a family
 		{"target.ips", `[172.16.1.1, "fd00::1"]`, "[20.0.0.1]", onlySchema},               // in a VIP
 	} {

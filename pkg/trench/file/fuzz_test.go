@@ -280,7 +280,7 @@ func singleCheck(t *testing.T, c trench.Check, vips []vip.VIP) {
 	}
 	for _, s := range []trench.TLSCheck{c.HTTP.TLS, c.GRPC.TLS} {
 		if !s.On && s != (trench.TLSCheck{}) || s.CAFile != "" && (!filepath.IsAbs(s.CAFile) || s.Insecure) ||
-			!goodASCII.MatchString(s.ServerName) {
+			!goodASCII.MatchString(s.ServerName) || (s.CertFile == "") != (s.KeyFile == "") {
 			t.Fatalf("%+v", s)
 		}
 	}

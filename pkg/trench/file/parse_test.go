@@ -106,7 +106,10 @@ func TestReferenceFile(t *testing.T) {
 				Check: byDefault(trench.Check{Families: trench.OnlyIPv4, SingleCheck: trench.SingleCheck{HTTP: trench.HTTPCheck{
 					Port: 8443, Method: "GET", Path: "/healthz?full=1", Host: "example.org:443", Status: "200-299,404",
 					Body: "^(ok|OK)",
-					TLS:  trench.TLSCheck{On: true, ServerName: "sni.example.org", CAFile: "/etc/vipgate/ca.pem"},
+					TLS: trench.TLSCheck{
+						On: true, ServerName: "sni.example.org", CAFile: "/etc/vipgate/ca.pem",
+						CertFile: "/etc/vipgate/client.pem", KeyFile: "/etc/vipgate/client.key",
+					},
 				}}}),
 				Targets: []trench.Target{{
 					Name: "target-1",
@@ -565,8 +568,14 @@ func TestRefusedFiles(t *testing.T) {
 			"f.yaml:7: attractor.gateways[0].address: is 240.0.0.1, a reserved address: write the address of one host",
 		},
 		{
-			"target on loopback", "172.16.1.1", "127.0.0.1",
-			"f.yaml:15: streams[0].targets[0].ips[0]: is 127.0.0.1, a loopback address: write the address of one host",
+			"target is an IPv4-mapped loopback address", "172.16.1.1", "'::ffff:127.0.0.1'",
+			"f.yaml:15: streams[0].targets[0].ips[0]: is ::ffff:127.0.0.1, an IPv4-mapped address: write 127.0.0.1",
+		},
+		{
+			"target on loopback via vip", "{tcp: {port: 5000}}\n    targets:\n      - {name: t1, ips: [172.16.1.1]}",
+			"{tcp: {port: 5000}, via: vip}\n    targets:\n      - {name: t1, ips: [127.0.0.1]}",
+			"f.yaml:15: streams[0].targets[0].ips[0]: is 127.0.0.1, but check.via is vip, and no route leads to this host " +
+				"itself: remove via",
 		},
 		{
 			"target in 0.0.0.0/8", "172.16.1.1", "0.0.0.7",
@@ -849,6 +858,16 @@ func TestRefusedFiles(t *testing.T) {
 			"authorities in a relative file", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {caFile: ca.pem}}}",
 			"f.yaml:13: streams[0].check.http.tls.caFile: is \"ca.pem\": write the absolute path of the PEM file with the " +
 				"authorities, or remove the field for the system's",
+		},
+		{
+			"client certificate without a key", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {certFile: /c.pem}}}",
+			"f.yaml:13: streams[0].check.http.tls.certFile: needs keyFile, the other half of the client certificate: write " +
+				"both, or none",
+		},
+		{
+			"key without a client certificate", "{tcp: {port: 5000}}", "{grpc: {port: 80, tls: {keyFile: /c.key}}}",
+			"f.yaml:13: streams[0].check.grpc.tls.keyFile: needs certFile, the other half of the client certificate: write " +
+				"both, or none",
 		},
 		{
 			"authorities for nothing", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {insecure: true, caFile: /ca.pem}}}",

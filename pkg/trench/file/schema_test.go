@@ -327,7 +327,7 @@ func holds(t reflect.Type, f *trench.Field, texts map[string]string, defs *order
 	switch tag.Get("form") {
 	case "name":
 		return ref("name")
-	case "password file", "CA file":
+	case "password file", "CA file", "certificate file", "key file":
 		return ref("path")
 	case "request":
 		return ordered{{"type", "string"}, {"pattern", f.Pattern()}}
