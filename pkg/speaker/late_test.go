@@ -25,7 +25,7 @@ func (*lateFake) Exported(context.Context, netip.Addr, vip.Family) (vip.Set, err
 // while there is no report. VIPs count as exported with a warning.
 func TestLateView(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		speaker := &lateFake{fake{session: Session{Peer: address, Up: true, State: "Established", Exported: -1}}}
+		speaker := &lateFake{fake{answers: answers{session: Session{Peer: address, Up: true, State: "Established", Exported: -1}}}}
 		observer := NewObserver(Options{View: speaker})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -48,7 +48,7 @@ func TestLateView(t *testing.T) {
 			{Session{Peer: address, State: "Active", Exported: -1}, nil, false, ""},
 			{Session{}, errors.New("too old"), false, "too old"},
 		} {
-			speaker.session, speaker.err = step.session, step.err
+			speaker.change(func(a *answers) { a.session, a.err = step.session, step.err })
 			<-time.After(10 * pollInterval)
 			is, all := state(observer), observer.State().Load()
 			if !all.Alive || !is.Usable || is.Up != step.up || is.Warning != step.warning || is.Short {

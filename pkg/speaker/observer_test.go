@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,22 +14,45 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// fake is a speaker with one gateway. synctest orders accesses: tests change it only while the
-// observer sleeps.
+// fake is a speaker with one gateway.
 type fake struct {
+	mu sync.Mutex
+	answers
+	lists int
+}
+
+// answers are what a fake says next.
+type answers struct {
 	err      error
 	session  Session
 	exported vip.Set
-	lists    int
 }
 
 func (speaker *fake) Sessions(context.Context) (string, []Session, error) {
+	speaker.mu.Lock()
+	defer speaker.mu.Unlock()
 	return "fake 1", []Session{speaker.session}, speaker.err
 }
 
 func (speaker *fake) Exported(context.Context, netip.Addr, vip.Family) (vip.Set, error) {
+	speaker.mu.Lock()
+	defer speaker.mu.Unlock()
 	speaker.lists++
 	return speaker.exported, nil
+}
+
+// change changes the next answers.
+func (speaker *fake) change(change func(*answers)) {
+	speaker.mu.Lock()
+	defer speaker.mu.Unlock()
+	change(&speaker.answers)
+}
+
+// listed counts the calls of Exported.
+func (speaker *fake) listed() int {
+	speaker.mu.Lock()
+	defer speaker.mu.Unlock()
+	return speaker.lists
 }
 
 var (
@@ -40,10 +64,10 @@ var (
 // observed runs a test with an observer of a speaker that exports VIPs A and B and another prefix.
 func observed(t *testing.T, test func(t *testing.T, speaker *fake, observer *Observer)) {
 	synctest.Test(t, func(t *testing.T) {
-		speaker := &fake{
+		speaker := &fake{answers: answers{
 			session:  Session{Peer: address, Name: "eth1", Up: true, State: "Established", Exported: 3},
 			exported: vip.NewSet(vipA, vipB, other),
-		}
+		}}
 		observer := NewObserver(Options{View: speaker})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -64,27 +88,29 @@ func state(observer *Observer) bird.GatewayState { return observer.State().Load(
 // Routes that are not VIPs do not count, and one list suffices.
 func TestOtherRoutesDoNotCount(t *testing.T) {
 	observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
-		if is := state(observer); !is.Up || is.Exported != 2 || is.Short || speaker.lists != 1 {
-			t.Errorf("%d lists, %+v", speaker.lists, is)
+		if is := state(observer); !is.Up || is.Exported != 2 || is.Short || speaker.listed() != 1 {
+			t.Errorf("%d lists, %+v", speaker.listed(), is)
 		}
 		// A withdrawal is confirmed by the count alone.
 		observer.Expect(1, 0)
-		speaker.session.Exported = 2
-		if err := observer.Confirm(t.Context()); err != nil || speaker.lists != 1 {
-			t.Errorf("%d lists, %v", speaker.lists, err)
+		speaker.change(func(a *answers) { a.session.Exported = 2 })
+		if err := observer.Confirm(t.Context()); err != nil || speaker.listed() != 1 {
+			t.Errorf("%d lists, %v", speaker.listed(), err)
 		}
 		// Another program's route is learned from a second list.
-		speaker.session.Exported, speaker.exported = 3, vip.NewSet(vipA, other, vip.Require("30.0.1.0/24"))
+		speaker.change(func(a *answers) {
+			a.session.Exported, a.exported = 3, vip.NewSet(vipA, other, vip.Require("30.0.1.0/24"))
+		})
 		<-time.After(5 * time.Second)
-		if is := state(observer); is.Exported != 1 || is.Short || speaker.lists != 2 {
-			t.Errorf("%d lists, %+v", speaker.lists, is)
+		if is := state(observer); is.Exported != 1 || is.Short || speaker.listed() != 2 {
+			t.Errorf("%d lists, %+v", speaker.listed(), is)
 		}
 	})
 }
 
 func TestShortExports(t *testing.T) {
 	observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
-		speaker.session.Exported, speaker.exported = 2, vip.NewSet(vipA, other)
+		speaker.change(func(a *answers) { a.session.Exported, a.exported = 2, vip.NewSet(vipA, other) })
 		<-time.After(exportTime + 2*pollInterval)
 		if is := state(observer); !is.Short || len(is.Exports) != 1 || !is.Exports.Has(vipA) {
 			t.Errorf("%+v", is)
@@ -94,7 +120,7 @@ func TestShortExports(t *testing.T) {
 		if err := observer.Confirm(ctx); err == nil {
 			t.Error("missing exports are confirmed")
 		}
-		speaker.session.Exported, speaker.exported = 3, vip.NewSet(vipA, vipB, other)
+		speaker.change(func(a *answers) { a.session.Exported, a.exported = 3, vip.NewSet(vipA, vipB, other) })
 		<-time.After(2 * pollInterval)
 		if is := state(observer); is.Short {
 			t.Errorf("%+v", is)
@@ -105,7 +131,7 @@ func TestShortExports(t *testing.T) {
 // A speaker that does not answer has no sessions after a while, and confirms nothing.
 func TestUnanswered(t *testing.T) {
 	observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
-		speaker.err = errors.New("refused")
+		speaker.change(func(a *answers) { a.err = errors.New("refused") })
 		<-time.After(pollInterval)
 		if is := observer.State().Load(); !is.Alive || is.Err == nil {
 			t.Errorf("after one poll: %+v", is)
@@ -119,7 +145,7 @@ func TestUnanswered(t *testing.T) {
 		if is := observer.State().Load(); is.Alive {
 			t.Errorf("%+v", is)
 		}
-		speaker.err = nil
+		speaker.change(func(a *answers) { a.err = nil })
 		<-time.After(pollInterval)
 		if is := observer.State().Load(); !is.Alive || is.Err != nil || !is.Gateways[0].Up {
 			t.Errorf("after the return: %+v", is)
