@@ -25,7 +25,8 @@ func (*lateFake) Exported(context.Context, netip.Addr, vip.Family) (vip.Set, err
 // while there is no report. VIPs count as exported with a warning.
 func TestLateView(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		speaker := &lateFake{fake{answers: answers{session: Session{Peer: address, Up: true, State: "Established", Exported: -1}}}}
+		up := Session{Peer: address, Up: true, State: "Established", Exported: -1}
+		speaker := &lateFake{fake{answers: answers{session: up}}}
 		observer := NewObserver(Options{View: speaker})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
