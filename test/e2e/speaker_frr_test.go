@@ -24,13 +24,17 @@ const (
 	nextHop6        = "fd00:77::2"
 )
 
+const nobody = 65534
+
 // foreign is a host whose FRR another program runs and configures. Its gateway only records.
 type foreign struct {
 	t *testing.T
 	*lab.Lab
 	speaker  *lab.FRR
 	receiver *lab.Receiver
-	config   string // of the speaker
+	config   string   // of the speaker
+	user     int      // of the frontend
+	source   []string // flags of the frontend's source of readiness
 }
 
 const foreignTrench = `trench: trench-a
@@ -60,7 +64,7 @@ func newForeignHost(t *testing.T, vips ...string) *foreign {
 	t.Helper()
 	l, err := lab.New()
 	harness.Must(t, err)
-	f := &foreign{t: t, Lab: l}
+	f := &foreign{t: t, Lab: l, user: nobody, source: []string{"--readiness-dir=" + filepath.Join(l.Dir, "readiness")}}
 	t.Cleanup(func() {
 		if f.receiver != nil {
 			harness.Check(t, f.receiver.Close())
@@ -126,13 +130,13 @@ func (f *foreign) frontend(local string, extra ...string) *lab.Process {
 	f.t.Helper()
 	name := "frontend-" + local
 	args := append([]string{
-		"setpriv", "--reuid=65534", "--regid=65534", "--groups=frrvty", "--bounding-set=-all", "--inh-caps=-all",
+		"setpriv", fmt.Sprint("--reuid=", f.user), fmt.Sprint("--regid=", f.user), "--groups=frrvty", "--bounding-set=-all", "--inh-caps=-all",
 		"--no-new-privs", filepath.Join(binaries, "frontend"), "run", "--speaker=external",
-		"--speaker-socket=" + f.path("speaker/bgpd.vty"), "--readiness-dir=" + f.path("readiness"),
+		"--speaker-socket=" + f.path("speaker/bgpd.vty"),
 		"--bird-dir=" + f.path("state"), "--admin-socket=unix://" + f.admin(local),
 		"--health-address=127.0.0.1:778" + local[len(local)-1:],
 		"--metrics-address=127.0.0.1:222" + local[len(local)-1:], "--log-format=text", "--drain-time=100ms",
-	}, append(f.speakerArgs(local), extra...)...)
+	}, slices.Concat(f.source, f.speakerArgs(local), extra)...)
 	p, err := f.Start(f.Pod, name, args...)
 	harness.Must(f.t, err)
 	f.t.Cleanup(func() {
