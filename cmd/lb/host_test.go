@@ -34,6 +34,22 @@ func TestHostExampleFits(t *testing.T) {
 	}
 }
 
+func TestStaticPodFits(t *testing.T) {
+	pod := clitest.Read[struct{ Spec clitest.Pod }](t, clitest.Deployments+"host/static-pod.yaml").Spec
+	c, p := pod.Container(t, "lb"), deployed(t)
+	// Of the trench file of the example.
+	p.Documented = func(path string) bool { return path == "/etc/kubernetes/pki" }
+	for _, problem := range append(c.Problems(t, p.CommandLine), c.ImageProblems(p.Image(t))...) {
+		t.Error(problem)
+	}
+	line := hostLine(t, "--trench-file="+clitest.Deployments+"host/trench.yaml")
+	o, err := line.Run.options(process.Settings{}, false)
+	harness.Must(t, err)
+	if len(o.Frontends) != 1 || o.Frontends[0] != identity.UserID(10002) || o.VIPInterface != "lo" {
+		t.Errorf("got %+v", o)
+	}
+}
+
 func TestHostFlags(t *testing.T) {
 	const file = "--trench-file=" + clitest.Deployments + "host/trench.yaml"
 	for args, want := range map[string]string{

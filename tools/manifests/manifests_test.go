@@ -117,6 +117,8 @@ func typed(kind string) any {
 	switch kind {
 	case "Deployment":
 		return &appsv1.Deployment{}
+	case "Pod":
+		return &corev1.Pod{}
 	case "ServiceAccount":
 		return &corev1.ServiceAccount{}
 	case "ConfigMap":
@@ -145,8 +147,10 @@ func TestEveryFieldExists(t *testing.T) {
 	maps.Copy(all, kustomize(t, filepath.Join(root, "deployments/quickstart")))
 	maps.Copy(all, kustomize(t, filepath.Join(root, "deployments/example")))
 	maps.Copy(all, kustomize(t, filepath.Join(root, "deployments/probe")))
-	for _, file := range []string{"namespace-role.yaml", "service.yaml", "application.yaml"} {
-		text, err := os.ReadFile(filepath.Join(root, "deployments/example", file))
+	for _, file := range []string{
+		"example/namespace-role.yaml", "example/service.yaml", "example/application.yaml", "host/static-pod.yaml",
+	} {
+		text, err := os.ReadFile(filepath.Join(root, "deployments", file))
 		harness.Must(t, err)
 		all.add(t, string(text))
 	}
@@ -168,7 +172,7 @@ func TestEveryFieldExists(t *testing.T) {
 			t.Errorf("%s: %v", key, err)
 		}
 	}
-	if len(seen) < 13 {
+	if len(seen) < 14 {
 		t.Errorf("only %v were rendered", slices.Sorted(maps.Keys(seen)))
 	}
 }
