@@ -240,7 +240,7 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 	if o.External, err = c.External(c.RouterID, settings.Log); err != nil {
 		return frontend.Options{}, nil, cli.Usage("%w", err)
 	}
-	o.Kernel.Foreign = !c.RoutesSource()
+	o.Kernel.Foreign, o.Kernel.ForeignRoutes = !c.RoutesSource(), c.IsExternal()
 	watcher := trenchfile.NewWatcher(c.TrenchFile, c.defaults(), config, settings.Log)
 	watcher.Trial = settings.Trial
 	// The frontend has no verdicts on targets; lb holds their removal.

@@ -30,6 +30,9 @@ type Options struct {
 	// Foreign leaves source routing to another program: every configured VIP counts as routed, and
 	// the kernel is neither read nor written.
 	Foreign bool
+	// ForeignRoutes leaves the routes of TableID to another program: they may be of any protocol. When
+	// false they are BIRD's.
+	ForeignRoutes bool
 	// External returns the interface on which packets for VIPs arrive. If nil, sysctls are not
 	// checked.
 	External func() string

@@ -162,7 +162,7 @@ func (paths *paths) problem(conn *rtnetlink.Conn, family vip.Family, input rtnet
 		if !paths.mustPass(conn, family, input, err) {
 			return ""
 		}
-		return fmt.Sprintf("%s are dropped, although table %d has a route of BIRD: %s", subject, paths.TableID,
+		return fmt.Sprintf("%s are dropped, although table %d has a default route: %s", subject, paths.TableID,
 			paths.blame(conn, family, rtnetlink.Rule.Drops))
 	case route.Table == paths.blackholeTable() && route.Drops():
 		return ""
@@ -171,7 +171,7 @@ func (paths *paths) problem(conn *rtnetlink.Conn, family vip.Family, input rtnet
 			paths.blame(conn, family, func(problem rtnetlink.Rule) bool {
 				return problem.Action == unix.FR_ACT_TO_TBL && problem.Table == route.Table
 			}))
-	case route.Protocol != unix.RTPROT_BIRD:
+	case route.Protocol != unix.RTPROT_BIRD && !paths.ForeignRoutes:
 		return fmt.Sprintf("%s follow a route that is not BIRD's: remove the %s %s", subject, family, route)
 	}
 	return ""
@@ -194,9 +194,10 @@ func (paths *paths) mustPass(conn *rtnetlink.Conn, family vip.Family, input rtne
 	if route, err := conn.Lookup(paths.sources[family], 0); err == nil && route.Type == unix.RTN_LOCAL {
 		return false
 	}
-	routes, err := conn.Routes(family, rtnetlink.RouteFilter{Table: paths.TableID, Protocol: unix.RTPROT_BIRD})
+	routes, err := conn.Routes(family, rtnetlink.RouteFilter{Table: paths.TableID})
 	return err == nil && slices.ContainsFunc(routes, func(route rtnetlink.Route) bool {
-		return route.IsDefault() && !route.Drops() && !route.Dead
+		usable := route.Protocol == unix.RTPROT_BIRD || paths.ForeignRoutes
+		return usable && route.IsDefault() && !route.Drops() && !route.Dead
 	})
 }
 

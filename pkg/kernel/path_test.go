@@ -42,7 +42,7 @@ func TestDivertedPacketsAreReported(t *testing.T) {
 			},
 			{
 				"rule that drops", "rule add priority 95 iif int0 blackhole", "rule del priority 95",
-				fmt.Sprintf("are dropped, although table 4096 has a route of BIRD: remove the rule %s 95: iif int0 blackhole", f),
+				fmt.Sprintf("are dropped, although table 4096 has a default route: remove the rule %s 95: iif int0 blackhole", f),
 			},
 			{
 				"route in the gateways' table", fmt.Sprintf("route add default via %s dev int0 table 4096 metric 1", target),

@@ -77,7 +77,7 @@ func (watch *watch) concernsPolicy(options Options, message netlink.Message) boo
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		route, err := rtnetlink.ParseRoute(message.Data)
 		switch {
-		case err != nil || route.Table != options.TableID || route.Protocol != unix.RTPROT_BIRD:
+		case err != nil || route.Table != options.TableID || route.Protocol != unix.RTPROT_BIRD || options.ForeignRoutes:
 			return err != nil || route.Table == options.TableID || route.Table == options.blackholeTable()
 		case message.Header.Type == unix.RTM_NEWROUTE:
 			watch.birdPort = message.Header.PID

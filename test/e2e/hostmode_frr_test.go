@@ -51,7 +51,7 @@ func newHostFRR(t *testing.T) *hostFRR {
 	need(t, lab.KindFRR)
 	l, err := lab.New()
 	harness.Must(t, err)
-	h := &hostFRR{foreign: &foreign{t: t, Lab: l, user: frontendUser, source: []string{
+	h := &hostFRR{foreign: &foreign{t: t, Lab: l, user: frontendUser, caps: "-all", source: []string{
 		"--lb-socket=unix://" + filepath.Join(l.Dir, "lb/readiness.sock"), "--identity=peer-credentials",
 		"--lb-uid=" + strconv.Itoa(lbUser),
 	}}}

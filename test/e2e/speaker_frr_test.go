@@ -34,6 +34,7 @@ type foreign struct {
 	receiver *lab.Receiver
 	config   string   // of the speaker
 	user     int      // of the frontend
+	caps     string   // capabilities of the frontend, as setpriv takes them
 	source   []string // flags of the frontend's source of readiness
 }
 
@@ -64,7 +65,7 @@ func newForeignHost(t *testing.T, vips ...string) *foreign {
 	t.Helper()
 	l, err := lab.New()
 	harness.Must(t, err)
-	f := &foreign{t: t, Lab: l, user: nobody, source: []string{"--readiness-dir=" + filepath.Join(l.Dir, "readiness")}}
+	f := &foreign{t: t, Lab: l, user: nobody, caps: "-all", source: []string{"--readiness-dir=" + filepath.Join(l.Dir, "readiness")}}
 	t.Cleanup(func() {
 		if f.receiver != nil {
 			harness.Check(t, f.receiver.Close())
@@ -125,13 +126,13 @@ func (f *foreign) startSpeaker(config string, extra ...string) {
 	})
 }
 
-// frontend starts a frontend with an address, as a user without any capability in FRR's group.
+// frontend starts a frontend with an address, as a user in FRR's group.
 func (f *foreign) frontend(local string, extra ...string) *lab.Process {
 	f.t.Helper()
 	name := "frontend-" + local
 	args := append([]string{
-		"setpriv", fmt.Sprint("--reuid=", f.user), fmt.Sprint("--regid=", f.user), "--groups=frrvty", "--bounding-set=-all", "--inh-caps=-all",
-		"--no-new-privs", filepath.Join(binaries, "frontend"), "run", "--speaker=external",
+		"setpriv", fmt.Sprint("--reuid=", f.user), fmt.Sprint("--regid=", f.user), "--groups=frrvty", "--bounding-set=" + f.caps,
+		"--inh-caps=" + f.caps, "--ambient-caps=" + f.caps, "--no-new-privs", filepath.Join(binaries, "frontend"), "run", "--speaker=external",
 		"--speaker-socket=" + f.path("speaker/bgpd.vty"),
 		"--bird-dir=" + f.path("state"), "--admin-socket=unix://" + f.admin(local),
 		"--health-address=127.0.0.1:778" + local[len(local)-1:],
