@@ -5,7 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"time"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
 // accept waits for a connection of the peer, instead of a dial. The first call opens the listener,
@@ -37,13 +38,13 @@ func (announcer *Announcer) listen(ctx context.Context) error {
 	}
 	context.AfterFunc(ctx, func() { listener.Close() }) // ends acceptAll
 	announcer.accepted = make(chan net.Conn, 1)
-	go announcer.acceptAll(listener, announcer.accepted)
+	announcer.accepting.Go(func() { announcer.acceptAll(ctx, listener, announcer.accepted) })
 	return nil
 }
 
-// acceptAll passes on connections of the peer until the listener is closed. A new connection closes
-// the one before: the peer lost it, even if no packet said so, and keeps one session.
-func (announcer *Announcer) acceptAll(listener net.Listener, accepted chan net.Conn) {
+// acceptAll passes on connections of the peer until ctx ends. A new connection closes the one
+// before: the peer lost it, even if no packet said so, and keeps one session.
+func (announcer *Announcer) acceptAll(ctx context.Context, listener net.Listener, accepted chan net.Conn) {
 	var current net.Conn
 	for {
 		conn, err := listener.Accept()
@@ -56,7 +57,7 @@ func (announcer *Announcer) acceptAll(listener net.Listener, accepted chan net.C
 			}
 			return
 		case err != nil: // out of file descriptors
-			time.Sleep(minBackoff)
+			_ = backoff.Sleep(ctx, minBackoff) // the end of ctx closes the listener
 			continue
 		}
 		from := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()

@@ -68,7 +68,7 @@ func TestListenerRefusesOthers(t *testing.T) {
 	o := testOptions()
 	o.Local, o.Listen, o.Peer = addr.Addr(), addr, netip.AddrPortFrom(randomLoopback(), 0)
 	a := New(o)
-	run(t, a)
+	stop := run(t, a)
 	var conn net.Conn
 	for deadline := time.Now().Add(waitLimit); conn == nil; {
 		var err error
@@ -81,4 +81,10 @@ func TestListenerRefusesOthers(t *testing.T) {
 	if n, err := conn.Read(make([]byte, 1)); n > 0 || err == nil {
 		t.Error("a connection of another address got an OPEN")
 	}
+
+	// Nothing listens when Run has returned.
+	stop()
+	again, err := net.Listen("tcp", addr.String())
+	harness.Must(t, err)
+	harness.Must(t, again.Close())
 }

@@ -117,9 +117,10 @@ type Announcer struct {
 	dial    func(context.Context) (net.Conn, error)
 	// accepted has the newest connection of a listening announcer; nil until it listens. It belongs to
 	// Run.
-	accepted chan net.Conn
-	state    *latest.Value[State]
-	up       *latest.Value[gate.Announcer]
+	accepted  chan net.Conn
+	accepting sync.WaitGroup // of acceptAll
+	state     *latest.Value[State]
+	up        *latest.Value[gate.Announcer]
 
 	// wake holds a token when the session's goroutine has work: an awaited heartbeat arrived, or
 	// Post left bytes to write.
@@ -202,6 +203,7 @@ func (announcer *Announcer) Run(ctx context.Context) error {
 		return fmt.Errorf("failed to start the announcer for %s: %w", announcer.options.Peer, err)
 	}
 	delay := backoff.Backoff{Min: minBackoff, Max: maxBackoff}
+	defer announcer.accepting.Wait()
 	for announcer.awaitHeartbeat(ctx) {
 		err := announcer.attempt(ctx, enc)
 		if errors.Is(err, context.Canceled) {
