@@ -281,7 +281,7 @@ func (f *follower) showAnnouncer() {
 	f.health.Report(Announcer, problem)
 	if lost := problem != ""; f.started && lost != f.announcerLost {
 		f.announcerLost = lost
-		f.observer.note(cmp.Or(problem, "BIRD accepts VIPs again"))
+		f.observer.note(cmp.Or(problem, f.speakerName()+" accepts VIPs again"))
 	}
 }
 

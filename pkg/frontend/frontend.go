@@ -148,8 +148,8 @@ func newProcess(o Options) (*process, error) {
 	p.health.Set(Stopping, true, "")
 	// Set each condition before the listeners open: Check returns NotFound for an unset condition.
 	p.health.Report(Egress, "no gateway session is up yet")
-	p.health.Report(BIRD, "BIRD not started yet")
-	p.health.Report(Announcer, "no session with BIRD yet")
+	p.health.Report(BIRD, "no answer from "+o.speakerName()+" yet")
+	p.health.Report(Announcer, "no session with "+o.speakerName()+" yet")
 	p.health.Report(Routing, "source routing not installed yet")
 	p.observer = newObserver(o.Log, p.instance, p.count, p.mayHave)
 	p.metrics.VIPs(p.observer.metrics)

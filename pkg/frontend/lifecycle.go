@@ -92,7 +92,7 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 	// An advertised VIP attracts traffic only once BIRD has exported it.
 	for _, f := range vip.Families {
 		if announced[f] > 0 && listed[f] == nil && !exported(birdState, f, announced[f]) {
-			return fmt.Sprintf("BIRD has not exported every %s VIP to a gateway yet", f)
+			return fmt.Sprintf("%s has not exported every %s VIP to a gateway yet", p.speakerName(), f)
 		}
 	}
 	return ""

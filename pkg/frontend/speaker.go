@@ -53,6 +53,14 @@ func (p *process) newSpeaker(o Options) (bgpSpeaker, announce.Options) {
 	}
 }
 
+// speakerName names the speaker in messages.
+func (o Options) speakerName() string {
+	if o.External != nil {
+		return "the speaker"
+	}
+	return "BIRD"
+}
+
 // encoding returns how policies reach the gateways.
 func (p *process) encoding() policy.Encoding {
 	if p.External == nil {

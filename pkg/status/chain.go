@@ -324,11 +324,8 @@ func (chain *Chain) FrontendSteps(status *frontendv1.Status, now time.Time) {
 	case readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN, readinessv1.Advertisement_ADVERTISEMENT_UNSPECIFIED:
 		decision = "withdrawn"
 	}
-	explanation := Explain(report.GetReason())
-	if next := meridioNext[report.GetReason()]; next != "" && besideMeridio(status) {
-		explanation.Next = next
-	}
-	chain.explain("gate", decision == "advertised", decision+" since "+ago(report.GetSince(), now), explanation)
+	chain.explain("gate", decision == "advertised", decision+" since "+ago(report.GetSince(), now),
+		explainReason(status, report.GetReason()))
 	process := status.GetBird()
 	running := (process.GetPid() != 0 || process.GetExternal()) && process.GetError() == ""
 	next := "BIRD's lines in the frontend's log"
@@ -347,6 +344,9 @@ func (chain *Chain) FrontendSteps(status *frontendv1.Status, now time.Time) {
 		unknown := condition.GetServing() && condition.GetName() == "RouteBack/"+family && len(report.GetGateways()) == 0
 		if text := routes[condition.GetName()]; text != "" && !unknown {
 			next := "`frontend status`: the condition; `ip -br link`, `birdc show route`"
+			if process.GetExternal() {
+				next = "`frontend status`: the condition; `ip -br link`, the speaker's routes"
+			}
 			// The detail may end with the remedy.
 			for _, before := range []string{"; ", ": run ", ": remove "} {
 				if _, remedy, is := strings.Cut(condition.GetDetail(), before); is {

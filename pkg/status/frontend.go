@@ -22,6 +22,31 @@ var meridioNext = map[readinessv1.AdvertisementReason]string{
 		"it needs an enabled target and this frontend at the NSP; does NSPCli hold here?",
 }
 
+// explainReason explains the reason of an advertisement for the load balancer and the speaker of a
+// frontend.
+func explainReason(status *frontendv1.Status, reason readinessv1.AdvertisementReason) Explanation {
+	explanation := Explain(reason)
+	if next := meridioNext[reason]; next != "" && besideMeridio(status) {
+		explanation.Next = next
+	}
+	for _, text := range []*string{&explanation.Short, &explanation.Meaning, &explanation.Next} {
+		*text = speakerText(status, *text)
+	}
+	return explanation
+}
+
+// otherSpeaker names a speaker that another program runs in the texts about BIRD.
+var otherSpeaker = strings.NewReplacer("BIRD's loopback session", "The speaker's session",
+	"BIRD has the VIP", "The speaker has the VIP", "BIRD", "the speaker")
+
+// speakerText names the speaker of a frontend in a text about BIRD.
+func speakerText(status *frontendv1.Status, text string) string {
+	if status.GetBird().GetExternal() {
+		return otherSpeaker.Replace(text)
+	}
+	return text
+}
+
 // besideMeridio reports whether the frontend runs with a Meridio load balancer. Before the first
 // contact, the NSP as the source of the configuration implies one.
 func besideMeridio(status *frontendv1.Status) bool {
@@ -53,10 +78,7 @@ func (view View) Frontend(status *frontendv1.Status, now time.Time) (text string
 			count++
 			attracts[familyOf(vip.GetVip())] = true
 		}
-		explanation := Explain(vip.GetReason())
-		if next := meridioNext[vip.GetReason()]; next != "" && besideMeridio(status) {
-			explanation.Next = next
-		}
+		explanation := explainReason(status, vip.GetReason())
 		counts[group{advertisements[advertisement].rank, advertised(advertisement), explanation}]++
 	}
 	for _, condition := range status.GetConditions() {
@@ -105,7 +127,7 @@ func (view View) Frontend(status *frontendv1.Status, now time.Time) (text string
 	gateways(only(view, status.GetGateways(), func(gateway *frontendv1.GatewayStatus) bool {
 		return !gateway.GetUp() && !gateway.GetHeld() || gateway.GetDrained() || gateway.GetWarning() != ""
 	}), now).write(&out)
-	view.writeTable(&out, frontendVIPs(only(view, status.GetVips(), func(vip *frontendv1.VipStatus) bool {
+	view.writeTable(&out, frontendVIPs(status, only(view, status.GetVips(), func(vip *frontendv1.VipStatus) bool {
 		return vip.GetAdvertisement() != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED
 	}), now), 0, 2, "VIPs")
 	if failed := status.GetExportsError(); failed != "" {
@@ -278,12 +300,12 @@ func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 	return rows
 }
 
-func frontendVIPs(all []*frontendv1.VipStatus, now time.Time) *table {
+func frontendVIPs(status *frontendv1.Status, all []*frontendv1.VipStatus, now time.Time) *table {
 	rank := func(vip *frontendv1.VipStatus) int { return advertisements[vip.GetAdvertisement()].rank }
 	rows := newTable("VIP", "ADVERTISED", "SINCE", "REASON", "LOAD BALANCER", "GATEWAYS")
 	for _, vip := range problemsFirst(all, rank) {
-		rows.add(vip.GetVip(), advertised(vip.GetAdvertisement()), ago(vip.GetSince(), now), reason(vip, now),
-			lbState(vip.GetReadiness()), names(vip.GetGateways()))
+		rows.add(vip.GetVip(), advertised(vip.GetAdvertisement()), ago(vip.GetSince(), now),
+			speakerText(status, reason(vip, now)), lbState(vip.GetReadiness()), names(vip.GetGateways()))
 	}
 	return rows
 }

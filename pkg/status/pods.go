@@ -109,7 +109,7 @@ func (pod Pod) problems() []string {
 	withdrawn := map[string]int{} // by explanation
 	for _, vip := range pod.Frontend.GetVips() {
 		if !isAdvertised(vip.GetAdvertisement()) {
-			withdrawn[Explain(vip.GetReason()).Meaning]++
+			withdrawn[explainReason(pod.Frontend, vip.GetReason()).Meaning]++
 		}
 	}
 	for _, meaning := range slices.Sorted(maps.Keys(withdrawn)) {

@@ -245,6 +245,11 @@ func TestForeignFRR(t *testing.T) {
 	if !slices.ContainsFunc(f.receiver.Since(mark), isShutdown) {
 		t.Error("no VIP was de-preferred before the end")
 	}
+	for line := range strings.Lines(p.Output()) {
+		if strings.Contains(strings.ReplaceAll(line, "service=BIRD", ""), "BIRD") { // a condition's name
+			t.Errorf("the log names BIRD: %s", line)
+		}
+	}
 }
 
 // A frontend that dies, hangs or starts again, and an FRR that restarts.
