@@ -46,7 +46,8 @@ func TestStaticPodFits(t *testing.T) {
 	harness.Must(t, err)
 	o, config, err := line.Run.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, false)
 	harness.Must(t, err)
-	if o.External == nil || !o.Kernel.Foreign || int64(o.External.Session.PeerAS) != config.Attractor.Gateways[0].LocalASN {
+	gateway := config.Attractor.Gateways[0]
+	if o.External == nil || !o.Kernel.Foreign || int64(o.External.Session.PeerAS) != gateway.LocalASN {
 		t.Errorf("got %+v for %+v", o.External, config.Attractor.Gateways)
 	}
 }

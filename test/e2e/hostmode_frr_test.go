@@ -117,8 +117,9 @@ func (h *hostFRR) startLB() {
 	h.lb = h.start("lb", "setpriv", "--reuid="+user, "--regid="+strconv.Itoa(frontendUser), "--clear-groups",
 		"--bounding-set=-all,+net_admin", "--inh-caps=-all,+net_admin", "--ambient-caps=-all,+net_admin",
 		"--no-new-privs", filepath.Join(binaries, "lb"), "run", "--trench-file="+h.path("trench.yaml"),
-		"--socket=unix://"+h.path("lb/readiness.sock"), "--socket-mode=0660", "--admin-socket=unix://"+h.path("lb/admin.sock"),
-		"--state-dir="+h.path("lb"), "--dataplane=none", "--vip-interface=lo", "--identity=peer-credentials",
+		"--socket=unix://"+h.path("lb/readiness.sock"), "--socket-mode=0660",
+		"--admin-socket=unix://"+h.path("lb/admin.sock"), "--state-dir="+h.path("lb"), "--dataplane=none",
+		"--vip-interface=lo", "--identity=peer-credentials",
 		"--frontend-uid="+strconv.Itoa(frontendUser), "--log-format=text")
 }
 
@@ -150,7 +151,7 @@ func (h *hostFRR) within(what string, took, bound time.Duration) {
 	}
 }
 
-// The host's own FRR announces the VIP of a server on this host, by a frontend without capabilities.
+// A frontend without capabilities announces the VIP of a server on this host to the host's FRR.
 func TestHostModeFRR(t *testing.T) {
 	t.Parallel()
 	h := newHostFRR(t)

@@ -65,7 +65,8 @@ func newForeignHost(t *testing.T, vips ...string) *foreign {
 	t.Helper()
 	l, err := lab.New()
 	harness.Must(t, err)
-	f := &foreign{t: t, Lab: l, user: nobody, caps: "-all", source: []string{"--readiness-dir=" + filepath.Join(l.Dir, "readiness")}}
+	f := &foreign{t: t, Lab: l, user: nobody, caps: "-all"}
+	f.source = []string{"--readiness-dir=" + f.path("readiness")}
 	t.Cleanup(func() {
 		if f.receiver != nil {
 			harness.Check(t, f.receiver.Close())
@@ -131,8 +132,9 @@ func (f *foreign) frontend(local string, extra ...string) *lab.Process {
 	f.t.Helper()
 	name := "frontend-" + local
 	args := append([]string{
-		"setpriv", fmt.Sprint("--reuid=", f.user), fmt.Sprint("--regid=", f.user), "--groups=frrvty", "--bounding-set=" + f.caps,
-		"--inh-caps=" + f.caps, "--ambient-caps=" + f.caps, "--no-new-privs", filepath.Join(binaries, "frontend"), "run", "--speaker=external",
+		"setpriv", fmt.Sprint("--reuid=", f.user), fmt.Sprint("--regid=", f.user), "--groups=frrvty",
+		"--bounding-set=" + f.caps, "--inh-caps=" + f.caps, "--ambient-caps=" + f.caps, "--no-new-privs",
+		filepath.Join(binaries, "frontend"), "run", "--speaker=external",
 		"--speaker-socket=" + f.path("speaker/bgpd.vty"),
 		"--bird-dir=" + f.path("state"), "--admin-socket=unix://" + f.admin(local),
 		"--health-address=127.0.0.1:778" + local[len(local)-1:],
