@@ -139,7 +139,7 @@ func TestFRRK8s(t *testing.T) {
 func (f *frrK8s) wantGatewayState(vips, own []string) {
 	f.t.Helper()
 	f.writeSessions(time.Now(), "Established")
-	f.waitStatus(`(?s)VIPs are not confirmed.*gw1 .* up .*Established`)
+	f.waitStatus(`(?s)not confirmed that it receives VIPs.*gw1 .* up .*Established`)
 	f.writeSessions(time.Now(), "Active")
 	f.waitStatus(`gw1 .* DOWN .*Active`)
 	f.want("gw1", append(vips, own...)...)

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -42,10 +43,20 @@ func (d *daemon) start(config string) {
 		}
 	})
 	if d.socket != "" {
-		// As for members of the daemon's group.
+		// As for members of the daemon's group. BIRD greets once it has set its own mode.
 		harness.Must(d.t, lab.Eventually(harness.Context(d.t, waitTimeout), 5*time.Millisecond, func() error {
-			return os.Chmod(d.socket, 0o666)
+			conn, err := net.DialTimeout("unix", d.socket, time.Second)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+				return err
+			}
+			_, err = conn.Read(make([]byte, 1))
+			return err
 		}))
+		harness.Must(d.t, os.Chmod(d.socket, 0o666))
 	}
 }
 
