@@ -160,6 +160,18 @@ func (speaker Speaker) HasBFD() bool {
 	return slices.ContainsFunc(speaker.Gateways, func(gateway trench.Gateway) bool { return gateway.BFD != nil })
 }
 
+// HasProfile reports whether FRR needs a BFD profile for a gateway: for other times than its own, or
+// over several hops, where it drops packets with a TTL below 254.
+func (speaker Speaker) HasProfile(gateway trench.Gateway) bool {
+	own := trench.BFD{MinTx: 300 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3}
+	return gateway.BFD != nil && (*gateway.BFD != own || gateway.Multihop > 0)
+}
+
+// Profiles lists the gateways with a BFD profile of FRR.
+func (speaker Speaker) Profiles() []trench.Gateway {
+	return slices.DeleteFunc(speaker.BGP(), func(gateway trench.Gateway) bool { return !speaker.HasProfile(gateway) })
+}
+
 // Times counts to the longest prepend of a policy.
 func (speaker Speaker) Times() []int { return []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10} }
 

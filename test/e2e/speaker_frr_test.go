@@ -116,7 +116,7 @@ func (f *foreign) startSpeaker(config string, extra ...string) {
 	f.config = config
 	var err error
 	f.speaker, err = lab.StartFRR(f.Pod, f.Dir, lab.GatewayConfig{
-		Name: "speaker", Text: "! bgpd_options=\"" + strings.Join(append(extra, "-p 179"), " ") + "\"\n" + config,
+		Name: "speaker", BFD: strings.Contains(config, " bfd"), Text: "! bgpd_options=\"" + strings.Join(append(extra, "-p 179"), " ") + "\"\n" + config,
 	})
 	harness.Must(f.t, err)
 	harness.Must(f.t, os.Chmod(f.path("speaker"), 0o755))
@@ -363,6 +363,28 @@ func TestForeignFRRTwoFrontends(t *testing.T) {
 	f.waitCount(0)
 	f.frontend(announcerSecond, "--speaker-listen=1791", "--speaker-password-file="+f.path("password"))
 	f.waitCount(2)
+}
+
+// The speaker's BFD has the times of the trench file.
+func TestForeignFRRBFD(t *testing.T) {
+	t.Parallel()
+	need(t, lab.KindFRR)
+	f := newForeignHost(t)
+	text, err := os.ReadFile(f.path("trench.yaml"))
+	harness.Must(t, err)
+	edited := strings.ReplaceAll(string(text), "10179}", "10179, bfd: {minTx: 400ms, minRx: 200ms, multiplier: 5}}")
+	harness.Must(t, os.WriteFile(f.path("trench.yaml"), []byte(edited), 0o644))
+	f.startSpeaker(f.speakerConfig("frr"))
+	harness.Must(t, lab.Eventually(harness.Context(t, waitTimeout), 50*time.Millisecond, func() error {
+		out, err := f.Pod.Run(t.Context(), "vtysh", "--vty_socket", f.path("speaker"), "-d", "bfdd", "-c",
+			"show bfd peers json")
+		for _, want := range []string{`"transmit-interval":400`, `"receive-interval":200`, `"detect-multiplier":5`} {
+			if err == nil && strings.Count(out, want) != 2 {
+				err = fmt.Errorf("two peers need %s: %s", want, out)
+			}
+		}
+		return err
+	}))
 }
 
 // With --gateway-state=none the operator vouches for the sessions, and status says so.
