@@ -57,11 +57,11 @@ FAULTS := 20
 SEED := 75
 
 .PHONY: chaos
-chaos: check-root check-go ## Inject FAULTS=20 random faults from SEED=75 and check what the gateways hold
+chaos: check-root check-go ## Inject FAULTS=20 random faults from SEED=75 and check what the gateways hold (SPEAKER=frr: behind an external FRR)
 	@test/setup/packages.sh bird2 iproute2 nftables frr
 	@$(MAKE) --no-print-directory build
 	@$(GO) build -o $(BIN)/ ./test/chaos
-	@$(BIN)/chaos --binaries=$(BIN) --faults=$(FAULTS) --seed=$(SEED)
+	@$(BIN)/chaos --binaries=$(BIN) --faults=$(FAULTS) --seed=$(SEED) $(if $(SPEAKER),--speaker=$(SPEAKER))
 
 .PHONY: replay
 replay: check-root check-go ## Replay 19 public incidents and write their table into docs/proof.md (INCIDENT=I7 for one)

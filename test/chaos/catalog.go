@@ -38,7 +38,7 @@ func (k *kind) weight(b breadth) int {
 const (
 	resLB          = "lb"
 	resFrontend    = "frontend"
-	resBIRD        = "bird"
+	resSpeaker     = "speaker"
 	resStream      = "stream" // the readiness socket
 	resAPILB       = "workload-api-lb"
 	resAPIFrontend = "workload-api-frontend"

@@ -27,10 +27,14 @@ type rule struct {
 // (docs/bird.md#sleeping-over-scheduled-work).
 const stallTime = time.Second
 
+// frrDelay is how long FRR's bgpd takes for a withdrawal: it waits 50 ms before each best path
+// selection, and 10 ms after a lost session (docs/adr/0051-external-speakers.md).
+const frrDelay = 75 * time.Millisecond
+
 // chain returns the subjects between a cause and a gateway's table, beginning with from.
 func chain(from string) func(gateway, family int) []string {
 	return func(gateway, family int) []string {
-		all := []string{"lb", "stream", "svid", "frontend", "bird"}
+		all := []string{"lb", "stream", "svid", "frontend", "announcer", "speaker"}
 		return append(slices.Clone(all[slices.Index(all, from):]), last(gateway, family)...)
 	}
 }
@@ -52,9 +56,9 @@ func only(gateway, _ int) []string { return []string{gatewaySubject(gateway)} }
 // session.
 func grace(subject string, disturbed time.Duration) time.Duration {
 	switch {
-	case strings.HasPrefix(subject, "path/"):
+	case subject == "announcer", strings.HasPrefix(subject, "path/"):
 		return min(holdTime+500*time.Millisecond+stallTime, 500*time.Millisecond+2*disturbed)
-	case subject == "bird", strings.HasPrefix(subject, "gateway/"):
+	case subject == "speaker", strings.HasPrefix(subject, "gateway/"):
 		return 500*time.Millisecond + stallTime
 	default:
 		return 300 * time.Millisecond
@@ -66,9 +70,13 @@ func grace(subject string, disturbed time.Duration) time.Duration {
 const forwardBound = time.Second
 
 // rules returns the bounds of docs/architecture.md#failure-table with the numbers of this
-// trench.
-func rules(gateway, vip int) []rule {
+// trench. external is true with an FRR as the speaker.
+func rules(gateway, vip int, external bool) []rule {
 	family := vips[vip].family
+	speaker, delay, stall := "BIRD", time.Duration(0), stallTime
+	if external {
+		speaker, delay, stall = "FRR", frrDelay, 0
+	}
 	detect := checkFall*(checkInterval+checkTimeout) + checkInterval
 	cut := holdTime + 500*time.Millisecond + stallTime
 	all := []rule{
@@ -80,13 +88,18 @@ func rules(gateway, vip int) []rule {
 		{"the readiness socket is closed", "stream", down, 10 * time.Millisecond, chain("svid")},
 		{"the readiness socket is silent", "stream", stopped, lease + 50*time.Millisecond, chain("svid")},
 		{"an SVID expired", "svid", down, 10 * time.Millisecond, chain("frontend")},
-		{"the frontend is dead", "frontend", down, 40*time.Millisecond + stallTime, chain("bird")},
-		{"the frontend is stopped", "frontend", stopped, holdTime + 500*time.Millisecond + stallTime, chain("bird")},
-		{"the frontend was asked to end", "frontend", terminating, drainTime + 2*time.Second, chain("bird")},
+		{"the frontend is dead", "frontend", down, 40*time.Millisecond + stall, chain("announcer")},
+		{"the frontend is stopped", "frontend", stopped, holdTime + 500*time.Millisecond + stall, chain("announcer")},
+		{"the frontend was asked to end", "frontend", terminating, drainTime + 2*time.Second, chain("announcer")},
+		{"the announcer's packets are dropped", "announcer", stopped, holdTime + 500*time.Millisecond, chain("speaker")},
 		{"it was removed", vipSubject(vip), down, drainTime + 200*time.Millisecond, chain("frontend")},
-		{"BIRD is dead", "bird", down, 10*time.Millisecond + stallTime, last},
-		{"BIRD is stopped", "bird", stopped, cut, last},
 	}
+	for i := range all {
+		all[i].bound += delay
+	}
+	all = append(all,
+		rule{speaker + " is dead", "speaker", down, 10*time.Millisecond + stallTime, last},
+		rule{speaker + " is stopped", "speaker", stopped, cut, last})
 	for _, path := range []string{pathSubject(gateway, "link"), familySubject(gateway, family, "blackhole")} {
 		all = append(all,
 			rule{"the wire is down", path, down, cut, only},
@@ -135,7 +148,8 @@ type window struct {
 	changes  []change
 	faults   []injection
 	// late is how late timers were at most between two moments.
-	late func(from, to time.Time) time.Duration
+	late     func(from, to time.Time) time.Duration
+	external bool // the speaker is an FRR
 }
 
 // Slack of every bound on a busy machine: a constant part, and a
@@ -220,7 +234,7 @@ func held(w *window, received []event) (holds []interval) {
 // holds finds the VIPs that a gateway held for longer than a bound after its cause.
 func (ev *evaluation) holds(w *window, h *history, g, v int, received []event) {
 	holds := held(w, received)
-	for _, r := range rules(g, v) {
+	for _, r := range rules(g, v, w.external) {
 		causes := h.unserved(vips[v])
 		if r.subject != "" {
 			causes = h.while(r.subject, func(s state) bool { return s == r.state })

@@ -98,7 +98,7 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 			"",
 		},
 		{"VIP removed, still held", []change{is(1, vipSubject(vipA), down)}, nil, "it was removed"},
-		{"BIRD dead", []change{is(1, "bird", down)}, nil, "BIRD is dead"},
+		{"BIRD dead", []change{is(1, "speaker", down)}, nil, "BIRD is dead"},
 		{
 			"packets dropped, the hold time ends it",
 			[]change{is(1, familySubject(gatewayA, ipv4, "blackhole"), stopped)},
@@ -129,6 +129,34 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 			ev := evaluate(w)
 			// Gateway B is not part of these tests.
 			violations := slices.DeleteFunc(ev.violations, func(v violation) bool { return v.gateway == gatewayB })
+			wantViolations(t, violations, c.want)
+		})
+	}
+}
+
+// FRR neither sleeps for a second as BIRD before 2.14 does, nor withdraws within milliseconds.
+func TestBoundsOfFRR(t *testing.T) {
+	dead := []change{is(1, "frontend", down)}
+	cut := []change{is(1, "announcer", stopped)}
+	for _, c := range []struct {
+		name    string
+		changes []change
+		events  []event
+		want    string
+	}{
+		{"frontend dead, withdrawn", dead, allGone(1.3), ""},
+		{"frontend dead, withdrawn late", dead, allGone(1.6), "the frontend is dead"},
+		{"lb dead, withdrawn late", []change{is(1, "lb", down)}, allGone(1.5), "the lb is dead"},
+		{"announcer cut, withdrawn after the hold time", cut, allGone(4.2), ""},
+		{"announcer cut, held for ever", cut, nil, "the announcer's packets are dropped"},
+		{"announcer cut before the lb died", append(cut, is(1.5, "lb", down)), allGone(4.2), ""},
+		{"FRR dead, held for ever", []change{is(1, "speaker", down)}, nil, "FRR is dead"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := &window{
+				from: noon, to: at(20), events: c.events, changes: c.changes, faults: wideFault, late: inTime, external: true,
+			}
+			violations := slices.DeleteFunc(evaluate(w).violations, func(v violation) bool { return v.gateway == gatewayB })
 			wantViolations(t, violations, c.want)
 		})
 	}

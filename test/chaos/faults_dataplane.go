@@ -285,7 +285,7 @@ func flushGatewayRoutes(ctx context.Context, fx *fixture, f fault) (func(context
 	if _, err := fx.Pod.Run(ctx, "ip", option(f.Arg), "route", "flush", "table", "4096"); err != nil {
 		return nil, err
 	}
-	return fx.restored(since, f.String(), fx.hasAll(before, list...), "frontend", "bird", "gateway/", "path/",
+	return fx.restored(since, f.String(), fx.hasAll(before, list...), "frontend", "speaker", "gateway/", "path/",
 		sessionsSubject), nil
 }
 

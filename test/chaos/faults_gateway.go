@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/vipgate/vipgate/test/lab"
@@ -66,7 +67,7 @@ func gatewayKinds() []*kind {
 		ofB(gateway("daemon SIGSTOP", 2, ms(500, 5000), resGateway)).by(stopDaemon),
 		gateway("session reset by gateway", 4, once, resPath).by(resetByGateway),
 		reset.by(resetByPod),
-		simple("loopback session reset", 2, once, wide, everything, resBIRD).by(resetLoopback),
+		simple("loopback session reset", 2, once, wide, everything, resSpeaker).by(resetLoopback),
 		blackhole.by(blackholeSessions),
 		gateway("packets lost", 3, ms(500, 3000), resPath).by(losePackets),
 		link.by(func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
@@ -111,23 +112,9 @@ func stopAll(processes []*lab.Process) (func(context.Context) error, error) {
 	return together(heals...), errors.Join(errs...)
 }
 
-// killDaemon kills one daemon of gateway B. When zebra comes back, the other daemons are
-// restarted, as watchfrr does: they would reconnect to it after 10 s only.
+// killDaemon kills one daemon of gateway B.
 func killDaemon(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
-	b := fx.routers[gatewayB]
-	p := b.process(frrDaemon(f.Arg))
-	if p == nil {
-		return nil, fmt.Errorf("gateway B has no %s", frrDaemon(f.Arg))
-	}
-	return func(context.Context) error {
-		var errs []error
-		if frrDaemon(f.Arg) == "zebra" {
-			for _, other := range b.processes() {
-				errs = append(errs, other.Kill())
-			}
-		}
-		return errors.Join(append(errs, b.start())...)
-	}, p.Kill()
+	return fx.routers[gatewayB].killDaemon(frrDaemon(f.Arg))
 }
 
 func stopDaemon(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
@@ -149,25 +136,34 @@ func resetByGateway(ctx context.Context, fx *fixture, f fault) (func(context.Con
 	return nil, nil
 }
 
-// resetByPod restarts a session at the pod's BIRD, as an operator could.
+// resetByPod restarts a session at the pod's speaker, as an operator could.
 func resetByPod(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	name := fmt.Sprintf("NBR-gateway-%c%d", 'a'+rune(f.Arg%gateways), []int{4, 6}[f.Arg/gateways])
-	fx.askBIRD(ctx, fmt.Sprintf("restart %q", name))
+	sessions := [][]netip.Addr{{lab.GatewayA4, lab.GatewayB4}, {lab.GatewayA6, lab.GatewayB6}}
+	address := sessions[f.Arg/gateways][f.Arg%gateways]
+	fx.askSpeaker(ctx, fmt.Sprintf("restart %q", name), "clear bgp "+address.String())
 	return nil, nil
 }
 
-// resetLoopback restarts the session over which the frontend announces VIPs to BIRD.
+// resetLoopback restarts the session over which the frontend announces VIPs to the speaker.
 func resetLoopback(ctx context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
-	fx.askBIRD(ctx, `restart "LB"`)
+	fx.askSpeaker(ctx, `restart "LB"`, "clear bgp "+announcer.String())
 	return nil, nil
 }
 
-// askBIRD sends a command to the pod's BIRD, without effect if BIRD is down or stopped.
-func (fx *fixture) askBIRD(ctx context.Context, command string) {
+// askSpeaker sends a command to the pod's BIRD or FRR, without effect if it is down or stopped.
+func (fx *fixture) askSpeaker(ctx context.Context, forBIRD, forFRR string) {
 	bound, cancel := context.WithTimeout(ctx, commandTime)
 	defer cancel()
-	if out, err := fx.Pod.Run(bound, "birdc", "-s", fx.pod.BirdSocket(), command); err != nil {
-		fx.out.note("the pod's BIRD could not be asked: %v %s", err, out)
+	var out string
+	var err error
+	if fx.external {
+		out, err = fx.speaker.frr().Command(bound, forFRR)
+	} else {
+		out, err = fx.Pod.Run(bound, "birdc", "-s", fx.pod.BirdSocket(), forBIRD)
+	}
+	if err != nil {
+		fx.out.note("the pod's speaker could not be asked: %v %s", err, out)
 	}
 }
 

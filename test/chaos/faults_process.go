@@ -50,10 +50,10 @@ func processKinds() []*kind {
 				return together(lb, frontend), errors.Join(errLB, errFrontend)
 			}),
 		simple("pod SIGTERM", 2, ms(0, 1500), wide, all, resLB, resFrontend).by(end("lb", "frontend")),
-		simple("bird kill -9", 4, once, wide, all, resBIRD).by(signalBIRD(unix.SIGKILL)),
-		simple("bird SIGTERM", 2, once, wide, all, resBIRD).by(signalBIRD(unix.SIGTERM)),
-		simple("bird SIGSTOP", 3, ms(700, 5500), wide, all, resBIRD).by(stopBIRD),
-		simple("bird pause", 3, ms(50, 700), quiet, nothing, resBIRD).by(stopBIRD),
+		simple("bird kill -9", 4, once, wide, all, resSpeaker).by(signalBIRD(unix.SIGKILL)),
+		simple("bird SIGTERM", 2, once, wide, all, resSpeaker).by(signalBIRD(unix.SIGTERM)),
+		simple("bird SIGSTOP", 3, ms(700, 5500), wide, all, resSpeaker).by(stopBIRD),
+		simple("bird pause", 3, ms(50, 700), quiet, nothing, resSpeaker).by(stopBIRD),
 		simple("cpu starved", 3, ms(500, 2000), quiet, nothing, resCPU).by(starve).variants(3, func(arg int) string {
 			return fmt.Sprintf("by %d busy loops", 2+2*arg)
 		}),
@@ -103,7 +103,7 @@ func signalFD(fd int, s syscall.Signal) error {
 // signalBIRD ends the pod's BIRD, which its frontend restarts.
 func signalBIRD(s syscall.Signal) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
 	return func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
-		pid := fx.birdPID()
+		pid := fx.speakerPID()
 		if pid == 0 {
 			return nil, nil
 		}
@@ -115,7 +115,7 @@ func signalBIRD(s syscall.Signal) func(context.Context, *fixture, fault) (func(c
 }
 
 func stopBIRD(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
-	return stopProcess(fx.birdPID())
+	return stopProcess(fx.speakerPID())
 }
 
 // starve keeps the CPUs busy with loops that also end on a timeout, in case no goroutine ends

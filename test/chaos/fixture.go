@@ -42,6 +42,8 @@ type fixture struct {
 	report                 func(violation)
 	late                   func(from, to time.Time) time.Duration // of the process watcher
 	lbFlags, frontendFlags []string
+	external               bool    // speaker is used instead of the frontend's BIRD
+	speaker                *router // nil without external
 
 	mu      sync.Mutex             // guards damaged and the state of Lab
 	damaged map[string][]time.Time // when the same fault hit before
@@ -61,7 +63,7 @@ func newFixture(o options, out *printer, report func(violation)) (*fixture, erro
 			Lab:      l,
 			Binaries: o.binaries,
 		}, out: out, timeline: newTimeline(), tb: &tb{}, report: report,
-		lbFlags: o.lbFlags, frontendFlags: o.frontendFlags,
+		lbFlags: o.lbFlags, frontendFlags: o.frontendFlags, external: o.external,
 	}
 	return fx, fx.build()
 }
@@ -105,6 +107,9 @@ func (fx *fixture) build() (err error) {
 	if err := fx.startGateways(); err != nil {
 		return err
 	}
+	if err := fx.startSpeaker(); err != nil {
+		return err
+	}
 	fx.lb = fx.newSupervisor("lb", fx.startLB)
 	fx.frontend = fx.newSupervisor("frontend", fx.startFrontend)
 	return errors.Join(fx.lb.begin(), fx.frontend.begin())
@@ -126,7 +131,7 @@ func (fx *fixture) connect() error {
 	// Every target has every VIP, and answers through the pod.
 	var lines []string
 	for _, v := range vips {
-		lines = append(lines, fmt.Sprintf("addr add %s dev lo", v.prefix))
+		lines = append(lines, fmt.Sprintf("addr add %s dev lo", v.prefix)+[]string{"", " nodad"}[v.family])
 	}
 	errs = append(errs, fx.Backend.Batch(lines...), fx.routeAnswers(),
 		fx.Backend.IP("-4", "rule", "add", "from", "20.0.0.0/24", "lookup", "100"), fx.Backend.IP("-6", "rule", "add",
@@ -185,11 +190,11 @@ func (fx *fixture) spawn(ns *lab.NetNS, name string, args ...string) (*lab.Proce
 	return fx.Start(ns, name, args...)
 }
 
-// replaceArgs removes the arguments that create a development identity, and appends
-// replacements.
+// replaceArgs removes the arguments that create a development identity or depend on the speaker, and
+// appends replacements.
 func replaceArgs(args []string, others ...string) []string {
 	args = slices.DeleteFunc(args, func(a string) bool {
-		return slices.ContainsFunc([]string{"--identity=", "--dev-authority-dir=", "--lb-socket="},
+		return slices.ContainsFunc([]string{"--identity=", "--dev-authority-dir=", "--lb-socket=", "--bird-socket="},
 			func(flag string) bool { return strings.HasPrefix(a, flag) })
 	})
 	return append(args, others...)
@@ -213,8 +218,8 @@ func (fx *fixture) startFrontend() (*lab.Process, error) {
 	args := replaceArgs(fx.pod.FrontendArgs(), slices.Concat([]string{
 		"--identity=spiffe", "--lb-socket=unix://" + fx.proxy.path, "--drain-time=" + drainTime.String(), "--settle=" +
 			settle.String(),
-		"--flap-backoff=off", "--ecmp", "--import-routes=all",
-	}, fx.frontendFlags)...)
+		"--flap-backoff=off",
+	}, fx.speakerFlags(), fx.frontendFlags)...)
 	return fx.spawn(fx.Pod, "frontend", slices.Concat([]string{
 		"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", fx.holder.PID()), "--", "env", "SPIFFE_ENDPOINT_SOCKET=" +
 			fx.frontendID.api.Addr(),
@@ -241,8 +246,11 @@ func (fx *fixture) supervisor(name string) *supervisor {
 	return fx.frontend
 }
 
-// birdPID returns the process ID of the pod's BIRD, 0 if it does not run.
-func (fx *fixture) birdPID() int {
+// speakerPID returns the process ID of the pod's BIRD or bgpd, 0 if it does not run.
+func (fx *fixture) speakerPID() int {
+	if fx.external {
+		return running(fx.speaker.process("bgpd"))
+	}
 	b, err := os.ReadFile(fx.pod.BirdSocket() + ".pid")
 	if err != nil {
 		return 0

@@ -81,13 +81,13 @@ func (l *leaks) count(ctx context.Context) ([]violation, error) {
 	add := func(format string, args ...any) {
 		violations = append(violations, violation{fmt.Sprintf(format, args...), -1, -1})
 	}
-	bird := l.fixture.birdPID()
+	speaker := l.fixture.speakerPID()
 	for _, p := range []struct {
 		name, metrics string
 		pid           int
 	}{{"lb", lab.LBMetrics, l.fixture.lb.pid()}, {"frontend", lab.FrontendMetrics, l.fixture.frontend.pid()}, {
-		"bird",
-		"", bird,
+		"speaker",
+		"", speaker,
 	}} {
 		now, err := l.usage(ctx, p.pid, p.metrics)
 		if err != nil {
@@ -118,8 +118,12 @@ func (l *leaks) count(ctx context.Context) ([]violation, error) {
 	if err != nil {
 		return nil, err
 	}
+	own := []int{l.fixture.lb.pid(), l.fixture.frontend.pid(), speaker, l.fixture.holder.PID()}
+	for _, p := range l.fixture.speakerHelpers() {
+		own = append(own, p.PID())
+	}
 	for _, pid := range pids {
-		if !slices.Contains([]int{l.fixture.lb.pid(), l.fixture.frontend.pid(), bird, l.fixture.holder.PID()}, pid) {
+		if !slices.Contains(own, pid) {
 			add("process %d is left in the pod: %s", pid, commandLine(pid))
 		}
 	}
@@ -130,9 +134,11 @@ func (l *leaks) count(ctx context.Context) ([]violation, error) {
 	if l.kernel == nil {
 		// The routes of a session are installed shortly after its VIPs.
 		routes := strings.Join(slices.Concat(kernel[routes4], kernel[routes6]), " ")
-		for _, a := range []netip.Addr{lab.GatewayA4, lab.GatewayA6, lab.GatewayB4, lab.GatewayB6} {
-			if !slices.Contains(strings.Fields(routes), a.String()) {
-				add("the pod has no route to gateway %s", a)
+		for g := range gateways {
+			for f := range families {
+				if a := clientAddr(g, f).String(); !slices.Contains(strings.Fields(routes), a) {
+					add("the pod has no route to %s behind %s", a, gatewayName(g))
+				}
 			}
 		}
 		if len(violations) > 0 {

@@ -34,6 +34,7 @@ type options struct {
 	json                   string // file of the summary
 	plan                   bool   // only print the schedule
 	kinds                  string // a regular expression of names
+	external               bool   // the speaker is an FRR instead of the frontend's BIRD
 	lbFlags, frontendFlags []string
 }
 
@@ -61,6 +62,13 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.json, "json", "", "write the summary to this `file`")
 	f.BoolVar(&o.plan, "plan", false, "print what a seed means, and do nothing")
 	f.StringVar(&o.kinds, "kinds", "", "only faults whose name matches this `pattern`")
+	f.Func("speaker", "bird (default), or frr: Debian's FRR with frontend run --speaker=external", func(s string) error {
+		o.external = s == "frr"
+		if !o.external && s != "bird" {
+			return errors.New("expected bird or frr")
+		}
+		return nil
+	})
 	f.Var((*words)(&o.lbFlags), "lb-flag", "another `flag` for lb run; repeatable")
 	f.Var((*words)(&o.frontendFlags), "frontend-flag",
 		"another `flag` for frontend run, such as one with which this must fail; repeatable")
@@ -84,7 +92,11 @@ func parse(args []string, stderr io.Writer) (options, error) {
 // catalog returns the kinds of faults that may be drawn.
 func (o options) catalog() []*kind {
 	pattern := regexp.MustCompile(o.kinds)
-	return slices.DeleteFunc(catalog(), func(k *kind) bool { return !pattern.MatchString(k.Name) })
+	all := catalog()
+	if o.external {
+		all = externalCatalog()
+	}
+	return slices.DeleteFunc(all, func(k *kind) bool { return !pattern.MatchString(k.Name) })
 }
 
 // start runs the program and returns the exit status.
@@ -137,12 +149,16 @@ func start(o options) int {
 // again returns the command line that repeats the run.
 func (o options) again() string {
 	command := fmt.Sprintf("make chaos FAULTS=%d SEED=%d", o.faults, o.seed)
+	speaker := ""
+	if o.external {
+		command, speaker = command+" SPEAKER=frr", " --speaker=frr"
+	}
 	kinds := words{o.kinds}
 	if o.kinds == "" {
 		kinds = nil
 	}
 	if len(o.lbFlags)+len(o.frontendFlags)+len(kinds) > 0 {
-		command = fmt.Sprintf("%s --binaries=%s --faults=%d --seed=%d", os.Args[0], o.binaries, o.faults, o.seed)
+		command = fmt.Sprintf("%s --binaries=%s --faults=%d --seed=%d%s", os.Args[0], o.binaries, o.faults, o.seed, speaker)
 		for _, flags := range []struct {
 			name   string
 			values []string

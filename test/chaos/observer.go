@@ -17,6 +17,10 @@ import (
 // recoveryBound is how long a ready VIP may be missing once everything is healed.
 const recoveryBound = 10 * time.Second
 
+// frrStart is how much longer it may take behind an FRR: after its start bgpd refuses sessions for
+// 4 s, and each that BFD ends comes back after 2 s.
+const frrStart = 5 * time.Second
+
 // restTime is how long no update may be received once everything is healed and every
 // VIP is back.
 const restTime = 300 * time.Millisecond
@@ -158,6 +162,9 @@ func (o *observer) missing(ctx context.Context, g int) []string {
 // reports its session with a BIRD that was replaced as up until it receives packets of the new
 // one, after a second or two, and then takes the BGP session down once more.
 func (o *observer) podBFDDown(ctx context.Context) []string {
+	if o.fixture.external {
+		return bfdDown(ctx, o.fixture.speaker.frr())
+	}
 	out, err := o.fixture.Pod.Run(ctx, "birdc", "-s", o.fixture.pod.BirdSocket(), "-r", "show bfd sessions")
 	if err != nil {
 		return []string{fmt.Sprintf("BFD: the pod's BIRD does not answer (%v)", err)}
@@ -176,7 +183,7 @@ func (o *observer) podBFDDown(ctx context.Context) []string {
 	return names
 }
 
-// bfdDown returns the neighbors of a gateway whose BFD session is not up. While it comes up, it
+// bfdDown returns the neighbors of an FRR whose BFD session is not up. While it comes up, it
 // may take its BGP session down once more.
 func bfdDown(ctx context.Context, frr *lab.FRR) []string {
 	out, err := frr.Command(ctx, "show bgp neighbors json")
@@ -184,7 +191,7 @@ func bfdDown(ctx context.Context, frr *lab.FRR) []string {
 		return []string{fmt.Sprintf("BFD: it does not answer (%v)", err)}
 	}
 	var neighbors map[string]struct {
-		BFD struct {
+		BFD *struct {
 			Status string `json:"status"`
 		} `json:"peerBfdInfo"`
 	}
@@ -193,7 +200,7 @@ func bfdDown(ctx context.Context, frr *lab.FRR) []string {
 	}
 	var names []string
 	for name, n := range neighbors {
-		if n.BFD.Status != "Up" {
+		if n.BFD != nil && n.BFD.Status != "Up" {
 			names = append(names, fmt.Sprintf("BFD with %s, which is %q", name, n.BFD.Status))
 		}
 	}
@@ -246,6 +253,7 @@ func (o *observer) evaluate() []violation {
 	o.mu.Lock()
 	w := &window{
 		from: o.since, to: o.collected, events: events, changes: changes, faults: o.faults, late: o.processes.lateness,
+		external: o.fixture.external,
 	}
 	violations := o.reported
 	o.faults, o.reported, o.events = nil, nil, nil
@@ -347,7 +355,7 @@ func (o *observer) evidence(v violation) []string {
 // logs returns the processes whose last log lines are evidence.
 func (fx *fixture) logs() []*lab.Process {
 	all := []*lab.Process{fx.lb.process(), fx.frontend.process()}
-	for _, r := range fx.routers {
+	for _, r := range append(fx.routers[:], fx.speaker) {
 		if r != nil {
 			all = append(all, r.processes()...)
 		}

@@ -127,7 +127,10 @@ func (l *processWatcher) lateness(from, to time.Time) time.Duration {
 func (l *processWatcher) poll() {
 	l.record("lb", running(l.fixture.lb.process()))
 	l.record("frontend", running(l.fixture.frontend.process()))
-	l.record("bird", l.fixture.birdPID())
+	l.record("speaker", l.fixture.speakerPID())
+	for _, p := range l.fixture.speakerHelpers() {
+		l.record(p.Name, running(p))
+	}
 	for g, r := range l.fixture.routers {
 		for i, p := range r.processes() {
 			subject := gatewaySubject(g)

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -18,6 +20,9 @@ type router struct {
 	live     []*lab.Process
 }
 
+// frrNames are the daemons of an FRR, in the order of Processes.
+var frrNames = []string{"zebra", "bfdd", "bgpd"}
+
 // startGateways starts one BIRD and one FRR.
 func (fx *fixture) startGateways() error {
 	b := lab.GatewayB()
@@ -29,7 +34,7 @@ func (fx *fixture) startGateways() error {
 		names  []string
 	}{
 		{lab.KindBIRD, fx.Gateway, lab.GatewayA(), []string{"bird"}},
-		{lab.KindFRR, fx.Second, b, []string{"zebra", "bfdd", "bgpd"}},
+		{lab.KindFRR, fx.Second, b, frrNames},
 	} {
 		for f := range families {
 			client := netip.PrefixFrom(clientAddr(g, f), clientAddr(g, f).BitLen())
@@ -49,6 +54,9 @@ func (fx *fixture) startGateways() error {
 	}
 	return nil
 }
+
+// frr returns the router as an FRR.
+func (r *router) frr() *lab.FRR { return r.Router.(*lab.FRR) }
 
 // start starts the gateway's processes that do not run.
 func (r *router) start() error {
@@ -76,4 +84,22 @@ func (r *router) process(name string) *lab.Process {
 		}
 	}
 	return nil
+}
+
+// killDaemon kills one daemon of an FRR. When zebra comes back, the other daemons are restarted, as
+// watchfrr does: they would reconnect to it after 10 s only.
+func (r *router) killDaemon(name string) (func(context.Context) error, error) {
+	p := r.process(name)
+	if p == nil {
+		return nil, fmt.Errorf("%s has no %s", r.Config().Name, name)
+	}
+	return func(context.Context) error {
+		var errs []error
+		if name == "zebra" {
+			for _, other := range r.processes() {
+				errs = append(errs, other.Kill())
+			}
+		}
+		return errors.Join(append(errs, r.start())...)
+	}, p.Kill()
 }

@@ -68,7 +68,11 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 		if err := runGroup(ctx, fx, obs, g); err != nil {
 			return err
 		}
-		if err := calm(ctx, out, obs, l, time.Now(), recoveryBound); err != nil {
+		bound := recoveryBound
+		if o.external {
+			bound += frrStart
+		}
+		if err := calm(ctx, out, obs, l, time.Now(), bound); err != nil {
 			return err
 		}
 	}

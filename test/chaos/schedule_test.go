@@ -37,8 +37,14 @@ func TestPlanIsDeterministic(t *testing.T) {
 }
 
 func TestPlanLimits(t *testing.T) {
+	for name, kinds := range map[string][]*kind{"BIRD": catalog(), "FRR": externalCatalog()} {
+		t.Run(name, func(t *testing.T) { testPlanLimits(t, kinds) })
+	}
+}
+
+func testPlanLimits(t *testing.T, kinds []*kind) {
 	seen := map[string]bool{}
-	for _, g := range plan(3, 3000, catalog()) {
+	for _, g := range plan(3, 3000, kinds) {
 		busy := map[string]time.Duration{}
 		for _, f := range g.Faults {
 			seen[f.Kind.Name] = true
@@ -71,7 +77,7 @@ func TestPlanLimits(t *testing.T) {
 			}
 		}
 	}
-	for _, k := range catalog() {
+	for _, k := range kinds {
 		if !seen[k.Name] {
 			t.Errorf("%s is never drawn", k.Name)
 		}

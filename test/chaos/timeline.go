@@ -34,8 +34,8 @@ func (c change) String() string {
 	return fmt.Sprintf("%s %s is %s", c.At.Format(timeFormat), c.Subject, c.State)
 }
 
-// Subjects of the timeline, besides "lb", "stream", "frontend", "bird", "svid",
-// "net/internal", "trench", "disk", "kernel/FAMILY".
+// Subjects of the timeline, besides "lb", "stream", "frontend", "speaker", "svid",
+// "announcer", "net/internal", "trench", "disk", "kernel/FAMILY".
 func targetSubject(target, family int) string   { return fmt.Sprintf("target/%d/%d", target, family) }
 func vipSubject(v int) string                   { return fmt.Sprintf("vip/%d", v) }
 func gatewaySubject(g int) string               { return fmt.Sprintf("gateway/%d", g) }
