@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// externalCatalog returns the faults with an FRR as the speaker. The frontend neither routes nor owns
-// the namespace then.
+// externalCatalog returns the faults with an FRR as the speaker. The frontend then neither routes
+// nor owns the namespace.
 func externalCatalog() []*kind {
 	all := slices.DeleteFunc(catalog(), func(k *kind) bool {
 		return strings.HasPrefix(k.Name, "bird ") || k.Name == "routes of gateways flushed" || k.Name == "second instance"

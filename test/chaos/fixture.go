@@ -190,8 +190,8 @@ func (fx *fixture) spawn(ns *lab.NetNS, name string, args ...string) (*lab.Proce
 	return fx.Start(ns, name, args...)
 }
 
-// replaceArgs removes the arguments that create a development identity or depend on the speaker, and
-// appends replacements.
+// replaceArgs removes the arguments that create a development identity or depend on the speaker,
+// and appends replacements.
 func replaceArgs(args []string, others ...string) []string {
 	args = slices.DeleteFunc(args, func(a string) bool {
 		return slices.ContainsFunc([]string{"--identity=", "--dev-authority-dir=", "--lb-socket=", "--bird-socket="},

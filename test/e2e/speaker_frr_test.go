@@ -116,7 +116,8 @@ func (f *foreign) startSpeaker(config string, extra ...string) {
 	f.config = config
 	var err error
 	f.speaker, err = lab.StartFRR(f.Pod, f.Dir, lab.GatewayConfig{
-		Name: "speaker", BFD: strings.Contains(config, " bfd"), Text: "! bgpd_options=\"" + strings.Join(append(extra, "-p 179"), " ") + "\"\n" + config,
+		Name: "speaker", BFD: strings.Contains(config, " bfd"),
+		Text: "! bgpd_options=\"" + strings.Join(append(extra, "-p 179"), " ") + "\"\n" + config,
 	})
 	harness.Must(f.t, err)
 	harness.Must(f.t, os.Chmod(f.path("speaker"), 0o755))
