@@ -91,11 +91,7 @@ func (fx *fixture) gatewayNS(g int) *lab.NetNS {
 
 func killGateway(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	g := fx.routers[f.Arg%gateways]
-	var errs []error
-	for _, p := range g.processes() {
-		errs = append(errs, p.Kill())
-	}
-	return func(context.Context) error { return g.start() }, errors.Join(errs...)
+	return func(context.Context) error { return g.start() }, g.kill()
 }
 
 func stopGateway(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -51,18 +50,14 @@ func speakerKinds() []*kind {
 
 // killSpeaker kills every daemon of the pod's FRR.
 func killSpeaker(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
-	var errs []error
-	for _, p := range fx.speaker.processes() {
-		errs = append(errs, p.Kill())
-	}
-	return func(context.Context) error { return fx.speaker.start() }, errors.Join(errs...)
+	return func(context.Context) error { return fx.speaker.start() }, fx.speaker.kill()
 }
 
 // restartSpeaker ends the pod's FRR as an init system does, and starts it again.
 func restartSpeaker(ctx context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
-	return func(context.Context) error { return fx.speaker.start() }, fx.speaker.frr().Stop(bound)
+	return func(context.Context) error { return fx.speaker.start() }, fx.speaker.stop(bound)
 }
 
 // dropAnnouncer drops every packet from the frontend to the speaker.

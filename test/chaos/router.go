@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/vipgate/vipgate/test/lab"
@@ -86,20 +87,35 @@ func (r *router) process(name string) *lab.Process {
 	return nil
 }
 
+// kill kills processes by their names, all without names. It waits for the end of a start: a fault
+// may come before the start that healed the last one has ended.
+func (r *router) kill(names ...string) error {
+	r.starting.Lock()
+	defer r.starting.Unlock()
+	var errs []error
+	for i, p := range r.processes() {
+		if len(names) == 0 || slices.Contains(names, r.names[i]) {
+			errs = append(errs, p.Kill())
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // killDaemon kills one daemon of an FRR. When zebra comes back, the other daemons are restarted, as
 // watchfrr does: they would reconnect to it after 10 s only.
 func (r *router) killDaemon(name string) (func(context.Context) error, error) {
-	p := r.process(name)
-	if p == nil {
-		return nil, fmt.Errorf("%s has no %s", r.Config().Name, name)
-	}
 	return func(context.Context) error {
-		var errs []error
+		var err error
 		if name == "zebra" {
-			for _, other := range r.processes() {
-				errs = append(errs, other.Kill())
-			}
+			err = r.kill()
 		}
-		return errors.Join(append(errs, r.start())...)
-	}, p.Kill()
+		return errors.Join(err, r.start())
+	}, r.kill(name)
+}
+
+// stop ends an FRR as an init system does, after a start.
+func (r *router) stop(ctx context.Context) error {
+	r.starting.Lock()
+	defer r.starting.Unlock()
+	return r.frr().Stop(ctx)
 }
