@@ -108,12 +108,12 @@ func scenarios() []scenario {
 		{
 			ID: "I12", Title: "RIPE NCC 2024", Link: "https://mailman.ripe.net/archives/list/dns-wg@ripe.net/2024/4",
 			Cause: "BIRD of a pod configured by another process", Budget: unplanned,
-			Note: "without a probe beyond the gateways", inject: replaceBIRD,
+			inject: replaceBIRD,
 		},
 		{
 			ID: "I13", Title: "Cloudflare 2023",
 			Link:  "https://blog.cloudflare.com/1-1-1-1-lookup-failures-on-october-4th-2023",
-			Cause: "all targets of two VIPs answer with errors", Budget: unplanned, Note: "HTTP checks",
+			Cause: "all targets of two VIPs answer with errors", Budget: unplanned,
 			before:   []string{healthCheck, fmt.Sprintf("http: {port: %d}", lab.RequestPort)},
 			unserved: map[netip.Addr]bool{vips[0]: true, vips[1]: true},
 			inject:   failAnswers, reference: failAnswers,
