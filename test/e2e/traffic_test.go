@@ -39,7 +39,7 @@ func TestTrafficSurvivesChanges(t *testing.T) {
 	for _, s := range traffic.Scenarios() {
 		t.Run(strings.ReplaceAll(s.Title, " ", "_"), func(t *testing.T) {
 			t.Parallel()
-			ctx, trench := openTrench(t, traffic.Options{Targets: s.Targets, Once: 2})
+			ctx, trench := openTrench(t, traffic.Options{Targets: s.Targets, Once: 2, Downloads: true})
 			row, err := trench.Run(ctx, s)
 			t.Logf("\n%s", load.Table(row))
 			harness.Must(t, err)
@@ -78,7 +78,7 @@ func wantAsymmetry(t *testing.T, trench *traffic.Trench) {
 // either.
 func TestRolloutSurvivesPodLoss(t *testing.T) {
 	t.Parallel()
-	ctx, trench := openTrench(t, traffic.Options{BFD: true, Targets: 10})
+	ctx, trench := openTrench(t, traffic.Options{BFD: true, Targets: 10, Downloads: true})
 	var rows []load.Row
 	for _, s := range traffic.Rollout() {
 		row, err := trench.Run(ctx, s)

@@ -183,12 +183,12 @@ func (t *Topology) WantVia(ctx context.Context, pods ...int) error {
 	})
 }
 
-// Load starts clients in the gateways' namespaces, in turn: rate requests per second and flows, of
-// which half are downloads, spread over the VIPs. The caller sets the other fields.
+// Load starts clients in the gateways' namespaces, in turn: rate requests per second and flows,
+// spread over the VIPs. The caller sets the other fields of the configuration.
 func (t *Topology) Load(ctx context.Context, rate, flows int, c load.Config) (*load.Generator, error) {
 	var sockets atomic.Uint64
 	gateways := t.gateways()
-	c.Rate, c.Flows, c.Downloads, c.Inside = rate, flows, flows/2, func(create func() error) error {
+	c.Rate, c.Flows, c.Inside = rate, flows, func(create func() error) error {
 		// The VIPs alternate, too: each gateway gets two sockets in a row, one of each family.
 		return gateways[sockets.Add(1)/2%uint64(len(gateways))].Do(create)
 	}

@@ -54,7 +54,11 @@ func (t *Trench) Run(ctx context.Context, s Scenario) (load.Row, error) {
 	if err := t.prepare(ctx, s.Targets); err != nil {
 		return fail("prepare", err)
 	}
-	g, err := t.Load(ctx, rate, cmp.Or(s.Flows, flows), load.Config{})
+	n, c := cmp.Or(s.Flows, flows), load.Config{}
+	if t.o.Downloads {
+		c.Downloads = n / 2
+	}
+	g, err := t.Load(ctx, rate, n, c)
 	if err != nil {
 		return fail("load", err)
 	}

@@ -48,6 +48,8 @@ type Options struct {
 	Binaries string // the folder of lb, frontend and target
 	// Control runs the pods with --gating=off and without drains.
 	Control bool
+	// Downloads: half of the flows only receive.
+	Downloads bool
 	// BFD guards the sessions with the gateways, which then detect the loss of a pod after a
 	// second, otherwise after their hold time of 3 s.
 	BFD bool
