@@ -94,7 +94,7 @@ func TestFilter(t *testing.T) {
 // The kernel passes packets of both families from the sources, and no others.
 func TestSocket(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("packet sockets need NET_RAW")
+		lab.Skip(t, "NET_RAW, for packet sockets")
 	}
 	ns := lab.NewNetNS(t)
 	harness.Must(t, ns.Do(func() error {

@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/identitytest"
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 // userCredentials returns credentials that authorize users.
@@ -59,7 +60,7 @@ func TestPeerCredentialsOfUser(t *testing.T) {
 // The kernel reports the user of the thread that connects, whatever the process claims.
 func TestPeerCredentialsOfForeignUser(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to connect as another user")
+		lab.Skip(t, "root, to connect as another user")
 	}
 	const foreign, unmapped = 12345, 65534
 	listener, err := net.Listen("unix", "@vipgate-test/"+t.Name()) // no permissions of a file

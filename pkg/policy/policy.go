@@ -99,7 +99,7 @@ type Encoding struct {
 // Carried encodes attributes as communities, from which BIRD's export filter makes attributes.
 var Carried = Encoding{}
 
-// asTrans stands for an AS number of four octets (RFC 6793).
+// asTrans represents an AS number of four octets (RFC 6793).
 const asTrans = 23456
 
 // Direct encodes attributes themselves, for a speaker that another program configures. The numbers

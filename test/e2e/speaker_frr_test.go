@@ -24,7 +24,7 @@ const (
 	nextHop6        = "fd00:77::2"
 )
 
-const nobody = 65534
+const unprivileged = 65534
 
 // foreign is a host whose FRR another program runs and configures. Its gateway only records.
 type foreign struct {
@@ -65,7 +65,7 @@ func newForeignHost(t *testing.T, vips ...string) *foreign {
 	t.Helper()
 	l, err := lab.New()
 	harness.Must(t, err)
-	f := &foreign{t: t, Lab: l, user: nobody, caps: "-all"}
+	f := &foreign{t: t, Lab: l, user: unprivileged, caps: "-all"}
 	f.source = []string{"--readiness-dir=" + f.path("readiness")}
 	t.Cleanup(func() {
 		if f.receiver != nil {

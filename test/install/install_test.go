@@ -50,7 +50,7 @@ func TestInstall(t *testing.T) {
 	m := boot(t)
 	data, err := os.ReadFile(deb)
 	harness.Must(t, err)
-	harness.Must(t, os.WriteFile("/proc/"+m.init+"/root/root/"+filepath.Base(deb), data, 0o600))
+	harness.Must(t, os.WriteFile(m.home(filepath.Base(deb)), data, 0o600))
 	t.Cleanup(func() {
 		if t.Failed() {
 			out, _ := m.run(harness.Context(t, commandTimeout),
@@ -87,7 +87,7 @@ func TestInstall(t *testing.T) {
 func (m *machine) readme(t *testing.T, built string) {
 	t.Helper()
 	scripts := scripts(t, "README.md", "quickstart", 2)
-	bin := "/proc/" + m.init + "/root/root/bin/"
+	bin := m.home("bin") + "/"
 	harness.Must(t, os.Mkdir(bin, 0o700))
 	for _, program := range []string{"lb", "frontend", "vipgate"} {
 		data, err := os.ReadFile(built + "/" + program)

@@ -128,3 +128,8 @@ func command(t *testing.T, args ...string) {
 		t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 }
+
+// home returns the path by which this machine reaches a file in the home of root in m.
+func (m *machine) home(file string) string {
+	return filepath.Join("/proc", m.init, "root", "root", file)
+}

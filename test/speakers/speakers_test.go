@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -66,9 +65,8 @@ func announcer(vips []string) error {
 	}
 	a.Post(batch)
 	go func() {
-		for {
-			a.Heartbeat(time.Now())
-			time.Sleep(announce.MaxHeartbeatAge / 4)
+		for now := range time.Tick(announce.MaxHeartbeatAge / 4) {
+			a.Heartbeat(now)
 		}
 	}()
 	return a.Run(context.Background())
@@ -419,32 +417,5 @@ func TestFilteredVIPIsNotConfirmed(t *testing.T) {
 		f.wantVIPs("20.0.0.1/32", "2000::1/128")
 		f.wantSession(f.view, lab.GatewayA4, true, 1)
 		f.wantExported(lab.GatewayA4, "20.0.0.1/32")
-	})
-}
-
-// TestKillTime prints the time from kill -9 of the announcer to the last of 1 000 withdrawals at
-// the gateway, if VIPGATE_SPEAKER_KILLS is the number of kills.
-func TestKillTime(t *testing.T) {
-	kills, _ := strconv.Atoi(os.Getenv("VIPGATE_SPEAKER_KILLS"))
-	if kills == 0 {
-		t.Skip("a measurement: set VIPGATE_SPEAKER_KILLS")
-	}
-	const count = 1000
-	kinds(t, func(t *testing.T, kind string) {
-		f := newFixture(t, kind, numbered(count), nil)
-		var times []time.Duration
-		for range kills {
-			process := f.announce(numbered(count))
-			_, err := f.gateway.WaitCount(harness.Context(t, timeout), count+1)
-			harness.Must(t, err)
-			time.Sleep(500 * time.Millisecond) // the daemon is idle
-			at := time.Now()
-			harness.Must(t, process.Signal(syscall.SIGKILL))
-			last, err := f.gateway.WaitCount(harness.Context(t, timeout), 0)
-			harness.Must(t, err)
-			times = append(times, last.Sub(at))
-		}
-		slices.Sort(times)
-		t.Logf("%s: median %v, from %v to %v", kind, times[len(times)/2], times[0], times[len(times)-1])
 	})
 }

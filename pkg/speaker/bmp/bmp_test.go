@@ -21,6 +21,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/speaker"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/harness"
 )
 
@@ -236,23 +237,18 @@ func TestStationFollowsNewestSpeaker(t *testing.T) {
 	}
 	wait := func(want string) {
 		t.Helper()
-		var got string
-		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		await.True(t, want, func() bool {
 			version, list, err := station.Sessions(t.Context())
 			up := slices.IndexFunc(list, func(s speaker.Session) bool { return s.Up && s.Exported == -1 })
-			if got = fmt.Sprintf("%s %d %d", version, len(list), up); err != nil {
+			got := fmt.Sprintf("%s %d %d", version, len(list), up)
+			if err != nil {
 				got = err.Error()
 			}
-			if strings.HasPrefix(got, want) {
-				return
-			}
-		}
-		t.Fatalf("got %s, want %s", got, want)
+			return strings.HasPrefix(got, want)
+		})
 	}
 	wait("the speaker has not connected yet; configure it to send BMP to 127.0.0.1:0")
-	for station.Addr() == nil {
-		time.Sleep(time.Millisecond)
-	}
+	await.True(t, "a listener", func() bool { return station.Addr() != nil })
 	if _, err := station.Exported(t.Context(), gateway, vip.IPv4); err == nil {
 		t.Error("routes without a connection")
 	}
