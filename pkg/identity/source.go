@@ -386,10 +386,11 @@ func (source *Source) publish(now time.Time) time.Duration {
 	if status.Err != nil && previous.Err == nil {
 		source.log.Error("no usable SVID", "error", status.Err)
 	}
-	source.status.Set(*status)
+	// First, so that a status without error is never ahead of Ready.
 	if status.Err == nil {
 		source.ready()
 	}
+	source.status.Set(*status)
 	return wait
 }
 

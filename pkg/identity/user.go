@@ -59,8 +59,8 @@ func NewPeerCredentials(options Options) (*Source, error) {
 	}
 	source := newSource(peerCredentials{}, options)
 	source.next = Status{ID: UserID(own)}
-	source.status.Set(source.next)
 	source.ready()
+	source.status.Set(source.next)
 	return source, nil
 }
 
