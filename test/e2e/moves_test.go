@@ -44,7 +44,7 @@ func TestFlowsSurviveSequence(t *testing.T) {
 
 func playMoves(t *testing.T, s traffic.Scenario, options traffic.Options) {
 	t.Helper()
-	options.Targets = s.Targets
+	options.Targets, options.Downloads = s.Targets, true
 	ctx, trench := openTrench(t, options)
 	row, err := trench.Run(ctx, s)
 	t.Logf("\n%s", load.Table(row))

@@ -36,6 +36,8 @@ type fixture struct {
 	kernel                *fwstate.Conn
 	// returning: the pod does not track connections, and targets return packets.
 	returning bool
+	// late has an element for each answer to "later" that a target may send.
+	late chan struct{}
 }
 
 const port = 5000
@@ -63,7 +65,7 @@ const (
 func newFixture(t *testing.T, asking asking) *fixture { return newFixtureBy(t, asking, false) }
 
 func newFixtureBy(t *testing.T, asking asking, returning bool) *fixture {
-	x := &fixture{t: t, returning: returning}
+	x := &fixture{t: t, returning: returning, late: make(chan struct{})}
 	for _, ns := range []**lab.NetNS{&x.client, &x.attacker, &x.pod} {
 		*ns = lab.NewNetNS(t, lab.WithoutDAD)
 	}
@@ -137,7 +139,7 @@ ip -6 route add default via fd16:%[2]d::2 table %[1]d`, 4999+i, i))
 	return x
 }
 
-// serve answers each line with the number of the target.
+// serve answers each line with the number of the target, and "later" when the test says so.
 func (x *fixture) serve(ns *lab.NetNS, number int) {
 	listener, err := ns.Listen("tcp", fmt.Sprintf(":%d", port))
 	harness.Must(x.t, err)
@@ -151,6 +153,9 @@ func (x *fixture) serve(ns *lab.NetNS, number int) {
 			x.t.Cleanup(func() { _ = conn.Close() })
 			go func() {
 				for lines := bufio.NewScanner(conn); lines.Scan(); {
+					if lines.Text() == "later" {
+						<-x.late
+					}
 					fmt.Fprintln(conn, number)
 				}
 			}()
@@ -259,6 +264,42 @@ func TestMovedFlowsKeepTheirTarget(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The first packet of a flow that moves here may be an answer: connection tracking has an entry then
+// that the client did not begin.
+func TestMovedFlowsOfTargetsKeepThem(t *testing.T) {
+	for _, asking := range []asking{second, threeWay, everyone} {
+		x := newFixture(t, asking)
+		for _, family := range vip.Families {
+			t.Run(fmt.Sprintf("%s, %s asked", family, asking), func(t *testing.T) { movedByTarget(t, x, family) })
+		}
+	}
+}
+
+func movedByTarget(t *testing.T, x *fixture, family vip.Family) {
+	x.forward(5001)
+	flow := x.dial(family)
+	harness.Must(t, flow.SetDeadline(time.Now().Add(20*time.Second)))
+	lines := bufio.NewReader(flow)
+	for range 3 {
+		if _, err := fmt.Fprintln(flow, "later"); err != nil {
+			t.Fatal(err)
+		}
+		await.True(t, "the request to be acknowledged", func() bool {
+			out, err := x.client.Run(t.Context(), "ss", "-Htn", "state", "established", "dst", netip.AddrPortFrom(vips[family], port).String())
+			return err == nil && len(strings.Fields(out)) > 2 && strings.Fields(out)[1] == "0"
+		})
+		x.move()
+		x.late <- struct{}{}
+		if got, err := lines.ReadString('\n'); got != "2\n" || err != nil {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	if got, err := ask(flow); got != "2" || err != nil {
+		t.Errorf("the client's first request: %q, %v", got, err)
+	}
+	harness.Must(t, flow.Close())
 }
 
 // A half-closed flow, of which this pod sees the FIN first, gets its answer.

@@ -314,9 +314,9 @@ func (b *builder) commonChains() {
 		b.rule(comment+"by the current target", noSYN, current),
 	)
 	b.chain(nft.Chain{Name: unknownChain},
-		// The client's packet was invalid and has no entry, so the answer of a target begins one.
-		b.rule(comment+"the flow is undecided", link(0), in(0, linksSet), reverse, in(0, undecidedSet), undecide),
-		b.rule(comment+"the flow is undecided", link(0), in(0, linksSet), reverse, b.stored(), undecide),
+		// A target begins the entry: gateways moved a flow whose client only waits, or the client's packet
+		// was invalid. Without the bit, the client's next packet would belong to a known flow.
+		b.rule(comment+"the flow is undecided", link(0), in(0, linksSet), undecide),
 		b.rule(comment+"by the current target", current),
 	)
 	decide := verdict(expr.VerdictGoto, decideChain)
