@@ -39,7 +39,6 @@ type frrPeer struct {
 	Since       int64  `json:"peerUptimeEstablishedEpoch"` // in seconds
 	Received    int    `json:"pfxRcd"`
 	Sent        int    `json:"pfxSnt"`
-	Queued      int    `json:"outq"` // messages
 	Description string `json:"desc"`
 	LastReset   string `json:"lastResetDueTo"`
 }

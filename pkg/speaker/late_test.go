@@ -50,7 +50,7 @@ func TestLateView(t *testing.T) {
 			{Session{}, errors.New("too old"), false, "too old"},
 		} {
 			speaker.change(func(a *answers) { a.session, a.err = step.session, step.err })
-			<-time.After(10 * pollInterval)
+			pass(10 * pollInterval)
 			is, all := state(observer), observer.State().Load()
 			if !all.Alive || !is.Usable || is.Up != step.up || is.Warning != step.warning || is.Short {
 				t.Errorf("%+v: alive %v, %+v", step, all.Alive, is)

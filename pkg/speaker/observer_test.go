@@ -76,11 +76,17 @@ func observed(t *testing.T, test func(t *testing.T, speaker *fake, observer *Obs
 		observer.Configure(trench.Attractor{
 			VIPs: []vip.VIP{vipA, vipB}, Gateways: []trench.Gateway{{Name: "a", Address: address, Protocol: trench.BGP}},
 		})
-		<-time.After(pollInterval)
+		pass(pollInterval)
 		test(t, speaker, observer)
 		cancel()
 		<-done
 	})
+}
+
+// pass lets time pass, and what happens at its end.
+func pass(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
 }
 
 func state(observer *Observer) bird.GatewayState { return observer.State().Load().Gateways[0] }
@@ -101,7 +107,7 @@ func TestOtherRoutesDoNotCount(t *testing.T) {
 		speaker.change(func(a *answers) {
 			a.session.Exported, a.exported = 3, vip.NewSet(vipA, other, vip.Require("30.0.1.0/24"))
 		})
-		<-time.After(5 * time.Second)
+		pass(5 * time.Second)
 		if is := state(observer); is.Exported != 1 || is.Short || speaker.listed() != 2 {
 			t.Errorf("%d lists, %+v", speaker.listed(), is)
 		}
@@ -111,7 +117,7 @@ func TestOtherRoutesDoNotCount(t *testing.T) {
 func TestShortExports(t *testing.T) {
 	observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
 		speaker.change(func(a *answers) { a.session.Exported, a.exported = 2, vip.NewSet(vipA, other) })
-		<-time.After(exportTime + 2*pollInterval)
+		pass(exportTime + 2*pollInterval)
 		if is := state(observer); !is.Short || len(is.Exports) != 1 || !is.Exports.Has(vipA) {
 			t.Errorf("%+v", is)
 		}
@@ -121,7 +127,7 @@ func TestShortExports(t *testing.T) {
 			t.Error("missing exports are confirmed")
 		}
 		speaker.change(func(a *answers) { a.session.Exported, a.exported = 3, vip.NewSet(vipA, vipB, other) })
-		<-time.After(2 * pollInterval)
+		pass(2 * pollInterval)
 		if is := state(observer); is.Short {
 			t.Errorf("%+v", is)
 		}
@@ -132,7 +138,7 @@ func TestShortExports(t *testing.T) {
 func TestUnanswered(t *testing.T) {
 	observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
 		speaker.change(func(a *answers) { a.err = errors.New("refused") })
-		<-time.After(pollInterval)
+		pass(pollInterval)
 		if is := observer.State().Load(); !is.Alive || is.Err == nil {
 			t.Errorf("after one poll: %+v", is)
 		}
@@ -141,12 +147,12 @@ func TestUnanswered(t *testing.T) {
 		if err := observer.Confirm(ctx); err == nil {
 			t.Error("an old state confirms")
 		}
-		<-time.After(unansweredLimit + pollInterval)
+		pass(unansweredLimit + pollInterval)
 		if is := observer.State().Load(); is.Alive {
 			t.Errorf("%+v", is)
 		}
 		speaker.change(func(a *answers) { a.err = nil })
-		<-time.After(pollInterval)
+		pass(pollInterval)
 		if is := observer.State().Load(); !is.Alive || is.Err != nil || !is.Gateways[0].Up {
 			t.Errorf("after the return: %+v", is)
 		}
@@ -185,7 +191,7 @@ func TestUnobserved(t *testing.T) {
 		observer.Configure(trench.Attractor{Gateways: []trench.Gateway{
 			{Name: "a", Address: address, Protocol: trench.BGP}, {Name: "s", Address: address, Protocol: trench.Static},
 		}})
-		<-time.After(pollInterval)
+		pass(pollInterval)
 		is := observer.State().Load()
 		if !is.Gateways[0].Up || is.Gateways[0].Warning == "" || is.Gateways[1].Up || is.Gateways[1].Problem == "" {
 			t.Errorf("%+v", is)

@@ -414,7 +414,7 @@ func TestReasonsAreExplained(t *testing.T) {
 		if w.Short == "" || w.Meaning == "" || (w.Next == "") != good {
 			t.Errorf("%s: %+v", name, w)
 		}
-		if strings.HasPrefix(w.Short, "reason ") || utf8.RuneCountInString(w.Short) > 26 {
+		if strings.HasPrefix(w.Short, "reason ") || utf8.RuneCountInString(w.Short) > 27 {
 			t.Errorf("%s: %q does not fit into a table", name, w.Short)
 		}
 		if other, twice := seen[w.Short]; twice {

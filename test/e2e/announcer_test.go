@@ -149,7 +149,7 @@ func TestExportRejected(t *testing.T) {
 	f.wantRoutes(vipA6, vipB4, vipB6)
 	f.wantNotAdvertised("not_exported", vipA4)
 	out, _ := f.run("frontend", "status", "--admin-socket=unix://"+f.pod.FrontendAdmin())
-	harness.WantText(t, out, "1 of 2", "gateway gateway-a4: receives 1 of 2 VIPs", "not exported by BIRD")
+	harness.WantText(t, out, "1 of 2", "gateway gateway-a4: receives 1 of 2 VIPs", "not exported by the speaker")
 	for _, v := range f.frontendStatus().GetVips() {
 		if got := strings.Join(v.GetGateways(), " "); v.GetVip() == vipB4 && got != "gateway-a4" {
 			t.Errorf("gateways of %s are %q", vipB4, got)
@@ -163,7 +163,7 @@ func TestExportRejected(t *testing.T) {
 		}
 	}
 	f.waitFor(func() error {
-		event := regexp.MustCompile(`(?m)^.*\b` + regexp.QuoteMeta(vipA4) + `\b.*not exported by BIRD.*$`)
+		event := regexp.MustCompile(`(?m)^.*\b` + regexp.QuoteMeta(vipA4) + `\b.*not exported by the speaker.*$`)
 		if out, _ := f.run("frontend", "events", "--admin-socket=unix://"+f.pod.FrontendAdmin()); !event.MatchString(out) {
 			return fmt.Errorf("no event of %s:\n%s", vipA4, out)
 		}

@@ -63,12 +63,16 @@ func (d *daemon) start(config string) {
 // newForeignBIRD creates a host with BIRD as its speaker.
 func newForeignBIRD(t *testing.T, version string, vips ...string) *daemon {
 	t.Helper()
+	return newForeignHost(t, vips...).startBIRD(version)
+}
+
+func (f *foreign) startBIRD(version string) *daemon {
+	f.t.Helper()
 	executable, err := lab.BIRDOf(version)
-	harness.Must(t, err)
+	harness.Must(f.t, err)
 	if executable == "" {
-		lab.Skip(t, "BIRD "+version+" (test/setup/birds.sh)")
+		lab.Skip(f.t, "BIRD "+version+" (test/setup/birds.sh)")
 	}
-	f := newForeignHost(t, vips...)
 	d := &daemon{foreign: f, conf: f.path("bird.conf"), socket: f.path("bird.ctl")}
 	d.program = []string{executable, "-f", "-c", d.conf, "-s", d.socket}
 	d.frontends = []string{"--gateway-state=bird", "--speaker-socket=" + d.socket}

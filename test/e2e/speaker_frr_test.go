@@ -36,6 +36,8 @@ type foreign struct {
 	user     int      // of the frontend
 	caps     string   // capabilities of the frontend, as setpriv takes them
 	source   []string // flags of the frontend's source of readiness
+	first    string   // address of the first frontend
+	session  []string // flags of the session with the speaker; the first one is its address
 }
 
 const foreignTrench = `trench: trench-a
@@ -66,6 +68,7 @@ func newForeignHost(t *testing.T, vips ...string) *foreign {
 	l, err := lab.New()
 	harness.Must(t, err)
 	f := &foreign{t: t, Lab: l, user: unprivileged, caps: "-all"}
+	f.first, f.session = announcerFirst, []string{"--speaker-address=" + speakerAddress, "--speaker-next-hop=" + nextHop6}
 	f.source = []string{"--readiness-dir=" + f.path("readiness")}
 	t.Cleanup(func() {
 		if f.receiver != nil {
@@ -93,7 +96,7 @@ func newForeignHost(t *testing.T, vips ...string) *foreign {
 // speakerConfig returns the configuration of a kind of speaker.
 func (f *foreign) speakerConfig(kind string, extra ...string) string {
 	f.t.Helper()
-	args := append([]string{"speaker-config", kind}, f.speakerArgs(announcerFirst)...)
+	args := append([]string{"speaker-config", kind}, f.speakerArgs(f.first)...)
 	out, err := f.Pod.Run(f.t.Context(), filepath.Join(binaries, "frontend"), append(args, extra...)...)
 	harness.Must(f.t, err)
 	return out
@@ -103,10 +106,8 @@ func (f *foreign) path(name string) string { return filepath.Join(f.Dir, name) }
 
 // speakerArgs are the arguments of the trench and of the session with the speaker.
 func (f *foreign) speakerArgs(local string) []string {
-	return []string{
-		"--trench-file=" + f.path("trench.yaml"), "--speaker-address=" + speakerAddress, "--speaker-local=" + local,
-		"--speaker-as=8103", "--speaker-next-hop=" + nextHop6,
-	}
+	return append([]string{"--trench-file=" + f.path("trench.yaml"), "--speaker-local=" + local, "--speaker-as=8103"},
+		f.session...)
 }
 
 // startSpeaker starts FRR with a configuration.
@@ -163,7 +164,7 @@ func (f *foreign) status(local string) string {
 func (f *foreign) waitStatus(texts ...string) {
 	f.t.Helper()
 	err := lab.Eventually(harness.Context(f.t, waitTimeout), 50*time.Millisecond, func() error {
-		out := f.status(announcerFirst)
+		out := f.status(f.first)
 		for _, text := range texts {
 			if !strings.Contains(out, text) {
 				return fmt.Errorf("status lacks %q:\n%s", text, out)
@@ -193,7 +194,7 @@ func (f *foreign) waitCount(n int) time.Time {
 		if f.speaker != nil {
 			out, _ = f.speaker.Command(f.t.Context(), "show bgp summary")
 		}
-		f.t.Fatalf("%v\n%s\n%s", err, out, f.status(announcerFirst))
+		f.t.Fatalf("%v\n%s\n%s", err, out, f.status(f.first))
 	}
 	return at
 }

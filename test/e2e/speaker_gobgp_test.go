@@ -6,17 +6,22 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// newForeignGoBGP creates a host with gobgpd as its speaker, which has one port for all sessions.
+// newForeignGoBGP creates a host with gobgpd as its speaker.
 func newForeignGoBGP(t *testing.T, vips ...string) *daemon {
 	t.Helper()
-	need(t, lab.KindGoBGP)
 	f := newForeignHost(t, vips...)
+	f.session[0] = "--speaker-address=" + speakerAddress + ":10179"
+	return f.startGoBGP()
+}
+
+// startGoBGP starts gobgpd, which has one port for all sessions.
+func (f *foreign) startGoBGP() *daemon {
+	f.t.Helper()
+	need(f.t, lab.KindGoBGP)
 	d := &daemon{foreign: f, conf: f.path("gobgpd.toml")}
 	d.program = []string{"gobgpd", "-f", d.conf, "--api-hosts=127.0.0.1:50051", "--pprof-disable"}
-	d.frontends = []string{
-		"--gateway-state=gobgp", "--speaker-socket=127.0.0.1:50051", "--speaker-address=" + speakerAddress + ":10179",
-	}
-	d.start(d.speakerConfig("gobgp", "--speaker-address="+speakerAddress+":10179", "--router-id=192.0.2.1"))
+	d.frontends = []string{"--gateway-state=gobgp", "--speaker-socket=127.0.0.1:50051"}
+	d.start(d.speakerConfig("gobgp", "--router-id=192.0.2.1"))
 	return d
 }
 

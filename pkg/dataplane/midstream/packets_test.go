@@ -287,8 +287,10 @@ func movedByTarget(t *testing.T, x *fixture, family vip.Family) {
 			t.Fatal(err)
 		}
 		await.True(t, "the request to be acknowledged", func() bool {
-			out, err := x.client.Run(t.Context(), "ss", "-Htn", "state", "established", "dst", netip.AddrPortFrom(vips[family], port).String())
-			return err == nil && len(strings.Fields(out)) > 2 && strings.Fields(out)[1] == "0"
+			server := netip.AddrPortFrom(vips[family], port).String()
+			out, err := x.client.Run(t.Context(), "ss", "-Htn", "state", "established", "dst", server)
+			fields := strings.Fields(out)
+			return err == nil && len(fields) > 2 && fields[1] == "0"
 		})
 		x.move()
 		x.late <- struct{}{}

@@ -6,7 +6,6 @@ import (
 	"net"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -23,9 +22,7 @@ type modelFlow struct {
 func TestRandomSequences(t *testing.T) {
 	for _, asking := range []asking{second, threeWay, everyone} {
 		t.Run(string(asking), func(t *testing.T) {
-			seed := uint64(time.Now().UnixNano())
-			t.Logf("seed %d", seed)
-			randomSequence(t, newFixture(t, asking), asking, rand.New(rand.NewPCG(seed, 0)))
+			randomSequence(t, newFixture(t, asking), asking, rand.New(rand.NewPCG(1, 0)))
 		})
 	}
 }
