@@ -32,12 +32,13 @@ type foreign struct {
 	*lab.Lab
 	speaker  *lab.FRR
 	receiver *lab.Receiver
-	config   string   // of the speaker
-	user     int      // of the frontend
-	caps     string   // capabilities of the frontend, as setpriv takes them
-	source   []string // flags of the frontend's source of readiness
-	first    string   // address of the first frontend
-	session  []string // flags of the session with the speaker; the first one is its address
+	config   string     // of the speaker
+	user     int        // of the frontend
+	caps     string     // capabilities of the frontend, as setpriv takes them
+	source   []string   // flags of the frontend's source of readiness
+	pod      *lab.NetNS // of the frontends
+	first    string     // address of the first frontend
+	session  []string   // flags of the session with the speaker; the first one is its address
 }
 
 const foreignTrench = `trench: trench-a
@@ -68,7 +69,7 @@ func newForeignHost(t *testing.T, vips ...string) *foreign {
 	l, err := lab.New()
 	harness.Must(t, err)
 	f := &foreign{t: t, Lab: l, user: unprivileged, caps: "-all"}
-	f.first, f.session = announcerFirst, []string{"--speaker-address=" + speakerAddress, "--speaker-next-hop=" + nextHop6}
+	f.pod, f.first, f.session = l.Pod, announcerFirst, []string{"--speaker-address=" + speakerAddress, "--speaker-next-hop=" + nextHop6}
 	f.source = []string{"--readiness-dir=" + f.path("readiness")}
 	t.Cleanup(func() {
 		if f.receiver != nil {
@@ -142,7 +143,7 @@ func (f *foreign) frontend(local string, extra ...string) *lab.Process {
 		"--health-address=127.0.0.1:778" + local[len(local)-1:],
 		"--metrics-address=127.0.0.1:222" + local[len(local)-1:], "--log-format=text", "--drain-time=100ms",
 	}, slices.Concat(f.source, f.speakerArgs(local), extra)...)
-	p, err := f.Start(f.Pod, name, args...)
+	p, err := f.Start(f.pod, name, args...)
 	harness.Must(f.t, err)
 	f.t.Cleanup(func() {
 		if f.t.Failed() {
@@ -155,7 +156,7 @@ func (f *foreign) frontend(local string, extra ...string) *lab.Process {
 func (f *foreign) admin(local string) string { return f.path("state/admin-" + local + ".sock") }
 
 func (f *foreign) status(local string) string {
-	out, _ := f.Pod.Run(f.t.Context(), filepath.Join(binaries, "frontend"), "status",
+	out, _ := f.pod.Run(f.t.Context(), filepath.Join(binaries, "frontend"), "status",
 		"--admin-socket=unix://"+f.admin(local))
 	return out
 }

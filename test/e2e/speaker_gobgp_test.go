@@ -11,16 +11,16 @@ func newForeignGoBGP(t *testing.T, vips ...string) *daemon {
 	t.Helper()
 	f := newForeignHost(t, vips...)
 	f.session[0] = "--speaker-address=" + speakerAddress + ":10179"
-	return f.startGoBGP()
+	return f.startGoBGP("127.0.0.1:50051")
 }
 
-// startGoBGP starts gobgpd, which has one port for all sessions.
-func (f *foreign) startGoBGP() *daemon {
+// startGoBGP starts gobgpd, which has one port for all sessions. api is the address of its API.
+func (f *foreign) startGoBGP(api string) *daemon {
 	f.t.Helper()
 	need(f.t, lab.KindGoBGP)
 	d := &daemon{foreign: f, conf: f.path("gobgpd.toml")}
-	d.program = []string{"gobgpd", "-f", d.conf, "--api-hosts=127.0.0.1:50051", "--pprof-disable"}
-	d.frontends = []string{"--gateway-state=gobgp", "--speaker-socket=127.0.0.1:50051"}
+	d.program = []string{"gobgpd", "-f", d.conf, "--api-hosts=" + api, "--pprof-disable"}
+	d.frontends = []string{"--gateway-state=gobgp", "--speaker-socket=" + api}
 	d.start(d.speakerConfig("gobgp", "--router-id=192.0.2.1"))
 	return d
 }
