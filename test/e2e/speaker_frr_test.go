@@ -69,7 +69,8 @@ func newForeignHost(t *testing.T, vips ...string) *foreign {
 	l, err := lab.New()
 	harness.Must(t, err)
 	f := &foreign{t: t, Lab: l, user: unprivileged, caps: "-all"}
-	f.pod, f.first, f.session = l.Pod, announcerFirst, []string{"--speaker-address=" + speakerAddress, "--speaker-next-hop=" + nextHop6}
+	f.pod, f.first = l.Pod, announcerFirst
+	f.session = []string{"--speaker-address=" + speakerAddress, "--speaker-next-hop=" + nextHop6}
 	f.source = []string{"--readiness-dir=" + f.path("readiness")}
 	t.Cleanup(func() {
 		if f.receiver != nil {

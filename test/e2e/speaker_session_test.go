@@ -12,8 +12,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// The session with the speaker of the host may have IPv6 addresses and a password. The frontend is in
-// a pod, because a host would need both addresses, and FRR has no neighbor with one of its own.
+// The session with the speaker of the host may have IPv6 addresses and a password. The frontend is
+// in a pod, because a host would need both addresses, and FRR has no neighbor with one of its own.
 func TestForeignOverIPv6(t *testing.T) {
 	t.Parallel()
 	const host, pod4, pod6 = "fd00:78::1", "10.78.0.2", "fd00:78::2"
