@@ -51,10 +51,10 @@ func newHostFRR(t *testing.T) *hostFRR {
 	need(t, lab.KindFRR)
 	l, err := lab.New()
 	harness.Must(t, err)
-	h := &hostFRR{foreign: &foreign{t: t, Lab: l, user: frontendUser, caps: "-all", source: []string{
-		"--lb-socket=unix://" + filepath.Join(l.Dir, "lb/readiness.sock"), "--identity=peer-credentials",
-		"--lb-uid=" + strconv.Itoa(lbUser),
-	}}}
+	h := &hostFRR{foreign: foreignOf(t, l, frontendUser,
+		"--lb-socket=unix://"+filepath.Join(l.Dir, "lb/readiness.sock"), "--identity=peer-credentials",
+		"--lb-uid="+strconv.Itoa(lbUser),
+	)}
 	t.Cleanup(func() { harness.Check(t, l.Close()) })
 	harness.Must(t, l.Pod.Batch("addr add 10.77.0.1/29 dev lo", "addr add fd00:77::1/126 dev lo"))
 	harness.Must(t, os.Chmod(l.Dir, 0o755))

@@ -63,15 +63,20 @@ func newForeign(t *testing.T, vips ...string) *foreign {
 	return f
 }
 
+// foreignOf has the usual session over IPv4. source are the flags of the source of readiness.
+func foreignOf(t *testing.T, l *lab.Lab, user int, source ...string) *foreign {
+	return &foreign{
+		t: t, Lab: l, user: user, caps: "-all", source: source, pod: l.Pod, first: announcerFirst,
+		session: []string{"--speaker-address=" + speakerAddress, "--speaker-next-hop=" + nextHop6},
+	}
+}
+
 // newForeignHost creates a host without a speaker.
 func newForeignHost(t *testing.T, vips ...string) *foreign {
 	t.Helper()
 	l, err := lab.New()
 	harness.Must(t, err)
-	f := &foreign{t: t, Lab: l, user: unprivileged, caps: "-all"}
-	f.pod, f.first = l.Pod, announcerFirst
-	f.session = []string{"--speaker-address=" + speakerAddress, "--speaker-next-hop=" + nextHop6}
-	f.source = []string{"--readiness-dir=" + f.path("readiness")}
+	f := foreignOf(t, l, unprivileged, "--readiness-dir="+filepath.Join(l.Dir, "readiness"))
 	t.Cleanup(func() {
 		if f.receiver != nil {
 			harness.Check(t, f.receiver.Close())
