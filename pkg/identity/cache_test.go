@@ -1,6 +1,7 @@
 package identity_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -82,6 +83,8 @@ func TestCachedSVID(t *testing.T) {
 		}
 	}
 	// The Workload API answers again.
+	old, err := os.ReadFile(f.o.Cache)
+	must(t, err)
 	fresh := anHour(f.ca)
 	f.api.Offer(f.ca, []*x509svid.SVID{fresh})
 	f.api.Start()
@@ -91,6 +94,10 @@ func TestCachedSVID(t *testing.T) {
 	}
 	log.wait(t, map[string]any{"msg": "cached SVID in use", "level": "WARN"})
 	log.wait(t, map[string]any{"msg": "SVID rotated"})
+	await.True(t, "the next cache", func() bool {
+		now, err := os.ReadFile(f.o.Cache)
+		return err == nil && !bytes.Equal(now, old)
+	})
 }
 
 // A cached SVID ends at its NotAfter.

@@ -76,10 +76,10 @@ func (follower *follower) run(ctx context.Context, source source) {
 	runReflector(ctx, follower.what, lister, source.example, follower.store)
 }
 
-// failing reports the result of an attempt. It ignores errors after the end of ctx, and an expired
-// resource version, after which the reflector lists again without delay.
+// failing reports the result of an attempt. It ignores errors after the end of ctx. If a resource
+// version expired, or the API server streams no lists, the reflector lists without delay.
 func (follower *follower) failing(ctx context.Context, err error) {
-	if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+	if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) && !apierrors.IsInvalid(err) {
 		follower.report(follower.what, err)
 	}
 }
