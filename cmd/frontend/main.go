@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
@@ -22,5 +23,9 @@ type commandLine struct {
 }
 
 func main() {
+	if err := raiseCapabilities(); err != nil {
+		fmt.Fprintln(os.Stderr, "frontend:", err)
+		os.Exit(1)
+	}
 	os.Exit(cli.Main(context.Background(), frontendcmd.Program(), &commandLine{}, os.Args[1:]))
 }

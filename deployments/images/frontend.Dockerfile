@@ -15,14 +15,14 @@ RUN CGO_ENABLED=0 go build -trimpath \
 FROM debian:bookworm-slim
 COPY --from=build /out/frontend /usr/local/bin/frontend
 # The capabilities are set here and not in the build stage: not every builder
-# copies extended attributes from stage to stage. From then on frontend does not
-# start without them, not even for root. BIRD has none in its file and inherits
+# copies extended attributes from stage to stage. frontend raises those that its
+# container allows: with --speaker=external it needs none. BIRD has none in its file and inherits
 # those of frontend as ambient ones: frontend sets TCP_NODELAY on its sockets.
 # nftables and policy rules are set by netlink: neither nft nor ip is needed. busybox has the
 # tools of those who look into the pod.
 RUN apt-get update \
 	&& apt-get install -y --no-install-recommends bird2 busybox-static libcap2-bin \
-	&& setcap cap_net_admin,cap_net_bind_service,cap_net_raw+ep /usr/local/bin/frontend \
+	&& setcap cap_net_admin,cap_net_bind_service,cap_net_raw+p /usr/local/bin/frontend \
 	&& apt-get purge -y --auto-remove libcap2-bin \
 	&& rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt /var/log/dpkg.log
 USER 10002:10002

@@ -230,12 +230,14 @@ type Image struct {
 	// Capabilities are the file capabilities of each executable, as a manifest
 	// writes them, sorted.
 	Capabilities map[string][]string
+	// Raised reports whether the program raises them (`+p`): exec then succeeds without them.
+	Raised bool
 }
 
 var (
 	entryPoint = regexp.MustCompile(`(?m)^ENTRYPOINT \["([^"]+)"\]$`)
 	user       = regexp.MustCompile(`(?m)^USER (\S+)$`)
-	setcap     = regexp.MustCompile(`setcap (\S+)\+ep (\S+)`)
+	setcap     = regexp.MustCompile(`setcap (\S+)\+(e?p) (\S+)`)
 )
 
 // ReadImage reads a Dockerfile.
@@ -253,7 +255,8 @@ func ReadImage(tb testing.TB, path string) Image {
 	for _, m := range setcap.FindAllSubmatch(data, -1) {
 		capabilities := strings.Split(strings.ToUpper(strings.ReplaceAll(string(m[1]), "cap_", "")), ",")
 		slices.Sort(capabilities)
-		image.Capabilities[string(m[2])] = capabilities
+		image.Capabilities[string(m[3])] = capabilities
+		image.Raised = image.Raised || string(m[2]) == "p"
 	}
 	return image
 }
@@ -268,11 +271,14 @@ func (c *Container) ImageProblems(image Image) []string {
 			fmt.Sprintf("%s: the image's user is %s, the container's %s", c.Name, image.User, want))
 	}
 	escalation := s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation
+	allowed := slices.Sorted(slices.Values(s.Capabilities.Add))
+	if image.Raised && !escalation && len(allowed) == 0 {
+		return problems
+	}
 	if needed := len(image.Capabilities) > 0; needed != escalation {
 		problems = append(problems, fmt.Sprintf("%s: allowPrivilegeEscalation is %t, and the image has file "+
 			"capabilities: %t", c.Name, escalation, needed))
 	}
-	allowed := slices.Sorted(slices.Values(s.Capabilities.Add))
 	if c.Name == "frontend" {
 		// No executable has SYS_PTRACE as a file capability: the manifest adds it because it allows
 		// pidfd_getfd(2) in the seccomp profile RuntimeDefault.

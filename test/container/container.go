@@ -56,6 +56,7 @@ type Volume struct {
 type Program struct {
 	Source, Path string
 	Capabilities []string
+	Raised       bool // the program raises its capabilities: `+p` instead of `+ep`
 }
 
 var capabilityNumbers = map[string]int{
@@ -224,7 +225,7 @@ func (p Program) install(root string) error {
 		return err
 	}
 	if len(p.Capabilities) > 0 {
-		if err := unix.Setxattr(file, "security.capability", fileCapabilities(p.Capabilities), 0); err != nil {
+		if err := unix.Setxattr(file, "security.capability", p.fileCapabilities(), 0); err != nil {
 			return fmt.Errorf("file capabilities: %w", err)
 		}
 	}
@@ -234,11 +235,13 @@ func (p Program) install(root string) error {
 	return nil
 }
 
-// fileCapabilities returns a vfs_cap_data of revision 2 with permitted and effective
-// capabilities, `+ep` (linux/capability.h).
-func fileCapabilities(names []string) []byte {
-	mask := Mask(names)
-	b := binary.LittleEndian.AppendUint32(nil, 0x02000000|1) // revision 2, effective
+// fileCapabilities returns a vfs_cap_data of revision 2 (linux/capability.h).
+func (p Program) fileCapabilities() []byte {
+	mask, header := Mask(p.Capabilities), uint32(0x02000000|1) // revision 2, effective
+	if p.Raised {
+		header &^= 1
+	}
+	b := binary.LittleEndian.AppendUint32(nil, header)
 	b = binary.LittleEndian.AppendUint32(b, uint32(mask))
 	b = binary.LittleEndian.AppendUint32(b, 0)
 	b = binary.LittleEndian.AppendUint32(b, uint32(mask>>32))

@@ -231,6 +231,20 @@ func TestSpeakerFRRK8s(t *testing.T) {
 		}
 	}
 
+	capabilities := func(values map[string]any) []corev1.Capability {
+		o, _, err := chart(t, "vipgate", values)
+		harness.Must(t, err)
+		s := decode[appsv1.Deployment](t, o, deployment).Spec.Template.Spec.Containers[1].SecurityContext
+		if escalates := len(s.Capabilities.Add) > 0; *s.AllowPrivilegeEscalation != escalates {
+			t.Errorf("the frontend has %v and allowPrivilegeEscalation %t", s.Capabilities.Add, !escalates)
+		}
+		return s.Capabilities.Add
+	}
+	routes := values(t, strings.Replace(frrK8s, "frrk8s: {", "frrk8s: {sourceRouting: true, ", 1))
+	if none, some := capabilities(values(t, frrK8s)), capabilities(routes); len(none) > 0 || len(some) < 3 {
+		t.Errorf("the frontend has the capabilities %v, and %v for source routing", none, some)
+	}
+
 	o, _, err = chart(t, "vipgate", values(t, strings.Replace(frrK8s, "speaker: frr-k8s", "speaker: bird", 1)))
 	harness.Must(t, err)
 	for key, object := range o {

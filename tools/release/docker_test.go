@@ -83,7 +83,8 @@ func TestDockerArchives(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	granted, err := encodeCapabilities("cap_net_admin,cap_net_bind_service,cap_net_raw")
+	const names = "cap_net_admin,cap_net_bind_service,cap_net_raw"
+	granted, err := encodeCapabilities(names, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,13 +103,16 @@ func TestDockerArchives(t *testing.T) {
 	if files, _ := contents(t, kube, "kube"); len(files) != 1 || files["usr/local/bin/kube"] != "" {
 		t.Errorf("files of kube: %v", files)
 	}
-	admin, err := encodeCapabilities("cap_net_admin")
+	admin, err := encodeCapabilities("cap_net_admin", true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	files, user := contents(t, filepath.Join(plain, "target.tar"), "target")
 	if file := files["usr/local/bin/target"]; len(files) != 1 || file != string(admin) || user != "10003:10003" {
 		t.Errorf("files of target: %x, user %s", files, user)
+	}
+	if granted, err = encodeCapabilities(names, true); err != nil {
+		t.Fatal(err)
 	}
 	wantMeridio(t, plain, granted)
 	files, user = contents(t, filepath.Join(onBase, "lb.tar"), "lb")

@@ -24,7 +24,7 @@ type imageSpec struct {
 
 var (
 	link   = regexp.MustCompile(`ln -sf (\S+) (\S+)`)
-	setcap = regexp.MustCompile(`setcap ([a-z_,]+)\+ep (\S+)`)
+	setcap = regexp.MustCompile(`setcap ([a-z_,]+)\+(e?p) (\S+)`)
 )
 
 // readDockerfile reads the user, ports, command, directory, files and file capabilities of the last
@@ -89,7 +89,7 @@ func (spec *imageSpec) run(command string) (err error) {
 		spec.links[match[2]] = match[1]
 	}
 	for _, match := range setcap.FindAllStringSubmatch(command, -1) {
-		if spec.capabilities[match[2]], err = encodeCapabilities(match[1]); err != nil {
+		if spec.capabilities[match[3]], err = encodeCapabilities(match[1], match[2] == "ep"); err != nil {
 			return fmt.Errorf("setcap: %w", err)
 		}
 	}
@@ -100,8 +100,8 @@ func (spec *imageSpec) run(command string) (err error) {
 // capabilityBits are the numbers of linux/capability.h.
 var capabilityBits = map[string]uint{"cap_net_bind_service": 10, "cap_net_admin": 12, "cap_net_raw": 13}
 
-// encodeCapabilities returns a vfs_cap_data of revision 2: permitted and effective.
-func encodeCapabilities(names string) ([]byte, error) {
+// encodeCapabilities returns a vfs_cap_data of revision 2: permitted, and effective or not.
+func encodeCapabilities(names string, effective bool) ([]byte, error) {
 	var permitted uint32
 	for name := range strings.SplitSeq(names, ",") {
 		bit, ok := capabilityBits[name]
@@ -110,8 +110,12 @@ func encodeCapabilities(names string) ([]byte, error) {
 		}
 		permitted |= 1 << bit
 	}
-	const revision2, effective = 0x02000000, 1
-	data := binary.LittleEndian.AppendUint32(nil, revision2|effective)
+	const revision2, effectiveFlag = 0x02000000, 1
+	header := uint32(revision2)
+	if effective {
+		header |= effectiveFlag
+	}
+	data := binary.LittleEndian.AppendUint32(nil, header)
 	data = binary.LittleEndian.AppendUint32(data, permitted)
 	return append(data, make([]byte, 12)...), nil // inheritable, and the upper halves
 }

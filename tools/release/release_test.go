@@ -22,13 +22,18 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// The expected bytes are those of setcap cap_net_admin,cap_net_raw+ep.
+// The expected bytes are those of setcap cap_net_admin,cap_net_raw+ep, and +p.
 func TestCapabilities(t *testing.T) {
 	want := []byte{1, 0, 0, 2, 0, 0x30, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
-	if got, err := encodeCapabilities("cap_net_admin,cap_net_raw"); err != nil || !bytes.Equal(got, want) {
-		t.Fatalf("got %x, %v; want %x", got, err, want)
+	for _, effective := range []bool{true, false} {
+		if !effective {
+			want[0] = 0
+		}
+		if got, err := encodeCapabilities("cap_net_admin,cap_net_raw", effective); err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("got %x, %v; want %x", got, err, want)
+		}
 	}
-	if _, err := encodeCapabilities("cap_sys_nice"); err == nil {
+	if _, err := encodeCapabilities("cap_sys_nice", true); err == nil {
 		t.Fatal("an unknown capability is accepted")
 	}
 }
