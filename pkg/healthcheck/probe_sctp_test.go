@@ -13,6 +13,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/harness"
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 // serveSCTP answers INITs to an address over a raw socket, until the test ends.
@@ -20,7 +21,7 @@ func serveSCTP(t *testing.T, at netip.Addr, answer reply) {
 	t.Helper()
 	conn, err := net.ListenIP(networkSCTP, &net.IPAddr{IP: at.AsSlice()})
 	if os.Geteuid() != 0 {
-		t.Skip("raw sockets need root")
+		lab.Skip(t, "raw sockets need root")
 	}
 	harness.Must(t, err)
 	var serving sync.WaitGroup
@@ -91,7 +92,7 @@ func TestSCTPChecks(t *testing.T) {
 // Nothing receives SCTP at an address: the kernel answers, unless it has SCTP itself.
 func TestNoSCTP(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("raw sockets need root")
+		lab.Skip(t, "raw sockets need root")
 	}
 	at := netip.MustParseAddr("127.0.0.3")
 	p := newPlan(trench.Check{SingleCheck: trench.SingleCheck{Timeout: patience, SCTP: trench.SCTPCheck{Port: 2905}}})
