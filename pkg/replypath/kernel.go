@@ -44,8 +44,8 @@ type kernel struct {
 	o   Options
 	rt  *rtnetlink.Conn
 	nft *nft.Conn
-	// live and dead hold the fwmarks of the last write.
-	live, dead []uint32
+	// written holds the sets of live and dead peers of the last write, nil before it.
+	written []nft.Set
 	// dropped counts the frames to unknown peers.
 	dropped   uint64
 	peers     peers

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"time"
 
@@ -406,33 +407,34 @@ func (kernel *kernel) ruleset(desired desired, restore bool) (missing string, er
 	}
 	// The packet path reads these sets, and only this function writes them.
 	live, dead := desired.liveSets()
-	intact := true
-	for _, set := range []nft.Set{live, dead} {
+	sets := []nft.Set{live, dead}
+	intact := kernel.written != nil
+	for _, set := range kernel.written {
 		same, err := kernel.nft.Holds(inet, set)
 		if err != nil {
 			return missing, err
 		}
 		intact = intact && same
 	}
-	if !intact && missing == "" && slices.Equal(kernel.live, desired.live) &&
-		slices.Equal(kernel.dead, desired.dead) {
+	if !intact && missing == "" && kernel.written != nil {
 		// Another process changed the sets.
 		if missing = "nftables map " + inet.String() + " " + liveMap; !restore {
 			return missing, nil
 		}
 	}
-	if !intact {
-		transaction := nft.Transaction{Table: inet}
-		for _, set := range []nft.Set{live, dead} {
-			// Flush and fill in one transaction, so that no packet sees an empty map.
-			transaction.FlushSet(set.Name)
-			transaction.AddElements(set.Name, set.Elements)
-		}
-		if err := kernel.nft.Commit(&transaction, nil); err != nil {
-			return missing, err
-		}
+	if intact && reflect.DeepEqual(kernel.written, sets) {
+		return missing, nil
 	}
-	kernel.live, kernel.dead = desired.live, desired.dead
+	transaction := nft.Transaction{Table: inet}
+	for _, set := range sets {
+		// Flush and fill in one transaction, so that no packet sees an empty map.
+		transaction.FlushSet(set.Name)
+		transaction.AddElements(set.Name, set.Elements)
+	}
+	if err := kernel.nft.Commit(&transaction, nil); err != nil {
+		return missing, err
+	}
+	kernel.written = sets
 	return missing, nil
 }
 

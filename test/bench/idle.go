@@ -196,7 +196,7 @@ type watchedProcess struct {
 // birdPID returns the process ID of the frontend's BIRD: the only process in the pod except lb
 // and frontend.
 func (fx *fixture) birdPID() (int, error) {
-	pids, err := fx.Pod.Processes(fx.ctx)
+	pids, err := fx.Pod.Processes()
 	if err != nil {
 		return 0, err
 	}

@@ -114,7 +114,7 @@ func (l *leaks) count(ctx context.Context) ([]violation, error) {
 			add("%s (pid %d) grows: %d KiB resident, at first %d", p.name, p.pid, now.Memory>>10, first.Memory>>10)
 		}
 	}
-	pids, err := l.fixture.Pod.Processes(ctx)
+	pids, err := l.fixture.Pod.Processes()
 	if err != nil {
 		return nil, err
 	}

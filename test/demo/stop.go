@@ -51,7 +51,7 @@ func (t *scenario) stopPod(ctx context.Context) error {
 		return err
 	}
 	// The frontend must have ended its BIRD, too.
-	left, err := t.lab.Pod.Processes(ctx)
+	left, err := t.lab.Pod.Processes()
 	if err != nil {
 		return err
 	}

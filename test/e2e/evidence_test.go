@@ -193,8 +193,7 @@ func (f *fixture) birdPID() int {
 // runs reports whether a process of the pod runs; a zombie does not.
 func (f *fixture) runs(pid int) bool {
 	f.t.Helper()
-	ctx := harness.Context(f.t, waitTimeout)
-	pids, err := f.Pod.Processes(ctx)
+	pids, err := f.Pod.Processes()
 	f.must(err)
 	return slices.Contains(pids, pid)
 }

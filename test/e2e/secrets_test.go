@@ -94,7 +94,7 @@ func TestNoSecretInOutput(t *testing.T) {
 			t.Errorf("%s shows no configuration of BIRD", name)
 		}
 	}
-	pids, err := f.Pod.Processes(t.Context())
+	pids, err := f.Pod.Processes()
 	f.must(err)
 	if len(pids) < 3 {
 		t.Errorf("the pod has only %d processes", len(pids))

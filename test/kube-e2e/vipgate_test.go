@@ -410,7 +410,7 @@ func (p *plugin) dashboard() {
 func (p *plugin) followers() (count int) {
 	p.t.Helper()
 	for _, pod := range p.Pods {
-		processes, err := pod.Namespace().Processes(p.t.Context())
+		processes, err := pod.Namespace().Processes()
 		p.must(err)
 		for _, pid := range processes {
 			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // it may have ended

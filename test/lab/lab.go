@@ -108,7 +108,6 @@ func newLab(wire func(*Lab) error, options []Option) (_ *Lab, err error) {
 func (l *Lab) wire() error {
 	return errors.Join(
 		vethDown(l.Pod, External, l.Gateway, "trench0"), vethDown(l.Pod, Internal, l.Backend, "pod0"),
-		l.Gateway.IP("link", "set", "trench0", "up"), l.Backend.IP("link", "set", "pod0", "up"),
 		l.upInPod(External, prefix(PodExternal4, externalBits4), prefix(PodExternal6, externalBits6)),
 		l.upInPod(Internal, podInternal...),
 		l.Pod.awaitDAD(External), l.Pod.awaitDAD(Internal),

@@ -83,7 +83,7 @@ func Create(options ...Option) (*NetNS, error) {
 	if err := ip("netns", "add", n.name); err != nil {
 		return nil, err
 	}
-	err := n.IP("link", "set", "lo", "up")
+	err := n.Do(loopbackUp)
 	if slices.Contains(options, WithoutDAD) {
 		err = errors.Join(err, n.Sysctl("net.ipv6.conf.default.accept_dad", "0"))
 	}
@@ -93,8 +93,29 @@ func Create(options ...Option) (*NetNS, error) {
 	return n, nil
 }
 
+// loopbackUp sets the loopback interface of the calling thread's namespace up.
+func loopbackUp() error {
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open a socket to set lo up: %w", err)
+	}
+	request, err := unix.NewIfreq("lo")
+	if err == nil {
+		request.SetUint16(unix.IFF_UP)
+		err = unix.IoctlIfreq(socket, unix.SIOCSIFFLAGS, request)
+	}
+	if err = errors.Join(err, unix.Close(socket)); err != nil {
+		return fmt.Errorf("set lo up: %w", err)
+	}
+	return nil
+}
+
 // Close removes the namespace's name. Processes that still run in the namespace keep it alive.
-func (n *NetNS) Close() error { return ip("netns", "del", n.name) }
+func (n *NetNS) Close() error {
+	// A killed run can leave a name without a namespace.
+	_ = unix.Unmount(n.Path(), unix.MNT_DETACH)
+	return os.Remove(n.Path())
+}
 
 // Name returns the name for `ip -n` and `ip netns exec`.
 func (n *NetNS) Name() string { return n.name }
@@ -215,26 +236,27 @@ func (n *NetNS) Sysctl(key, value string) error {
 
 // Veth lays a wire between two namespaces, both ends up.
 func Veth(a *NetNS, aName string, b *NetNS, bName string) error {
-	return errors.Join(vethDown(a, aName, b, bName), a.IP("link", "set", aName, "up"), b.IP("link", "set", bName, "up"))
+	return errors.Join(vethDown(a, aName, b, bName), a.IP("link", "set", aName, "up"))
 }
 
-// vethDown is Veth with both ends down.
+// vethDown is Veth with the first end down.
 func vethDown(a *NetNS, aName string, b *NetNS, bName string) error {
-	return ip("link", "add", aName, "netns", a.name, "type", "veth", "peer", "name", bName, "netns", b.name)
+	// Only the end that is created last, the one named first, can be up at once.
+	return ip("link", "add", bName, "up", "netns", b.name, "type", "veth", "peer", "name", aName, "netns", a.name)
 }
 
 // Addr gives an interface addresses such as "10.0.0.1/24". IPv6 addresses are usable immediately
 // (no duplicate address detection).
 func (n *NetNS) Addr(dev string, prefixes ...string) error {
-	var errs []error
+	var lines []string
 	for _, p := range prefixes {
-		args := []string{"addr", "add", p, "dev", dev}
+		line := "addr add " + p + " dev " + dev
 		if strings.Contains(p, ":") {
-			args = append(args, "nodad")
+			line += " nodad"
 		}
-		errs = append(errs, n.IP(args...))
+		lines = append(lines, line)
 	}
-	return errors.Join(errs...)
+	return n.Batch(lines...)
 }
 
 // RemoveLeftovers removes the namespaces of processes that are gone, and ends the processes that
@@ -279,19 +301,25 @@ func (n *NetNS) closeLeftover() error {
 }
 
 // Processes returns the processes in the namespace, without zombies.
-func (n *NetNS) Processes(ctx context.Context) ([]int, error) {
-	out, err := exec.CommandContext(ctx, "ip", "netns", "pids", n.name).CombinedOutput()
+func (n *NetNS) Processes() ([]int, error) {
+	namespace, err := os.Stat(n.Path())
 	if err != nil {
-		return nil, fmt.Errorf("processes in %s: %w: %s", n.name, err, out)
+		return nil, fmt.Errorf("processes in %s: %w", n.name, err)
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("processes in %s: %w", n.name, err)
 	}
 	var pids []int
-	for _, f := range strings.Fields(string(out)) {
-		pid, err := strconv.Atoi(f)
-		if err != nil {
-			return nil, fmt.Errorf("processes in %s: %w", n.name, err)
-		}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
 		// A thread of this process may be in the namespace at this moment, with Do.
-		if pid > 1 && pid != os.Getpid() {
+		if err != nil || pid == 1 || pid == os.Getpid() {
+			continue
+		}
+		// It fails for a process that has ended.
+		have, err := os.Stat(filepath.Join("/proc", entry.Name(), "ns/net"))
+		if err == nil && os.SameFile(have, namespace) {
 			pids = append(pids, pid)
 		}
 	}
@@ -307,7 +335,7 @@ func (n *NetNS) endProcesses() {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		pids, err := n.Processes(ctx)
+		pids, err := n.Processes()
 		if err != nil || len(pids) == 0 {
 			return
 		}

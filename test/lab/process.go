@@ -122,12 +122,12 @@ func (p *Process) Tail(n int) string {
 }
 
 // Eventually waits until condition returns nil and returns its last error when ctx ends first. It
-// checks every interval: conditions of other processes have no channel to wait on.
+// checks every interval, because conditions of other processes have no channel to wait on, and
+// conditions that start a process less often, which would take a processor otherwise.
 func Eventually(ctx context.Context, interval time.Duration, condition func() error) error {
-	tick := time.NewTicker(interval)
-	defer tick.Stop()
 	var last error // the last error before ctx ended
 	for {
+		start := time.Now()
 		err := condition()
 		if err == nil {
 			return nil
@@ -136,7 +136,7 @@ func Eventually(ctx context.Context, interval time.Duration, condition func() er
 			last = err
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(max(interval, min(2*time.Since(start), 100*time.Millisecond))):
 		case <-ctx.Done():
 			return fmt.Errorf("%w (waited until: %v)", last, ctx.Err())
 		}
