@@ -256,6 +256,9 @@ type Family struct {
 	Limit int
 }
 
+// Ranges returns the VIPs as entries of FRR's prefix lists.
+func (family Family) Ranges() []vip.Range { return vip.Ranges(family.VIPs) }
+
 // Channels lists the families of a session.
 func (router Router) Channels(session Session) []Family {
 	return slices.DeleteFunc(router.Families(), func(family Family) bool {

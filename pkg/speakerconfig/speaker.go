@@ -68,6 +68,9 @@ type Family struct {
 	Gateways []trench.Gateway // BGP only
 }
 
+// Ranges returns the VIPs as entries of FRR's prefix lists.
+func (family Family) Ranges() []vip.Range { return vip.Ranges(family.VIPs) }
+
 // Families lists both address families.
 func (speaker Speaker) Families() []Family {
 	families := []Family{
