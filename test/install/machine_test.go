@@ -20,7 +20,7 @@ import (
 const root = "../.."
 
 // timeout bounds the creation of the root, which downloads packages; commandTimeout each command.
-const timeout, commandTimeout = 5 * time.Minute, time.Minute
+const timeout, commandTimeout = 15 * time.Minute, time.Minute
 
 // machine is a running systemd in namespaces of its own.
 type machine struct {

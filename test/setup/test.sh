@@ -27,7 +27,7 @@ echo "== unit tests, with the race detector"
 go test -race -p $((2 * processors)) -timeout 10m ./pkg/... ./cmd/... ./test/lab/... ./test/load/... ./test/birds ./test/speakers || status=1
 # Never from the cache, which does not know the programs that they build.
 echo "== end to end: real BIRD, real wires; the demo, the documents, the benchmark, the package"
-go test -count=1 -p 2 -parallel $((2 * processors)) -timeout 20m ./test/e2e/... ./test/demo/... ./test/docs/... \
+go test -count=1 -p 2 -parallel $((2 * processors)) -timeout 30m ./test/e2e/... ./test/demo/... ./test/docs/... \
 	./test/bench ./test/replay ./test/install || status=1
 echo
 kube=$(grep -c 'make test-kube' "$VIPGATE_TEST_SKIPPED" || true)
