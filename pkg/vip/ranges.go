@@ -13,8 +13,8 @@ type Range struct {
 	Length int
 }
 
-// Ranges returns the fewest ranges that contain these prefixes and no others. FRR 8.4.4 compares each
-// entry of a prefix list with all others: it loads 1 000 entries in 5 s, and 2 000 in 20 s.
+// Ranges returns the fewest ranges that contain these prefixes and no others. FRR 8.4.4 compares
+// each entry of a prefix list with all others: it loads 1 000 entries in 5 s, and 2 000 in 20 s.
 func Ranges(prefixes []netip.Prefix) []Range {
 	sorted := slices.SortedFunc(slices.Values(prefixes), netip.Prefix.Compare)
 	var ranges []Range
