@@ -163,7 +163,7 @@ func TestForeignMarksAndStatelessMode(t *testing.T) {
 func TestDrainingTargetKeepsFlows(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
-	trench := strings.Replace(dataPlaneTrench(1, 2), "drainTime: 1s", "drainTime: 1h", 1)
+	trench := strings.Replace(dataPlaneTrench(1, 2), "drainTime: 4s", "drainTime: 1h", 1)
 	f.must(f.WriteTrench(trench))
 	f.start()
 	g, err := f.Load(f.ctx, 100, 16, load.Config{})

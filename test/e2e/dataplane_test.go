@@ -41,7 +41,7 @@ streams:
   - name: stream-a
     vips: [20.0.0.1/32, "2000::1/128"]
     check: {tcp: {port: %d}, %s}
-    drainTime: 1s
+    drainTime: 4s
     targets:
 `, lab.GatewayA4, lab.GatewayA6, lab.HealthPort, dataPlaneCheck)
 	for _, n := range targets {
