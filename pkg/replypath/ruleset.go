@@ -328,8 +328,7 @@ func (desired desired) tables() []nft.Table {
 		chain(netdev.Family, nft.Chain{Name: "egress", Hook: unix.NF_NETDEV_EGRESS, Device: desired.link}, egressRules()...),
 	}
 
-	live, dead := desired.liveSets()
-	inet.Sets = append(desired.pools(both...), live, dead)
+	inet.Sets = append(desired.pools(both...), desired.liveSets()...)
 	inet.Chains = []nft.Chain{
 		// establishedSYNRule precedes acceptRule, which would replace the mark.
 		chain(inet.Family, nft.Chain{Name: "prerouting", Hook: unix.NF_INET_PRE_ROUTING, Priority: mangle},
@@ -357,12 +356,12 @@ func (desired desired) tables() []nft.Table {
 
 // liveSets returns the map of the live peers and the set of the dead ones. They change more often
 // than the rest.
-func (desired desired) liveSets() (live, dead nft.Set) {
-	live = nft.Set{
+func (desired desired) liveSets() []nft.Set {
+	live := nft.Set{
 		Name: liveMap, Flags: unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL, KeyType: nft.TypeInteger, KeyLen: 4,
 		DataType: nft.TypeMark, DataLen: 4, Volatile: true,
 	}
-	dead = nft.Set{
+	dead := nft.Set{
 		Name: deadSet, KeyType: nft.TypeMark, KeyLen: 4, Size: maxPeers + 1, Volatile: true,
 		Elements: []nft.Element{{Key: native(uint32(0))}},
 	}
@@ -376,7 +375,7 @@ func (desired desired) liveSets() (live, dead nft.Set) {
 		live.Elements = append(live.Elements,
 			nft.Element{Key: share(index), Data: native(fwmark)}, nft.Element{Key: share(index + 1), End: true})
 	}
-	return live, dead
+	return []nft.Set{live, dead}
 }
 
 // ruleset gives the nftables tables the desired content. With restore false it writes at most the
@@ -406,9 +405,7 @@ func (kernel *kernel) ruleset(desired desired, restore bool) (missing string, er
 		return missing, err
 	}
 	// The packet path reads these sets, and only this function writes them.
-	live, dead := desired.liveSets()
-	sets := []nft.Set{live, dead}
-	intact := kernel.written != nil
+	sets, intact := desired.liveSets(), kernel.written != nil
 	for _, set := range kernel.written {
 		same, err := kernel.nft.Holds(inet, set)
 		if err != nil {

@@ -16,9 +16,8 @@ type Range struct {
 // Ranges returns the fewest ranges that contain these prefixes and no others. FRR 8.4.4 compares
 // each entry of a prefix list with all others: it loads 1 000 entries in 5 s, and 2 000 in 20 s.
 func Ranges(prefixes []netip.Prefix) []Range {
-	sorted := slices.SortedFunc(slices.Values(prefixes), netip.Prefix.Compare)
 	var ranges []Range
-	for _, prefix := range slices.Compact(sorted) {
+	for _, prefix := range slices.Compact(slices.SortedFunc(slices.Values(prefixes), netip.Prefix.Compare)) {
 		next := Range{Prefix: prefix}
 		for len(ranges) > 0 {
 			last := ranges[len(ranges)-1]
