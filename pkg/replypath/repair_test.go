@@ -59,6 +59,36 @@ func TestRestores(t *testing.T) {
 	}
 }
 
+// A map that another process empties in the moment in which the live peers change is drift, too.
+func TestDriftWhilePeersChange(t *testing.T) {
+	x := newFixture(t, 1)
+	var missing string
+	x.must(x.target.Do(func() error {
+		kernel, err := dial(x.options())
+		if err != nil {
+			return err
+		}
+		defer kernel.close()
+		index, err := net.InterfaceByName(link)
+		if err != nil {
+			return err
+		}
+		state := desired{pool: x.options().Pool, link: link, index: index.Index, live: []uint32{1}}
+		if _, err := kernel.ruleset(state, true); err != nil {
+			return err
+		}
+		if err := exec.Command("nft", "flush", "map", "inet", tableName, liveMap).Run(); err != nil {
+			return err
+		}
+		state.live = []uint32{2}
+		missing, err = kernel.ruleset(state, false)
+		return err
+	}))
+	if want := "nftables map inet vipgate-target live"; missing != want {
+		t.Errorf("%q is missing, want %q", missing, want)
+	}
+}
+
 // state returns the kernel state without counters, timeouts and other volatile fields.
 func (x *fixture) state() string {
 	out := x.sh(x.target, `nft list ruleset; { ip rule; ip -6 rule; } | grep "proto 180" || true
