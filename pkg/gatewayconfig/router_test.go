@@ -19,7 +19,7 @@ const example = `
 trench: trench-a
 attractor:
   name: attractor-a
-  vips: [20.0.0.1/32, 20.0.1.0/24, "2000::1/128"]
+  vips: [20.0.0.1/32, 20.0.0.2/32, 20.0.0.3/32, 20.0.1.0/24, "2000::1/128"]
   gateways:
     - {name: a4, address: 169.254.100.150, localASN: 65001, remoteASN: 65002, passwordFile: /run/a.key, holdTime: 9s,
        ttlSecurity: true}
@@ -79,6 +79,15 @@ func TestStaticRoutesOfFRR(t *testing.T) {
 	if strings.Contains(got, "router bgp") || strings.Contains(got, "2000::1") {
 		t.Errorf("BGP or another family in\n%s", got)
 	}
+}
+
+// FRR needs seconds for a thousand entries of a list.
+func TestRangesOfFRR(t *testing.T) {
+	got, err := text(t, "frr", "a4 a6", "169.254.100.1/32", "fd00:100::1/128")
+	harness.Must(t, err)
+	harness.WantText(t, got, "\nip prefix-list VIPS4 seq 1 permit 20.0.0.1/32\n"+
+		"ip prefix-list VIPS4 seq 2 permit 20.0.0.2/31 ge 32\nip prefix-list VIPS4 seq 3 permit 20.0.1.0/24\n",
+		"\nipv6 prefix-list VIPS6 seq 1 permit 2000::1/128\n")
 }
 
 func TestRefusals(t *testing.T) {

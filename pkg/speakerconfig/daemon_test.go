@@ -19,7 +19,7 @@ const example = `
 trench: trench-a
 attractor:
   name: attractor-a
-  vips: [20.0.0.1/32, 20.0.1.0/24, "2000::1/128"]
+  vips: [20.0.0.1/32, 20.0.0.2/32, 20.0.0.3/32, 20.0.1.0/24, "2000::1/128"]
   gateways:
     - {name: a4, address: 169.254.100.150, remoteASN: 65002, passwordFile: /run/a.key, holdTime: 9s, ttlSecurity: true}
     - {name: a6, address: "fd00:100::150", remoteASN: 8103, families: both}
@@ -80,6 +80,15 @@ func TestDaemonsAcceptText(t *testing.T) {
 			}
 		}
 	}
+}
+
+// FRR needs seconds for a thousand entries of a list.
+func TestRangesOfFRR(t *testing.T) {
+	text, err := speakerOf(t, example).Text("frr")
+	harness.Must(t, err)
+	harness.WantText(t, text, "\nip prefix-list VIPGATE4 seq 10 permit 20.0.0.1/32\n"+
+		"ip prefix-list VIPGATE4 seq 20 permit 20.0.0.2/31 ge 32\nip prefix-list VIPGATE4 seq 30 permit 20.0.1.0/24\n",
+		"\nipv6 prefix-list VIPGATE6 seq 10 permit 2000::1/128\n")
 }
 
 func TestGoBGPRefusals(t *testing.T) {
