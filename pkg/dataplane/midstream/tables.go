@@ -271,8 +271,8 @@ func (b *builder) commonChains() {
 		b.rule(comment+"a target denies an undecided flow", refusal, in(0, undecidedSet),
 			verdict(expr.VerdictGoto, deniedChain)),
 		b.refusalRule(refusal))
-	twoWay := slices.Concat(reverse, in(0, deniedSets[0]), notIn(0, threeWaySet))
-	threeWay := slices.Concat(reverse, in(0, deniedSets[1]))
+	twoWay := slices.Concat(reverse, in(0, undecidedSet), in(0, deniedSets[0]), notIn(0, threeWaySet))
+	threeWay := slices.Concat(reverse, in(0, undecidedSet), in(0, deniedSets[1]))
 	counted := slices.Concat([]expr.Any{&expr.Counter{}}, accept)
 	deny := func(order int) []expr.Any {
 		return slices.Concat(link(b.linkRegister()), update(deniedSets[order]), update(denierSet),
@@ -435,6 +435,12 @@ func lookupVerdict(key uint32, set string) expr.Any {
 // update adds the loaded key to a set, or prolongs it.
 func update(set string) []expr.Any {
 	return []expr.Any{&expr.Dynset{SrcRegKey: register(0), SetName: set, Operation: unix.NFT_DYNSET_OP_UPDATE}}
+}
+
+// removeKey deletes the loaded key from a set.
+func removeKey(set string) []expr.Any {
+	const deleteKey = 2 // NFT_DYNSET_OP_DELETE of linux/netfilter/nf_tables.h
+	return []expr.Any{&expr.Dynset{SrcRegKey: register(0), SetName: set, Operation: deleteKey}}
 }
 
 func verdict(kind expr.VerdictKind, chain string) []expr.Any {

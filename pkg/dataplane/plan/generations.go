@@ -67,7 +67,7 @@ func (generations *Generations) Note(tables [len(vip.Families)][]string, now tim
 		next = *current
 	} else if current.Seconds >= minGeneration.Seconds() {
 		earlier = append(earlier, *current)
-	} else if len(current.Targets[0])+len(current.Targets[1]) > 0 {
+	} else if !contained(current.Targets, tables) {
 		generations.Since = now
 	}
 	// Targets that fail and return restore the earlier set: it is current again, and no second one.
@@ -83,6 +83,17 @@ func (generations *Generations) Note(tables [len(vip.Families)][]string, now tim
 		earlier, generations.Since = earlier[:maxGenerations], now
 	}
 	generations.Current, generations.Earlier = next, earlier
+	return true
+}
+
+// contained reports whether each family's table, unless empty, is in force still: a short set without
+// a family, as the first one of a pod may be, is not forgotten when that family joins it.
+func contained(short, tables [len(vip.Families)][]string) bool {
+	for _, family := range vip.Families {
+		if len(short[family]) > 0 && !slices.Equal(short[family], tables[family]) {
+			return false
+		}
+	}
 	return true
 }
 

@@ -58,6 +58,33 @@ func TestGenerations(t *testing.T) {
 	want("[a b c19] 43201") // and the short one before is forgotten
 }
 
+// A short set without a family is not forgotten when that family joins it, as in a new pod, whose
+// tables of both families are not written together. Any other short set is.
+func TestFirstSetOfOneFamily(t *testing.T) {
+	type tables = [len(vip.Families)][]string
+	known := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	now := known.Add(generationAge + time.Hour)
+	for name, test := range map[string]struct {
+		short, next tables
+		complete    bool
+	}{
+		"IPv6 joins":                   {tables{{"a", "b"}, nil}, tables{{"a", "b"}, {"a", "b"}}, true},
+		"IPv4 joins":                   {tables{nil, {"a"}}, tables{{"a"}, {"a"}}, true},
+		"IPv6 leaves":                  {tables{{"a"}, {"a"}}, tables{{"a"}, nil}, false},
+		"IPv6 joins, another target":   {tables{{"a"}, nil}, tables{{"a", "b"}, {"a", "b"}}, false},
+		"another target of one family": {tables{{"a"}, nil}, tables{{"a", "b"}, nil}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			generations := Generations{Since: known}
+			generations.Note(test.short, now)
+			generations.Note(test.next, now.Add(minGeneration-time.Millisecond))
+			if got := generations.Complete(now.Add(minGeneration)); got != test.complete {
+				t.Errorf("Complete() = %v, want %v", got, test.complete)
+			}
+		})
+	}
+}
+
 // In each slot Earlier returns the targets that the tables of the earlier sets have there.
 func TestEarlierTargets(t *testing.T) {
 	const size, seed, limit = 101, 7, 2
