@@ -3,10 +3,11 @@
 # at the end. It takes hours; a stage is left out when its duration is 0.
 #   PROOF_FUZZ         time for each fuzz target (10m)
 #   PROOF_CHECKS       runs of each model (100000)
-#   PROOF_PAIR_CHECKS  runs of each model of the pair, which takes 0.1 s a run (5000)
+#   PROOF_PAIR_CHECKS  runs of each model of the pair and of single packets, which takes 0.1 s a run (5000)
 #   PROOF_FAULTS       faults of each chaos run (500)
 #   PROOF_SEEDS        seeds of the chaos runs (1 2 3)
 #   PROOF_FLOWS        flows that live through every change (1000)
+#   PROOF_MOVES        scalings, after which all flows move (50)
 #   PROOF_LOGS         where the logs go (.cache/proof)
 set -euo pipefail
 
@@ -16,6 +17,7 @@ pair_checks=${PROOF_PAIR_CHECKS:-5000}
 faults=${PROOF_FAULTS:-500}
 seeds=${PROOF_SEEDS:-1 2 3}
 flows=${PROOF_FLOWS:-1000}
+moves=${PROOF_MOVES:-50}
 logs=${PROOF_LOGS:-.cache/proof}
 
 mkdir -p "$logs"
@@ -50,13 +52,15 @@ models() {
 while read -r package name; do
 	n=$checks
 	case $name in
-	TestTableAndWatcherConverge | TestGateNeverOutlivesLease) n=$pair_checks ;;
+	TestTableAndWatcherConverge | TestGateNeverOutlivesLease | TestRandomPackets | TestRandomReturns) n=$pair_checks ;;
 	esac
 	[ "$n" = 0 ] || stage "$name, $n times" go test "./$package" -run "^$name\$" -count 1 -timeout 0 -rapid.checks="$n"
 done < <(models)
 
 [ "$flows" = 0 ] || stage "$flows flows through every change" \
 	env VIPGATE_TEST_FLOWS="$flows" go test ./test/e2e -run '^TestFlowsSurviveSequence$' -count 1 -v
+[ "$moves" = 0 ] || stage "$moves scalings before flows move" \
+	go test ./test/e2e -run '^TestFlowsMoveAfterScaling$' -count "$moves" -timeout 0
 
 if [ "$faults" != 0 ]; then
 	go build -o bin/ ./cmd/lb ./cmd/frontend ./test/chaos

@@ -150,8 +150,8 @@ func (b *builder) refusalRule(refusal []expr.Any) nft.Rule {
 		b.rule(comment+"by the stream", []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}, lookupVerdict(0, denialsMap),
 		}),
-		// The stream asks earlier targets since then: the client's next packet does.
-		b.rule(comment+"not all targets are asked now", verdict(expr.VerdictDrop, "")),
+		// The stream asks earlier targets now. A denial of a target that it does not ask must not count.
+		b.rule(comment+"all targets were asked before", verdict(expr.VerdictDrop, "")),
 	)
 	return b.rule(comment+"one of all targets denies an undecided flow", refusal, b.stored(), setPacketMark(b.scratch()),
 		verdict(expr.VerdictGoto, denierEveryoneChain))
@@ -165,9 +165,6 @@ func (b *builder) everyoneRules(stream Stream) []nft.Rule {
 		b.rule(comment+"the flow is undecided", tuple, immediate(scratch, number(stream.id())), []expr.Any{&expr.Dynset{
 			SrcRegKey: register(0), SrcRegData: register(scratch), SetName: everyoneMap, Operation: unix.NFT_DYNSET_OP_UPDATE,
 		}}),
-		// refusalsChain looks there first, and the first denial of a target that was not asked before
-		// would be the last one.
-		b.rule(comment+"denials of earlier targets only do not count", tuple, b.stored(), removeKey(undecidedSet)),
 		b.rule(comment+"within the rate", tuple, b.stored(), []expr.Any{&expr.Limit{
 			Type: expr.LimitTypePkts, Rate: askRate, Unit: expr.LimitTimeSecond, Burst: askBurst,
 		}}, verdict(expr.VerdictGoto, askPrefix+stream.Name)),

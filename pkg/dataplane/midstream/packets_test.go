@@ -435,29 +435,6 @@ func staleSockets(t *testing.T, x *fixture) {
 	}
 }
 
-// segment returns a TCP segment without payload over IPv4.
-func segment(from, to netip.AddrPort, flags byte) []byte {
-	packet := make([]byte, 40)
-	packet[0], packet[8], packet[9] = 0x45, 64, unix.IPPROTO_TCP
-	binary.BigEndian.PutUint16(packet[2:], 40)
-	copy(packet[12:], from.Addr().AsSlice())
-	copy(packet[16:], to.Addr().AsSlice())
-	tcp := packet[20:]
-	binary.BigEndian.PutUint16(tcp, from.Port())
-	binary.BigEndian.PutUint16(tcp[2:], to.Port())
-	binary.BigEndian.PutUint32(tcp[4:], 1000)
-	binary.BigEndian.PutUint32(tcp[8:], 2000)
-	tcp[12], tcp[13] = 5<<4, flags
-	binary.BigEndian.PutUint16(tcp[14:], 500)
-	sum := uint32(unix.IPPROTO_TCP + 20)
-	for i := 12; i < 40; i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(packet[i:]))
-	}
-	sum = sum&0xffff + sum>>16
-	binary.BigEndian.PutUint16(tcp[16:], ^uint16(sum&0xffff+sum>>16))
-	return packet
-}
-
 // send sends forged packets.
 func (x *fixture) send(ns *lab.NetNS, packets ...[]byte) {
 	x.t.Helper()
@@ -486,7 +463,7 @@ func deadFlows(t *testing.T, x *fixture, copies uint64) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for number := uint16(40000); number < 40010; number++ {
-		x.send(x.client, segment(netip.AddrPortFrom(client, number), netip.AddrPortFrom(vips[0], port), tcpACK|tcpPSH))
+		x.send(x.client, tcpSegment(netip.AddrPortFrom(client, number), netip.AddrPortFrom(vips[0], port), tcpACK|tcpPSH))
 		if err := capture.Wait(ctx, func(p lab.Packet) bool { return !p.Outgoing && p.DstPort == number }); err != nil {
 			t.Fatal(err)
 		}
@@ -511,13 +488,13 @@ func forgedAnswers(t *testing.T, x *fixture, denials int) {
 	x.move()
 	to := flow.LocalAddr().(*net.TCPAddr).AddrPort()
 	// The flow is undecided until a target answers: the first target denies it, and the second has no data.
-	x.send(x.client, segment(to, netip.AddrPortFrom(vips[0], port), tcpACK))
+	x.send(x.client, tcpSegment(to, netip.AddrPortFrom(vips[0], port), tcpACK))
 	await.True(t, "the flow to be undecided", func() bool {
 		return strings.Count(x.pod.Shell(t, "nft list set ip vipgate-lb denier"), to.Addr().String()) == denials
 	})
 	capture := lab.NewCapture(t, x.pod, "ext1")
 	for _, flags := range []byte{tcpRST, tcpRST | tcpACK, tcpPSH | tcpACK, tcpFIN | tcpACK, tcpACK} {
-		x.send(x.attacker, segment(netip.AddrPortFrom(vips[0], port), to, flags))
+		x.send(x.attacker, tcpSegment(netip.AddrPortFrom(vips[0], port), to, flags))
 	}
 	await.True(t, "the forged packets to arrive", func() bool {
 		return capture.Count(func(p lab.Packet) bool { return !p.Outgoing && p.DstPort == to.Port() }) == 5
@@ -582,7 +559,7 @@ func TestFloodIsBounded(t *testing.T) {
 			var flood [][]byte
 			for i := range uint32(maxUndecided + 5000) {
 				from := netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, 0x0b000000+i)))
-				flood = append(flood, segment(netip.AddrPortFrom(from, 1024), netip.AddrPortFrom(vips[0], port), tcpACK))
+				flood = append(flood, tcpSegment(netip.AddrPortFrom(from, 1024), netip.AddrPortFrom(vips[0], port), tcpACK))
 			}
 			began := time.Now()
 			x.send(x.attacker, flood...)

@@ -85,7 +85,7 @@ func TestForgedCodePointsDoNotCirculate(t *testing.T) {
 func wantReset(t *testing.T, x *fixture, services byte) {
 	t.Helper()
 	capture := lab.NewCapture(t, x.client, "eth0")
-	packet := segment(netip.AddrPortFrom(client, 40000), netip.AddrPortFrom(vips[0], port), tcpACK|tcpPSH)
+	packet := tcpSegment(netip.AddrPortFrom(client, 40000), netip.AddrPortFrom(vips[0], port), tcpACK|tcpPSH)
 	packet[1] = services // the kernel fills in the checksum
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()

@@ -268,11 +268,13 @@ func (b *builder) commonChains() {
 	// has no socket of the flow sends a RST without ACK flag (RFC 9293, 3.10.7.1).
 	refusal := slices.Concat(tcpFlags(tcpRST|tcpACK, expr.CmpOpEq, tcpRST), link(0), in(0, linksSet), reverse)
 	b.hook(refusalsChain, int32(*nftables.ChainPriorityRaw),
+		// First: a flow of a stream that asked earlier targets before is in undecidedSet, too, and the first
+		// denial of a target that was not asked then would count as the last one.
+		b.refusalRule(refusal),
 		b.rule(comment+"a target denies an undecided flow", refusal, in(0, undecidedSet),
-			verdict(expr.VerdictGoto, deniedChain)),
-		b.refusalRule(refusal))
-	twoWay := slices.Concat(reverse, in(0, undecidedSet), in(0, deniedSets[0]), notIn(0, threeWaySet))
-	threeWay := slices.Concat(reverse, in(0, undecidedSet), in(0, deniedSets[1]))
+			verdict(expr.VerdictGoto, deniedChain)))
+	twoWay := slices.Concat(reverse, in(0, deniedSets[0]), notIn(0, threeWaySet))
+	threeWay := slices.Concat(reverse, in(0, deniedSets[1]))
 	counted := slices.Concat([]expr.Any{&expr.Counter{}}, accept)
 	deny := func(order int) []expr.Any {
 		return slices.Concat(link(b.linkRegister()), update(deniedSets[order]), update(denierSet),
@@ -323,9 +325,9 @@ func (b *builder) commonChains() {
 	b.chain(nft.Chain{Name: answersChain},
 		b.rule(comment+"data or the end", tcpFlags(tcpPSH|tcpFIN, expr.CmpOpNeq, 0), decide),
 		// A socket that an earlier flow of the same ports left answers with a bare ACK, too (RFC 5961).
+		b.rule(comment+"by the current target", b.connectionFWMark(), []expr.Any{lookupVerdict(0, restMap)}),
 		b.rule(comment+"denied by the rest", threeWay, decide),
 		b.rule(comment+"denied by the rest", twoWay, decide),
-		b.rule(comment+"by the current target", b.connectionFWMark(), []expr.Any{lookupVerdict(0, restMap)}),
 	)
 	b.chain(nft.Chain{Name: decideChain},
 		b.rule(commentCurrent, b.connectionFWMark(), link(1), in(0, ownSet), b.setUndecided(0), counted),
@@ -435,12 +437,6 @@ func lookupVerdict(key uint32, set string) expr.Any {
 // update adds the loaded key to a set, or prolongs it.
 func update(set string) []expr.Any {
 	return []expr.Any{&expr.Dynset{SrcRegKey: register(0), SetName: set, Operation: unix.NFT_DYNSET_OP_UPDATE}}
-}
-
-// removeKey deletes the loaded key from a set.
-func removeKey(set string) []expr.Any {
-	const deleteKey = 2 // NFT_DYNSET_OP_DELETE of linux/netfilter/nf_tables.h
-	return []expr.Any{&expr.Dynset{SrcRegKey: register(0), SetName: set, Operation: deleteKey}}
 }
 
 func verdict(kind expr.VerdictKind, chain string) []expr.Any {
