@@ -104,13 +104,12 @@ func BIRD() string {
 }
 
 // Command sends a command to the gateway's BIRD.
-func (g *Gateway) Command(ctx context.Context, command string) (string, error) {
-	birdc := filepath.Join(filepath.Dir(BIRD()), "birdc")
-	out, err := exec.CommandContext(ctx, birdc, "-s", g.socket, "-r", command).CombinedOutput()
+func (g *Gateway) Command(ctx context.Context, line string) (string, error) {
+	text, err := command(ctx, g.socket, line)
 	if err != nil {
-		return "", fmt.Errorf("birdc %s on gateway %s: %w: %s", command, g.Name, err, out)
+		return "", fmt.Errorf("birdc %s on gateway %s: %w", line, g.Name, err)
 	}
-	return string(out), nil
+	return text, nil
 }
 
 // Route is one route in the gateway's table.
