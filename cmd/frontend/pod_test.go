@@ -53,16 +53,15 @@ func newPod(t *testing.T) *pod {
 		lab.Skip(t, errs[0].Error())
 	}
 	p := &pod{
-		t: t, spec: clitest.ReadPod(t, "base/deployment.yaml"), binaries: t.TempDir(), running: map[string]*lab.Process{},
+		t: t, spec: clitest.ReadPod(t, "base/deployment.yaml"), running: map[string]*lab.Process{},
 		images: map[string]clitest.Image{
 			"lb":       clitest.ReadImage(t, clitest.Deployments+"images/lb.Dockerfile"),
 			"frontend": clitest.ReadImage(t, clitest.Deployments+"images/frontend.Dockerfile"),
 		},
 	}
-	ctx := harness.Context(t, 10*time.Minute)
-	t.Setenv("CGO_ENABLED", "0") // as in images: a frontend with cgo cannot raise its capabilities
-	p.must(lab.Build(ctx, "../..", p.binaries))
 	var err error
+	p.binaries, err = lab.Programs()
+	p.must(err)
 	p.lab, err = lab.New(lab.QuickDAD)
 	p.must(err)
 	t.Cleanup(p.close)
@@ -241,6 +240,7 @@ func (p *pod) initialize() {
 // root file systems, with file capabilities, volumes of a common group, and SVIDs of the Workload
 // API. Only Kubernetes itself, the network plugins and the image builds need a real cluster.
 func TestThePodRunsAsTheManifestsSay(t *testing.T) {
+	t.Parallel()
 	p := newPod(t)
 	ca := identitytest.NewCA(t, "example.org")
 	api := identitytest.NewWorkloadAPI(t)
@@ -326,6 +326,7 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 // Without privilege escalation the kernel ignores file capabilities, as a comment in the manifest
 // states. The frontend starts without any: with an external speaker it needs none.
 func TestTheFrontendRaisesItsCapabilities(t *testing.T) {
+	t.Parallel()
 	p := newPod(t)
 	api := identitytest.NewWorkloadAPI(t)
 	api.Start()
@@ -358,11 +359,15 @@ func TestTheFrontendRaisesItsCapabilities(t *testing.T) {
 
 // The tuning plugin sets the same sysctls, so no init container is needed.
 func TestForwardingIsSet(t *testing.T) {
+	t.Parallel()
 	for name, set := range map[string]func(*testing.T, *pod){
 		"by the init container": func(_ *testing.T, p *pod) { p.initialize() },
 		"by the tuning plugin":  func(t *testing.T, p *pod) { p.tune(t) },
 	} {
-		t.Run(name, func(t *testing.T) { testForwarding(t, set) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testForwarding(t, set)
+		})
 	}
 }
 

@@ -80,12 +80,11 @@ func newMeridioPod(t *testing.T) *meridioPod {
 		lab.Skip(t, errs[0].Error())
 	}
 	p := &meridioPod{
-		t: t, binaries: t.TempDir(),
-		image: clitest.ReadImage(t, clitest.Deployments+"images/meridio-frontend.Dockerfile"),
+		t: t, image: clitest.ReadImage(t, clitest.Deployments+"images/meridio-frontend.Dockerfile"),
 	}
-	ctx := harness.Context(t, 10*time.Minute)
-	p.must(lab.Build(ctx, "../..", p.binaries, "./cmd/meridio-frontend", "./cmd/grpc_health_probe"))
 	var err error
+	p.binaries, err = lab.Programs()
+	p.must(err)
 	p.lab, err = lab.New(lab.QuickDAD)
 	p.must(err)
 	t.Cleanup(func() {

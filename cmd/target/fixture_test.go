@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -39,7 +38,7 @@ const (
 // balancing.
 type fixture struct {
 	t                    *testing.T
-	dir                  string
+	dir, programs        string
 	pod                  clitest.Pod
 	image                clitest.Image
 	client, a, b, target *lab.NetNS
@@ -50,22 +49,16 @@ func newFixture(t *testing.T) *fixture {
 	if os.Geteuid() != 0 {
 		lab.Skip(t, "network and mount namespaces need root")
 	}
-	for _, program := range []string{"ip", "nft"} {
-		if _, err := exec.LookPath(program); err != nil {
-			lab.Skip(t, "missing: "+program+" (Debian: apt-get install iproute2 nftables)")
-		}
-	}
+	lab.Need(t, "ip", "nft")
 	dir, err := os.MkdirTemp("/tmp", "vg-target") // short, since paths of unix sockets end at 108 bytes
 	harness.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	programs, err := lab.Programs()
+	harness.Must(t, err)
 	target := deployed(t)
-	f := &fixture{t: t, dir: dir, pod: clitest.ReadPod(t, target.Manifest), image: target.Image(t)}
+	f := &fixture{t: t, dir: dir, programs: programs, pod: clitest.ReadPod(t, target.Manifest), image: target.Image(t)}
 	for _, ns := range []**lab.NetNS{&f.client, &f.a, &f.b, &f.target} {
 		*ns = lab.NewNetNS(t, lab.WithoutDAD)
-	}
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", f.binary(), ".")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
 	}
 	f.wire(lab.NewNetNS(t, lab.WithoutDAD))
 	f.mkdir("run", 0o777|os.ModeSetgid)
@@ -74,7 +67,7 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-func (f *fixture) binary() string { return filepath.Join(f.dir, "target") }
+func (f *fixture) binary() string { return filepath.Join(f.programs, "target") }
 
 func (f *fixture) must(err error) {
 	f.t.Helper()

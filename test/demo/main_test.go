@@ -21,8 +21,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// built is the folder of demo, lb, frontend and target, built once for all tests. Its
-// name has a space, as a user's folder may.
+// built is the folder of all programs. Its name has a space, as a user's folder may.
 var built string
 
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
@@ -38,23 +37,15 @@ func runTests(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-	defer cancel()
-	root, err := filepath.Abs("../..")
+	programs, err := lab.Programs()
+	built = filepath.Join(dir, "bin")
 	if err == nil {
-		err = lab.Build(ctx, root, dir, "./cmd/vipgate-probe")
-	}
-	if err == nil {
-		err = buildDemo(ctx, dir)
-	}
-	if err == nil {
-		err = buildGrpcurl(ctx, filepath.Join(root, "tools"), filepath.Join(dir, "tools"))
+		err = os.Symlink(programs, built)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	built = dir
 	if status := m.Run(); status != 0 {
 		return status
 	}
@@ -63,24 +54,6 @@ func runTests(m *testing.M) int {
 		return 1
 	}
 	return 0
-}
-
-func buildDemo(ctx context.Context, dir string) error {
-	out, err := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, "demo"), ".").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("build demo: %w: %s", err, out)
-	}
-	return nil
-}
-
-// buildGrpcurl builds the pinned grpcurl.
-func buildGrpcurl(ctx context.Context, module, dir string) error {
-	c := exec.CommandContext(ctx, "go", "build", "-o", dir+"/", "github.com/fullstorydev/grpcurl/cmd/grpcurl")
-	c.Dir = module
-	if out, err := c.CombinedOutput(); err != nil {
-		return fmt.Errorf("build grpcurl: %w: %s", err, out)
-	}
-	return nil
 }
 
 // demoTimeout bounds a whole demo. It detects a hang: the first act takes 30 s with pauses to

@@ -1,10 +1,8 @@
 package docs
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -20,29 +18,17 @@ const (
 	waitTimeout = 30 * time.Second
 )
 
-// binaries is the folder of lb and frontend, built once for all tests.
+// binaries is the folder of all programs.
 var binaries string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "vipgate-docs-")
-	if err != nil {
+	var err error
+	if binaries, err = lab.Programs(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-	defer cancel()
-	sources, err := filepath.Abs(root)
-	if err == nil {
-		err = lab.Build(ctx, sources, dir)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	binaries = dir
 	if status := m.Run(); status != 0 {
 		return status
 	}

@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"encoding/json"
 	"errors"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -18,16 +16,12 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// A hook in the test build kills the LB at each step between plan, kernel and report; the end
+// A hook in bin/test/crash/lb kills the LB at each step between plan, kernel and report; the end
 // state is always the same. During load one target leaves and one joins; the lb is killed in
 // between and restarted. The final kernel state equals the state without a crash, and the
 // remaining target loses no flow.
 func TestLBKilledAtEachStep(t *testing.T) {
-	root, err := filepath.Abs("../..")
-	harness.Must(t, err)
-	mortal := t.TempDir()
-	ctx := harness.Context(t, 4*waitTimeout)
-	harness.Must(t, lab.Build(ctx, root, mortal, "-overlay="+crashOverlay(t, root)))
+	mortal := filepath.Join(binaries, "crash")
 	want := endOfChange(t, mortal, "")
 	for _, step := range crash.Steps {
 		t.Run(step, func(t *testing.T) {
@@ -37,28 +31,6 @@ func TestLBKilledAtEachStep(t *testing.T) {
 			}
 		})
 	}
-}
-
-// crashOverlay writes the file for go build -overlay that adds crash.After to package dataplane, so
-// that no build of the product has it.
-func crashOverlay(t *testing.T, root string) string {
-	t.Helper()
-	dir := t.TempDir()
-	added, overlay := filepath.Join(dir, "crash.go"), filepath.Join(dir, "overlay.json")
-	code := `package dataplane
-
-import "github.com/vipgate/vipgate/test/crash"
-
-func init() { afterStep = crash.After }
-`
-	content, err := json.Marshal(map[string]map[string]string{
-		"Replace": {filepath.Join(root, "pkg/dataplane/crash.go"): added},
-	})
-	failure := errors.Join(err, os.WriteFile(added, []byte(code), 0o600), os.WriteFile(overlay, content, 0o600))
-	if failure != nil {
-		t.Fatal(failure)
-	}
-	return overlay
 }
 
 // endOfChange returns the kernel state after a change during which the lb is killed at step, or is

@@ -50,9 +50,7 @@ streams:
 // that a program does not answer; and that vipgate itself is gone.
 func TestDashboard(t *testing.T) {
 	t.Parallel()
-	if _, err := exec.LookPath("chromium"); err != nil {
-		lab.Skip(t, "chromium (Debian: apt-get install chromium)")
-	}
+	lab.Need(t, "chromium")
 	if lack := lab.MissingForTopology(); lack != "" {
 		lab.Skip(t, lack)
 	}
@@ -79,7 +77,6 @@ func TestDashboard(t *testing.T) {
 		f.must(pod.StartLB())
 		f.must(pod.StartFrontend())
 	}
-	f.must(lab.Build(f.ctx, "../..", binaries, "./cmd/vipgate"))
 	vipgate := exec.CommandContext(f.ctx, filepath.Join(binaries, "vipgate"), "dashboard", "--sockets="+sockets)
 	var output harness.Log
 	vipgate.Stdout, vipgate.Stderr = &output, &output

@@ -72,7 +72,7 @@ func TestLeftoversOfKilledRun(t *testing.T) {
 	t.Parallel()
 	ready := t.TempDir() + "/ready"
 	owner := exec.Command("/proc/self/exe", "-test.run=^TestLabToKill$")
-	owner.Env = append(os.Environ(), labVariable+"="+ready, binariesVariable+"="+binaries)
+	owner.Env = append(os.Environ(), labVariable+"="+ready, lab.ProgramsVariable+"="+binaries)
 	out, err := os.Create(ready + ".log")
 	harness.Must(t, err)
 	defer out.Close()

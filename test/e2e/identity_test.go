@@ -429,26 +429,10 @@ func TestReaderCannotReport(t *testing.T) {
 	f.wantSilence(mark)
 }
 
-// grpcurl returns the path of the pinned grpcurl, and builds it unless `make tools` did.
-func grpcurl(t *testing.T) string {
-	t.Helper()
-	built, err := filepath.Abs("../../bin/tools/grpcurl")
-	harness.Must(t, err)
-	if _, err := os.Stat(built); err == nil {
-		return built
-	}
-	path := filepath.Join(t.TempDir(), "grpcurl")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", "../../tools", "-o", path,
-		"github.com/fullstorydev/grpcurl/cmd/grpcurl").CombinedOutput(); err != nil {
-		t.Fatalf("build grpcurl: %v: %s", err, out)
-	}
-	return path
-}
-
 // Runs the commands of docs/reference.md#readiness-socket-mutual-tls.
 func TestGRPCurlWithOperatorSVID(t *testing.T) {
 	t.Parallel()
-	tool := grpcurl(t)
+	tool := filepath.Join(binaries, "tools", "grpcurl")
 	f := newFixture(t)
 	f.up(f.target1)
 	f.must(f.pod.StartLB())

@@ -3,8 +3,6 @@ package e2e
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,42 +11,8 @@ import (
 
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/crash"
-	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
-
-// poisoned builds programs that crash or hang right after they accepted a VIP of package crash.
-func poisoned(t *testing.T) string {
-	t.Helper()
-	root, err := filepath.Abs("../..")
-	harness.Must(t, err)
-	dir, overlay := t.TempDir(), map[string]string{}
-	for file, code := range map[string][2]string{
-		"pkg/frontend/configuration.go": {
-			"func (f *follower) configure(ctx context.Context, c *trench.Config) error {\n",
-			"crash.Taste(c.Attractor.VIPs)\n",
-		},
-		"pkg/lb/loop.go": {
-			"func (l *loop) load(x trench.Loaded) input {\n", "crash.Taste(x.Config.Attractor.VIPs)\n",
-		},
-	} {
-		source, err := os.ReadFile(filepath.Join(root, file))
-		harness.Must(t, err)
-		text := strings.Replace(string(source), code[0], code[0]+code[1], 1)
-		if text == string(source) {
-			t.Fatalf("%s has no line %q", file, code[0])
-		}
-		text = strings.Replace(text, "import (\n", "import (\n\"github.com/vipgate/vipgate/test/crash\"\n", 1)
-		overlay[filepath.Join(root, file)] = filepath.Join(dir, filepath.Base(filepath.Dir(file))+".go")
-		harness.Must(t, os.WriteFile(overlay[filepath.Join(root, file)], []byte(text), 0o600))
-	}
-	content, err := json.Marshal(map[string]map[string]string{"Replace": overlay})
-	if err = errors.Join(err, os.WriteFile(filepath.Join(dir, "overlay.json"), content, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	harness.Must(t, lab.Build(t.Context(), root, dir, "-overlay="+filepath.Join(dir, "overlay.json")))
-	return dir
-}
 
 // lastGood is one program that gets a poisoned configuration.
 type lastGood struct {
@@ -60,8 +24,9 @@ type lastGood struct {
 	wait    func(name string, serving bool, words ...string) string
 }
 
-// newLastGood starts a pod and waits until its configuration is the last good one.
-func newLastGood(t *testing.T, binaries, program string) *lastGood {
+// newLastGood starts a pod, whose program crashes or hangs right after it accepted a VIP of package
+// crash, and waits until its configuration is the last good one.
+func newLastGood(t *testing.T, program string) *lastGood {
 	t.Helper()
 	f := newFixture(t)
 	f.up(f.target1, f.target2)
@@ -75,7 +40,7 @@ func newLastGood(t *testing.T, binaries, program string) *lastGood {
 		p.process = func() *lab.Process { return f.pod.Frontend }
 	}
 	f.must(other())
-	f.pod.Binaries = binaries
+	f.pod.Binaries = filepath.Join(binaries, "poisoned")
 	f.must(p.start())
 	f.wantRoutes(every()...)
 	f.waitState(p.state, "trial.json", `"good"`)
@@ -132,11 +97,10 @@ func (p *lastGood) recovers() {
 // accepted again at the next start: the last good one is (Fastly, 2021-06-08).
 func TestLastGoodConfiguration(t *testing.T) {
 	t.Parallel()
-	binaries := poisoned(t)
 	for _, program := range []string{"frontend", "lb"} {
 		t.Run(program+" panics", func(t *testing.T) {
 			t.Parallel()
-			p := newLastGood(t, binaries, program)
+			p := newLastGood(t, program)
 			digest := p.edit(crash.Panics)
 			p.ends()
 			p.servesLastGood(digest, "poisoned configuration")
@@ -148,7 +112,7 @@ func TestLastGoodConfiguration(t *testing.T) {
 	}
 	t.Run("process killed", func(t *testing.T) {
 		t.Parallel()
-		p := newLastGood(t, binaries, "lb")
+		p := newLastGood(t, "lb")
 		digest := p.edit(crash.Dies)
 		p.ends()
 		// A kill from outside looks the same, so the first one does not refuse the file.
@@ -159,7 +123,7 @@ func TestLastGoodConfiguration(t *testing.T) {
 	})
 	t.Run("loop hangs", func(t *testing.T) {
 		t.Parallel()
-		p := newLastGood(t, binaries, "lb")
+		p := newLastGood(t, "lb")
 		digest := p.edit(crash.Hangs)
 		p.waitState(p.state, "trial.json", "hung")
 		p.must(p.process().Kill()) // as the kubelet does after its probes failed
@@ -171,7 +135,7 @@ func TestLastGoodConfiguration(t *testing.T) {
 // A kill right after an edit does not refuse the edit.
 func TestKillAfterEditKeepsEdit(t *testing.T) {
 	t.Parallel()
-	p := newLastGood(t, binaries, "frontend")
+	p := newLastGood(t, "frontend")
 	p.waitState(p.state, "trial.json", p.edit("20.0.0.99/32"))
 	p.must(p.process().Kill())
 	p.must(p.start())

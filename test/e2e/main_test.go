@@ -1,11 +1,9 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,12 +13,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// binaries is the folder of lb, frontend, target, vipgate-probe, meridio-frontend and meridio-lb,
-// built once for all tests.
+// binaries is the folder of all programs.
 var binaries string
-
-// binariesVariable passes that folder to a nested run.
-const binariesVariable = "VIPGATE_TEST_BINARIES"
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -33,27 +27,11 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "the end-to-end tests need root for network namespaces: run as root")
 		return 1
 	}
-	if binaries = os.Getenv(binariesVariable); binaries != "" {
-		return m.Run()
-	}
-	// Named like the directory of a lab: if this run is killed, the next one removes it.
-	dir, err := os.MkdirTemp("/tmp", fmt.Sprintf("vg-%d-", os.Getpid()))
-	if err != nil {
+	var err error
+	if binaries, err = lab.Programs(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-	defer cancel()
-	root, err := filepath.Abs("../..")
-	if err == nil {
-		err = lab.Build(ctx, root, dir, "./cmd/meridio-frontend", "./cmd/vipgate-probe", "./test/meridiotest/meridio-lb")
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	binaries = dir
 	return m.Run()
 }
 

@@ -24,11 +24,7 @@ const monitoring = "../../deployments/components/monitoring/"
 // needPrometheus skips a test when the machine lacks Prometheus.
 func needPrometheus(t *testing.T) {
 	t.Helper()
-	for _, program := range []string{"prometheus", "promtool"} {
-		if _, err := exec.LookPath(program); err != nil {
-			lab.Skip(t, program+" (Debian: apt-get install prometheus)")
-		}
-	}
+	lab.Need(t, "prometheus", "promtool")
 }
 
 // rules is the content of the PrometheusRule.
@@ -244,9 +240,7 @@ func (f *fixture) startPrometheus(dir, config string) func(expression string) (s
 func TestDeadGatewayIsOnePage(t *testing.T) {
 	t.Parallel()
 	needPrometheus(t)
-	if _, err := exec.LookPath("prometheus-alertmanager"); err != nil {
-		lab.Skip(t, "prometheus-alertmanager (Debian: apt-get install prometheus-alertmanager)")
-	}
+	lab.Need(t, "prometheus-alertmanager")
 	f := newServing(t, 2)
 	dir := t.TempDir()
 	delays := map[string]time.Duration{}
@@ -341,16 +335,12 @@ func wantOrder(t *testing.T, text []byte, delays map[string]time.Duration) {
 func (f *fixture) startStaleKube() {
 	f.t.Helper()
 	dir := f.t.TempDir()
-	kube := filepath.Join(dir, "kube")
-	build := exec.CommandContext(f.t.Context(), "go", "build", "-o", kube, "../../cmd/kube")
-	if out, err := build.CombinedOutput(); err != nil {
-		f.t.Fatalf("%v: %s", err, out)
-	}
 	config := filepath.Join(dir, "kubeconfig")
 	f.must(os.WriteFile(config, []byte(fmt.Sprintf("{apiVersion: v1, kind: Config, current-context: c, "+
 		"contexts: [{name: c, context: {cluster: c, user: u}}], clusters: [{name: c, cluster: {server: 'https://%s'}}], "+
 		"users: [{name: u, user: {token: t}}]}", net.JoinHostPort("127.0.0.1", "6443"))), 0o600))
-	_, err := f.Start(f.Pod, "kube", kube, "run", "--trench=trench-a", "--namespace=trench-a", "--pod-name=pod-1",
+	_, err := f.Start(f.Pod, "kube", filepath.Join(binaries, "kube"), "run",
+		"--trench=trench-a", "--namespace=trench-a", "--pod-name=pod-1",
 		"--kubeconfig="+config, "--trench-file="+filepath.Join(dir, "trench.yaml"), "--key-dir="+filepath.Join(dir, "keys"),
 		"--admin-socket=unix://"+filepath.Join(dir, "admin.sock"),
 		"--frontend-admin-socket=unix://"+f.pod.FrontendAdmin())

@@ -1,12 +1,10 @@
 package lab
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 )
@@ -244,16 +242,4 @@ func removeFolders() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// Build compiles lb, frontend and target into dir, with more flags of go build, or more packages.
-// It needs a Go tool and the sources.
-func Build(ctx context.Context, root, dir string, flags ...string) error {
-	args := append([]string{"build", "-o", dir + string(filepath.Separator)}, flags...)
-	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/lb", "./cmd/frontend", "./cmd/target")...)
-	cmd.Dir = root
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build lb, frontend and target: %w: %s", err, out)
-	}
-	return nil
 }

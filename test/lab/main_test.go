@@ -3,9 +3,7 @@ package lab
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -21,18 +19,3 @@ func TestMain(m *testing.M) {
 		os.Exit(code)
 	}))
 }
-
-// targetBinary compiles target once and returns its folder. If this run is killed, the next one
-// removes the folder.
-var targetBinary = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp(tempDir, fmt.Sprintf("vg-%d-", os.Getpid()))
-	if err != nil {
-		return "", err
-	}
-	c := exec.Command("go", "build", "-o", dir, "./cmd/target")
-	c.Dir = "../.."
-	if out, err := c.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build target: %w: %s", err, out)
-	}
-	return dir, nil
-})

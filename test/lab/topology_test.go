@@ -35,7 +35,7 @@ func newPlainTopology(t *testing.T, pods, targets int) *plainTopology {
 	if missing := MissingForTopology(); missing != "" {
 		Skip(t, missing)
 	}
-	binaries, err := targetBinary()
+	binaries, err := Programs()
 	harness.Must(t, err)
 	topology, err := NewTopology(TopologyConfig{
 		Pods: pods, Targets: targets, VIPs: topologyVIPs, Binaries: binaries, Options: []Option{QuickDAD},

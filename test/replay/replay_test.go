@@ -2,7 +2,6 @@ package main
 
 import (
 	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -16,10 +15,9 @@ func TestReplay(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("network namespaces need root: run as root")
 	}
-	root, err := filepath.Abs("../..")
+	programs, err := lab.Programs()
 	harness.Must(t, err)
-	o := options{binaries: t.TempDir(), interval: 20 * time.Millisecond, observed: time.Second}
-	harness.Must(t, lab.Build(t.Context(), root, o.binaries))
+	o := options{binaries: programs, interval: 20 * time.Millisecond, observed: time.Second}
 	for _, id := range []string{"I8", "I11"} {
 		t.Run(id, func(t *testing.T) {
 			t.Parallel()
