@@ -3,7 +3,9 @@ package bird_test
 import (
 	"cmp"
 	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
@@ -26,9 +28,10 @@ var birdExecutable = cmp.Or(os.Getenv(birdVariable), systemBIRD)
 // insideVariable marks the second process of the tests, which has its own namespaces.
 const insideVariable = "VIPGATE_TEST_NAMESPACES"
 
-// TestMain runs the tests in a new network namespace, since the Supervisor and its BIRD look at
+// TestMain runs the tests in new network namespaces, since the Supervisor and its BIRD look at
 // the interfaces of the whole process, and in new PID and mount namespaces: however the tests
 // end, every BIRD that they started, and every namespace that they named, ends with them.
+// A run of all tests is divided among processes (shards_test.go).
 func TestMain(m *testing.M) {
 	switch {
 	case os.Geteuid() != 0: // each test that requires root checks for it
@@ -42,7 +45,8 @@ func TestMain(m *testing.M) {
 		}
 		goleak.VerifyTestMain(m)
 	default:
-		os.Exit(runInside())
+		flag.Parse()
+		os.Exit(runAll())
 	}
 }
 
@@ -59,19 +63,19 @@ func ownMounts() error {
 	)
 }
 
-// runInside runs the tests in their namespaces and returns their exit status.
-func runInside() int {
+// runInside runs this program in new namespaces and returns its exit status.
+func runInside(out io.Writer, args ...string) int {
 	// Pdeathsig fires at the end of the thread that forked.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	self, err := os.Executable()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
+		fmt.Fprintln(out, err)
 		return 1
 	}
-	cmd := exec.Command(self, os.Args[1:]...)
+	cmd := exec.Command(self, args...)
 	cmd.Env = append(os.Environ(), insideVariable+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:   syscall.CLONE_NEWNET | syscall.CLONE_NEWPID,
 		Unshareflags: syscall.CLONE_NEWNS, // for a separate /proc; mounts stay private
@@ -85,6 +89,6 @@ func runInside() int {
 	case errors.As(err, &exit):
 		return max(1, exit.ExitCode())
 	}
-	fmt.Fprintln(os.Stderr, "namespaces for the tests:", err)
+	fmt.Fprintln(out, "namespaces for the tests:", err)
 	return 1
 }
