@@ -9,9 +9,16 @@ BIN := bin
 TOOLS := $(BIN)/tools
 GO := go
 
+# Without the path of the clone, every clone has the same build cache. What the environment sets stays.
+export GOFLAGS := $(strip $(filter-out -trimpath -buildvcs=false,$(GOFLAGS)) -trimpath -buildvcs=false)
+# As images and releases have the programs. Only the race detector needs cgo, and sets it.
+export CGO_ENABLED := 0
+# The race detector sleeps for 1 s at the end of each test program otherwise.
+export GORACE := $(strip $(filter-out atexit_sleep_ms=%,$(GORACE)) atexit_sleep_ms=0)
+
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | column -t -s "$$(printf '\t')"
+	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: build
 build: check-go ## Build lb, frontend, kube, target, meridio-frontend, vipgate and vipgate-probe into bin/
@@ -20,14 +27,26 @@ build: check-go ## Build lb, frontend, kube, target, meridio-frontend, vipgate a
 
 .PHONY: demo
 demo: check-root check-go ## Show vipgate at work in network namespaces (ACT=1 to 3 for one act, HOLD=1 leaves it running)
-	@test/setup/packages.sh bird2 iproute2 nftables
+	@test/setup/packages.sh demo
 	@$(MAKE) --no-print-directory build $(TOOLS)/grpcurl
 	@$(GO) build -o $(BIN)/ ./test/demo
 	@$(BIN)/demo --binaries=$(BIN) $(if $(ACT),--act=$(ACT)) $(if $(filter 1,$(HOLD)),--hold)
 
+.PHONY: check
+check: check-go $(TOOLS)/gofumpt ## Before a commit: unit tests of changed packages and their importers, style, format, generated files
+	@test/setup/check.sh
+
 .PHONY: test
-test: check-root check-go ## Run every test: unit, race, end to end with real BIRD
-	@test/setup/test.sh
+test: check-root check-go ## Test: unit, race, end to end each row of the failure table with real BIRD (PACKAGES=./pkg/gate for some)
+	@test/setup/test.sh $(or $(PACKAGES),unit core)
+
+.PHONY: test-rest
+test-rest: check-root check-go ## Run the other end-to-end tests, and those of the demo and of the documents
+	@test/setup/test.sh rest
+
+.PHONY: test-changed
+test-changed: check-root check-go ## Run tests of make proof whose files changed since BASE: installation, site, replay, fuzzing, other BIRDs
+	@test/setup/changed.sh
 
 .PHONY: test-kube
 test-kube: check-root check-go $(TOOLS)/kube-apiserver $(TOOLS)/kubectl $(TOOLS)/helm $(TOOLS)/frr-k8s-controller ## Run the tests that need a Kubernetes API server, and start one for them
@@ -38,8 +57,6 @@ test-node: check-root check-go $(TOOLS)/kubelet $(TOOLS)/kubectl images ## Run t
 	@test/setup/test-node.sh
 
 .PHONY: bench
-# As the images and releases have the programs: libc's pages are not in their memory.
-bench: export CGO_ENABLED := 0
 bench: bench-tool ## Measure everything that docs/performance.md shows (takes most of an hour; ROWS=1,2 for some)
 	@$(BIN)/bench --binaries=$(BIN) --json=$(BIN)/bench.json --csv=$(BIN)/bench.csv --plots=$(BIN)/plots $(if $(ROWS),--rows=$(ROWS))
 
@@ -49,7 +66,7 @@ bench-quick: bench-tool ## The same with few repeats and few VIPs, in under a mi
 
 .PHONY: bench-tool
 bench-tool: check-root check-go
-	@test/setup/packages.sh bird2 iproute2 nftables
+	@test/setup/packages.sh demo
 	@$(MAKE) --no-print-directory build
 	@$(GO) build -o $(BIN)/ ./test/bench ./test/meridiotest/meridio-lb
 
@@ -58,14 +75,14 @@ SEED := 75
 
 .PHONY: chaos
 chaos: check-root check-go ## Inject FAULTS=20 random faults from SEED=75 and check what the gateways hold (SPEAKER=frr: behind an external FRR)
-	@test/setup/packages.sh bird2 iproute2 nftables frr
+	@test/setup/packages.sh demo chaos
 	@$(MAKE) --no-print-directory build
 	@$(GO) build -o $(BIN)/ ./test/chaos
 	@$(BIN)/chaos --binaries=$(BIN) --faults=$(FAULTS) --seed=$(SEED) $(if $(SPEAKER),--speaker=$(SPEAKER))
 
 .PHONY: replay
 replay: check-root check-go ## Replay 19 public incidents and write their table into docs/proof.md (INCIDENT=I7 for one)
-	@test/setup/packages.sh bird2 iproute2 nftables
+	@test/setup/packages.sh demo
 	@$(MAKE) --no-print-directory build
 	@$(GO) build -o $(BIN)/ ./test/replay
 	@$(BIN)/replay --binaries=$(BIN) --json=$(BIN)/replay.json --document=docs/proof.md $(if $(INCIDENT),--incident=$(INCIDENT))
@@ -77,26 +94,32 @@ fuzz: check-go ## Run every fuzz target for FUZZTIME=10s
 	@test/setup/fuzz.sh $(FUZZTIME)
 
 .PHONY: proof
-proof: check-root check-go ## The long forms: every fuzz target 10 minutes, the models, 500 faults on three seeds (takes hours)
-	@test/setup/packages.sh bird2 iproute2 nftables frr
+proof: check-root check-go ## Everything that CI leaves out, and the long forms: fuzzing, models, 500 faults on three seeds (takes hours)
+	@test/setup/packages.sh demo test
 	@$(MAKE) --no-print-directory build
 	@$(GO) build -o $(BIN)/ ./test/chaos
 	@test/setup/proof.sh
 
 .PHONY: lint
-lint: check-go tools ## Check format, code, floors, language, contracts and generated files
-	@echo "golangci-lint"; $(TOOLS)/golangci-lint run ./...
-	@echo "style"; $(GO) test ./test/style/...
-	@echo "release"; cd tools/release && $(GO) vet . && $(GO) test .
-	@echo "manifests"; cd tools/manifests && $(GO) vet . && $(GO) test -skip TestAPIServer .
+lint: check-go tools ## Check format, code, imports, language, contracts and generated files
+	@echo "format"; stale=$$(test/setup/format.sh list); [ -z "$$stale" ] || { echo "run make format: $$stale"; exit 1; }
+	@echo "go vet"; $(GO) vet ./...
+	@echo "staticcheck"; $(TOOLS)/staticcheck ./...
+	@echo "imports, style"; $(GO) test -vet=off ./test/style/...
+	@echo "release"; cd tools/release && $(GO) vet . && $(GO) test -vet=off .
+	@echo "manifests"; cd tools/manifests && $(GO) vet . && $(GO) test -vet=off -skip TestAPIServer .
 	@echo "go mod tidy"; $(GO) mod tidy -diff
 	@echo "buf lint"; $(TOOLS)/buf lint
 	@echo "buf breaking"; test/setup/breaking.sh $(TOOLS)/buf
+	@$(MAKE) --no-print-directory generated
+
+.PHONY: generated
+generated: tools
 	@echo "generated code"; test/setup/generated.sh $(TOOLS)
 
 .PHONY: format
 format: tools ## Format the code
-	$(TOOLS)/golangci-lint fmt
+	test/setup/format.sh write
 	$(TOOLS)/buf format -w
 
 .PHONY: generate
@@ -148,11 +171,11 @@ release: check-go ## Build binaries, packages, images, charts, SBOM and provenan
 
 .PHONY: site
 site: ## Build the documentation site into bin/site/, a folder for each version
-	@test/setup/packages.sh mkdocs-material
+	@test/setup/packages.sh site
 	@tools/site/build.sh $(BIN)/site $$(git -c safe.directory='$(CURDIR)' tag --list 'v*' --sort=-version:refname)
 
 .PHONY: tools
-tools: $(TOOLS)/.built $(TOOLS)/buf $(TOOLS)/golangci-lint ## Build the pinned tools
+tools: $(TOOLS)/.built $(TOOLS)/buf $(TOOLS)/gofumpt ## Build the pinned tools
 
 $(TOOLS)/.built: tools/go.mod tools/go.sum
 	@mkdir -p $(TOOLS)
@@ -171,10 +194,11 @@ $(TOOLS)/buf: tools/buf/go.mod tools/buf/go.sum
 	@out="$$PWD/$(TOOLS)"; cd tools/buf && $(GO) build -o "$$out/" tool
 	@touch $@
 
-$(TOOLS)/golangci-lint: tools/golangci-lint/go.mod tools/golangci-lint/go.sum
+# staticcheck and gci, too.
+$(TOOLS)/gofumpt: tools/lint/go.mod tools/lint/go.sum
 	@mkdir -p $(TOOLS)
-	@echo "building golangci-lint (some minutes when cold)"
-	@out="$$PWD/$(TOOLS)"; cd tools/golangci-lint && $(GO) build -o "$$out/" tool
+	@echo "building staticcheck, gofumpt and gci"
+	@out="$$PWD/$(TOOLS)"; cd tools/lint && $(GO) build -o "$$out/" tool
 	@touch $@
 
 # The API server of test/kubernetes, and its etcd.
@@ -202,6 +226,7 @@ $(TOOLS)/frr-k8s-controller: tools/frr-k8s/go.mod tools/frr-k8s/go.sum
 	@out="$$PWD/$(TOOLS)"; cd tools/frr-k8s && $(GO) build -ldflags '-s -w' -o "$$out/" tool
 
 # The node of test/node.
+$(TOOLS)/kubelet: export CGO_ENABLED := 1
 $(TOOLS)/kubelet: tools/kubernetes/go.mod tools/kubernetes/go.sum
 	@mkdir -p $(TOOLS)
 	@echo "kubelet, kube-controller-manager and kube-scheduler (20 minutes when cold)"

@@ -86,9 +86,7 @@ protocol bgp LB {
 // newBird prepares a BIRD on its own loopback address. It runs after start.
 func newBird(t *testing.T) *bird {
 	t.Helper()
-	if _, err := exec.LookPath("bird"); err != nil {
-		lab.Skip(t, "bird: "+err.Error())
-	}
+	lab.Need(t, "bird")
 	dir, err := os.MkdirTemp("/tmp", "vg")
 	harness.Must(t, err)
 	b := &bird{

@@ -37,15 +37,12 @@ type answer struct {
 // Open opens a page until the test ends. The test is skipped if this machine lacks Chromium.
 func Open(t testing.TB, url string) *Page {
 	t.Helper()
-	executable, err := exec.LookPath("chromium")
-	if err != nil {
-		lab.Skip(t, "chromium (Debian: apt-get install chromium)")
-	}
+	lab.Need(t, "chromium")
 	read, commands, err := os.Pipe()
 	harness.Must(t, err)
 	answers, write, err := os.Pipe()
 	harness.Must(t, err)
-	cmd := exec.Command(executable, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+	cmd := exec.Command("chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 		"--hide-scrollbars", "--user-data-dir="+t.TempDir(), "--remote-debugging-pipe", "about:blank")
 	cmd.ExtraFiles = []*os.File{read, write} // descriptors 3 and 4 of the protocol

@@ -194,10 +194,10 @@ func (r *reader) do(t *testing.T, script string) (string, error) {
 // remedies maps each program that a script can need, except frontend and lb, to the command that
 // installs it.
 var remedies = map[string]string{
-	"birdc": "apt-get install bird2", "curl": "apt-get install curl", "grpcurl": "make tools",
-	"ip":  "apt-get install iproute2",
-	"nft": "apt-get install nftables", "nstat": "apt-get install iproute2", "openssl": "apt-get install openssl",
-	"ss": "apt-get install iproute2",
+	"birdc": "Debian: apt-get install bird2", "curl": "Debian: apt-get install curl", "grpcurl": "make tools",
+	"ip": "Debian: apt-get install iproute2", "nft": "Debian: apt-get install nftables",
+	"nstat": "Debian: apt-get install iproute2", "openssl": "Debian: apt-get install openssl",
+	"ss": "Debian: apt-get install iproute2",
 }
 
 // toolPattern matches the names of the programs.

@@ -25,9 +25,7 @@ var (
 // TestSite builds the site with two versions. Links between documents work there as on GitHub, to
 // the heading, and a browser loads nothing from another server.
 func TestSite(t *testing.T) {
-	if _, err := exec.LookPath("mkdocs"); err != nil {
-		lab.Skip(t, "mkdocs (Debian: mkdocs-material)")
-	}
+	lab.Need(t, "mkdocs")
 	if out, err := exec.CommandContext(t.Context(), "git", "-C", root, "rev-parse", "HEAD").CombinedOutput(); err != nil {
 		lab.Skip(t, "a Git repository: "+string(out))
 	}

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -220,11 +219,7 @@ func (x *kindsTarget) hang(signal syscall.Signal, state string) {
 // newKindsFixture returns a pod without processes, and targets without servers.
 func newKindsFixture(t *testing.T, targets int) (f *dataPlaneFixture, servers []*kindsTarget) {
 	t.Helper()
-	for _, program := range []string{"nginx", "unbound", "chronyd"} {
-		if _, err := exec.LookPath(program); err != nil {
-			lab.Skip(t, program)
-		}
-	}
+	lab.Need(t, "nginx", "unbound", "chronyd")
 	if lack := lab.MissingForTopology(); lack != "" {
 		lab.Skip(t, lack)
 	}

@@ -49,6 +49,7 @@ type hostFRR struct {
 func newHostFRR(t *testing.T) *hostFRR {
 	t.Helper()
 	need(t, lab.KindFRR)
+	lab.Need(t, "openssl")
 	l, err := lab.New()
 	harness.Must(t, err)
 	h := &hostFRR{foreign: foreignOf(t, l, frontendUser,

@@ -81,6 +81,7 @@ func usersBeyond(t *testing.T, trench *traffic.Trench) *lab.NetNS {
 // packets to one VIP, and the other one stays reachable.
 func TestProbeFindsBlackHole(t *testing.T) {
 	t.Parallel()
+	lab.Need(t, "curl")
 	ctx, trench := openTrench(t, traffic.Options{Targets: 2})
 	users := usersBeyond(t, trench)
 	flags := []string{

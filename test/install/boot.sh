@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Boots systemd in namespaces of its own, on the root LOWER below an overlay in the empty directory
-# DIR. It ends with this process.
+# DIR, with the folders SOURCE at TARGET. It ends with this process.
+# boot.sh LOWER DIR [SOURCE TARGET]...
 set -euo pipefail
 lower=$1 dir=$2
+shift 2
 # The machine's cgroup, in the hierarchy of version 2.
 cgroup=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/mounts)
 mkdir -p "$cgroup/$(basename "$dir")"
@@ -33,10 +35,15 @@ mkdir "$root/dev/shm" "$root/dev/pts"
 mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"
 ln -s pts/ptmx "$root/dev/ptmx"
 ln -s /proc/self/fd "$root/dev/fd"
+while [ $# -gt 0 ]; do
+	mkdir -p "$root$2"
+	mount --bind "$1" "$root$2"
+	shift 2
+done
 cd "$root"
 mkdir -p .old
 pivot_root . .old
 umount -l .old
 hostname machine
 exec env -i container=vipgate-test PATH=/usr/sbin:/usr/bin /lib/systemd/systemd --log-target=journal
-'
+' boot "$@"

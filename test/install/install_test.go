@@ -2,6 +2,7 @@ package install
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -16,10 +17,10 @@ import (
 func buildPackage(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	command(t, "go", "build", "-C", root, "-o", dir+"/", "./cmd/lb", "./cmd/frontend", "./cmd/target", "./cmd/vipgate",
-		"./cmd/vipgate-probe")
+	programs, err := lab.Programs()
+	harness.Must(t, err)
 	command(t, "go", "build", "-C", root+"/tools/release", "-o", dir+"/release", ".")
-	command(t, "env", "-C", root, dir+"/release", "--packages", "--version=v0.0.0", "--binaries="+dir, "--out="+dir)
+	command(t, "env", "-C", root, dir+"/release", "--packages", "--version=v0.0.0", "--binaries="+programs, "--out="+dir)
 	files, err := filepath.Glob(dir + "/vipgate_*.deb")
 	if err != nil || len(files) != 1 {
 		t.Fatalf("packages %v, %v", files, err)
@@ -80,17 +81,49 @@ func TestInstall(t *testing.T) {
 	m.want(t, "ip netns; ls -d /run/vipgate-* /run/systemd/system/vipgate-* 2>/dev/null || true", "")
 	m.want(t, "apt-get -qq remove vipgate >/dev/null 2>&1\n"+
 		"ls /usr/lib/vipgate /usr/lib/systemd/system/vipgate-* 2>/dev/null || true", "")
-	m.readme(t, filepath.Dir(deb))
+	m.readme(t)
+}
+
+// TestTwoCommands runs the commands of the README in a clone on a machine with Go, make and git. Of
+// the tests one package runs.
+func TestTwoCommands(t *testing.T) {
+	commands := scripts(t, "README.md", "two-commands", 1)[0]
+	clone := t.TempDir()
+	command(t, "bash", "-euo", "pipefail", "-c", "cd "+root+" && git ls-files -z --cached --others --exclude-standard |"+
+		" xargs -0 sh -c 'for f; do [ ! -e \"$f\" ] || printf \"%s\\0\" \"$f\"; done' sh |"+
+		" tar --null -T - -cf - | tar -C "+clone+" -xf -")
+	mounts := []string{clone, "/root/vipgate"}
+	for variable, path := range map[string]string{
+		"GOROOT": "/usr/local/go", "GOCACHE": "/root/.cache/go-build", "GOMODCACHE": "/root/go/pkg/mod",
+	} {
+		folder, err := exec.CommandContext(t.Context(), "go", "env", variable).Output()
+		harness.Must(t, err)
+		mounts = append(mounts, strings.TrimSpace(string(folder)), path)
+	}
+	m := boot(t, mounts...)
+	m.want(t, "apt-get -qq install --no-install-recommends make git >/dev/null 2>&1", "")
+	ctx := harness.Context(t, timeout)
+	for line := range strings.Lines(commands) {
+		out, err := m.run(ctx, "export PATH=$PATH:/usr/local/go/bin PACKAGES=./pkg/vip; cd vipgate; "+line)
+		if err != nil {
+			t.Fatalf("%s%v\n%s", line, err, out)
+		}
+		if strings.HasPrefix(line, "make test ") && !strings.Contains(out, "nothing was skipped") {
+			t.Errorf("%s%s", line, out)
+		}
+	}
 }
 
 // readme runs the example of the README, without the package.
-func (m *machine) readme(t *testing.T, built string) {
+func (m *machine) readme(t *testing.T) {
 	t.Helper()
 	scripts := scripts(t, "README.md", "quickstart", 2)
+	programs, err := lab.Programs()
+	harness.Must(t, err)
 	bin := m.home("bin") + "/"
 	harness.Must(t, os.Mkdir(bin, 0o700))
 	for _, program := range []string{"lb", "frontend", "vipgate"} {
-		data, err := os.ReadFile(built + "/" + program)
+		data, err := os.ReadFile(filepath.Join(programs, program))
 		harness.Must(t, err)
 		harness.Must(t, os.WriteFile(bin+program, data, 0o700))
 	}

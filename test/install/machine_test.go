@@ -28,21 +28,18 @@ type machine struct {
 	dir  string // its files, as the test sees them
 }
 
-// boot boots a machine from the cached root.
-func boot(t *testing.T) *machine {
+// boot boots a machine from the cached root. Of mounts, each folder of this machine is followed by
+// its path there.
+func boot(t *testing.T, mounts ...string) *machine {
 	t.Helper()
-	for program, remedy := range map[string]string{"mmdebstrap": "mmdebstrap", "unshare": "util-linux"} {
-		if _, err := exec.LookPath(program); err != nil {
-			lab.Skip(t, "missing: "+program+" (Debian: apt-get install "+remedy+")")
-		}
-	}
+	lab.Need(t, "mmdebstrap")
 	lower, err := filepath.Abs(root + "/bin/install-root")
 	harness.Must(t, err)
 	command(t, "./root.sh", lower)
 	// Short, and unique: the name is the cgroup's, too.
 	dir, err := os.MkdirTemp("/tmp", fmt.Sprintf("vipgate-machine-%d-", os.Getpid()))
 	harness.Must(t, err)
-	cmd := exec.Command("./boot.sh", lower, dir)
+	cmd := exec.Command("./boot.sh", append([]string{lower, dir}, mounts...)...)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, commandTimeout
 	// unshare ends with the test, and systemd with unshare.

@@ -1,20 +1,27 @@
 #!/usr/bin/env bash
-# Installs Debian packages that are missing, so that no daemon starts, neither
-# now nor at the next boot. Units that exist already are not touched.
+# packages.sh GROUP... installs the Debian packages of groups of packages.txt that are missing, so that
+# no daemon starts, neither now nor at the next boot. Units that exist already are not touched.
 set -euo pipefail
 
 missing=()
-for package in "$@"; do
-	case $package in
-	bird2) command -v bird >/dev/null || [ -x /usr/sbin/bird ] || missing+=("$package") ;;
-	iproute2) command -v ip >/dev/null || missing+=("$package") ;;
-	*) dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package") ;;
-	esac
+for group in "$@"; do
+	packages=$(sed -n "s/^$group: //p" "$(dirname "$0")/packages.txt")
+	[ -n "$packages" ] || {
+		echo "packages.txt has no group $group" >&2
+		exit 1
+	}
+	for package in $packages; do
+		case $package in
+		bird2) command -v bird >/dev/null || [ -x /usr/sbin/bird ] || missing+=("$package") ;;
+		iproute2) command -v ip >/dev/null || missing+=("$package") ;;
+		*) dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package") ;;
+		esac
+	done
 done
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 if ! command -v apt-get >/dev/null; then
-	echo "missing: ${missing[*]}. This is not Debian or Ubuntu: install BIRD 2 (bird, birdc) and iproute2 (ip) with your package manager, then run this again." >&2
+	echo "missing: ${missing[*]} (names of Debian). This is not Debian or Ubuntu: install BIRD 2 (bird, birdc), iproute2 (ip) and the others with your package manager, then run this again." >&2
 	exit 1
 fi
 
@@ -27,6 +34,9 @@ if [ ! -e $policy ] || grep -qF "$mark" $policy; then # a killed run may have le
 	trap 'rm -f '$policy EXIT
 fi
 
+enabled() { systemctl list-unit-files --state=enabled --no-legend 2>/dev/null | awk '{ print $1 }' | sort; }
+manager=$(command -v systemctl || true)
+before=$(enabled || true)
 echo "installing: ${missing[*]}"
 log=$(mktemp)
 export DEBIAN_FRONTEND=noninteractive
@@ -38,7 +48,5 @@ if ! { apt-get update && apt-get install -y --no-install-recommends "${missing[@
 fi
 rm -f "$log"
 
-# The package enables its unit for the next boot; the unit is new with it.
-if [[ " ${missing[*]} " == *" bird2 "* ]] && command -v systemctl >/dev/null; then
-	systemctl disable --quiet bird.service 2>/dev/null || true
-fi
+# A package enables its units for the next boot.
+[ -z "$manager" ] || comm -13 <(echo "$before") <(enabled || true) | xargs -r systemctl disable --quiet 2>/dev/null || true

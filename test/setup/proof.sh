@@ -8,6 +8,7 @@
 #   PROOF_SEEDS        seeds of the chaos runs (1 2 3)
 #   PROOF_FLOWS        flows that live through every change (1000)
 #   PROOF_MOVES        scalings, after which all flows move (50)
+#   PROOF_SMALL        the tests that CI leaves out unless their files change (1)
 #   PROOF_LOGS         where the logs go (.cache/proof)
 set -euo pipefail
 
@@ -46,6 +47,8 @@ models() {
 			/rapid\.Check\(/ && name != "" { print package, name; name = "" }' "$file"
 	done
 }
+
+[ "${PROOF_SMALL:-1}" = 0 ] || stage "tests that CI leaves out" test/setup/changed.sh all
 
 [ "$fuzz" = 0 ] || stage "fuzz, $fuzz each" test/setup/fuzz.sh "$fuzz"
 

@@ -1,33 +1,29 @@
 #!/usr/bin/env bash
 # Runs the tests that need a Kubernetes API server. None is skipped.
 set -euo pipefail
+cd "$(dirname "$0")/../.."
+. test/setup/stages.sh
 
-lacking=0
-need() { command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] || {
-	echo "missing: $1 (Debian: apt-get install $2)"
-	lacking=1
-}; }
-need bird bird2
-need ip iproute2
-need nft nftables
-need gcc gcc
-[ $lacking = 0 ] || exit 1
-
+test/setup/packages.sh demo test || echo "the tests of a package that is not installed fail"
 VIPGATE_TEST_KUBE=1
 VIPGATE_TEST_SKIPPED=$(mktemp)
 export VIPGATE_TEST_KUBE VIPGATE_TEST_SKIPPED
-trap 'rm -f "$VIPGATE_TEST_SKIPPED"' EXIT
-export RAPID_SEED="${RAPID_SEED:-1}"
-status=0
-echo "== against an API server, with the race detector"
-go test -race -count=1 -p 1 -timeout 15m ./test/kubernetes/... ./cmd/kube/... ./pkg/kube/... || status=1
-echo "== the manifests, against an API server"
-(cd tools/manifests && go test -count=1 -run TestAPIServer .) || status=1
-echo "== end to end: an API server, kube, lb, frontend and real BIRD"
-go test -count=1 -timeout 20m ./test/kube-e2e/... || status=1
+export RAPID_SEED="${RAPID_SEED:-1}" RAPID_CHECKS="${RAPID_CHECKS:-30}"
+export CGO_ENABLED=0
+stage "programs of the tests" test/setup/programs.sh
+[ $status = 0 ] || exit 1
+export VIPGATE_TEST_BINARIES=$PWD/bin/test
+
+# "make test" ran the packages whose tests start no API server.
+packages=$(grep -rl --include='*_test.go' '"github.com/vipgate/vipgate/test/kubernetes"' cmd pkg test/kubernetes | xargs -n 1 dirname | sort -u | sed 's|^|./|')
+# shellcheck disable=SC2086 # one word for each package
+stage "API server, race detector" env CGO_ENABLED=1 go test -race -vet=off -count=1 -p 1 -timeout 15m $packages
+stage "API server, manifests" go test -C tools/manifests -vet=off -count=1 -run TestAPIServer .
+stage "API server, end to end" go test -vet=off -count=1 -timeout 20m ./test/kube-e2e/...
 if [ -s "$VIPGATE_TEST_SKIPPED" ]; then
 	echo "NOT TESTED, because this machine lacks something:"
 	sort -u "$VIPGATE_TEST_SKIPPED" | sed 's/^/  - /'
 	status=1
 fi
+rm -f "$VIPGATE_TEST_SKIPPED"
 exit $status

@@ -1,7 +1,14 @@
 #!/usr/bin/env bash
-# Runs every test. What the machine lacks for some of them is listed at the end.
+# test.sh TIER... runs tests; what the machine lacks for some of them is listed at the end.
+#   unit     all packages, most with the race detector
+#   core     end to end: the tests of the failure table of docs/architecture.md, each speaker once
+#   rest     the other end-to-end tests, the demo, the documents
+#   PACKAGE  a package, such as ./pkg/gate
 set -euo pipefail
+cd "$(dirname "$0")/../.."
+. test/setup/stages.sh
 
+test/setup/packages.sh demo test || echo "the tests of a package that is not installed are skipped"
 lacking=0
 need() { command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] || {
 	echo "missing: $1 (Debian: apt-get install $2)"
@@ -12,23 +19,68 @@ need ip iproute2
 need nft nftables
 need gcc gcc
 [ $lacking = 0 ] || exit 1
+test/setup/birds.sh
 
 VIPGATE_TEST_SKIPPED=$(mktemp)
 export VIPGATE_TEST_SKIPPED
-trap 'rm -f "$VIPGATE_TEST_SKIPPED"' EXIT
 # Those that need an API server run in "make test-kube".
 export VIPGATE_TEST_KUBE=0
-# The same sequences of the models in each run: another seed is set manually, or by "make proof".
-export RAPID_SEED="${RAPID_SEED:-1}"
-status=0
+# The same sequences of the models in each run, and few: "make proof" has other seeds, and 1 000.
+export RAPID_SEED="${RAPID_SEED:-1}" RAPID_CHECKS="${RAPID_CHECKS:-30}"
 processors=$(nproc)
-# The tests wait for timers of BGP and of BIRD more than they compute.
-echo "== unit tests, with the race detector"
-go test -race -p $((2 * processors)) -timeout 10m ./pkg/... ./cmd/... ./test/lab/... ./test/load/... ./test/birds ./test/speakers || status=1
-# Never from the cache, which does not know the programs that they build.
-echo "== end to end: real BIRD, real wires; the demo, the documents, the benchmark, the package"
-go test -count=1 -p 2 -parallel $((2 * processors)) -timeout 30m ./test/e2e/... ./test/demo/... ./test/docs/... \
-	./test/bench ./test/replay ./test/install || status=1
+# Only the race detector needs cgo. With it, the programs and their packages would be built twice.
+export CGO_ENABLED=0
+race() { CGO_ENABLED=1 go test -race "$@"; }
+
+# set_of NAME prints the packages of a set of test/style/testdata/imports.txt.
+set_of() { sed -n "s/^set $1 //p" test/style/testdata/imports.txt | tr ' ' '\n' | sed 's|^|github.com/vipgate/vipgate/|'; }
+
+# unit: a pure package has no goroutine, so that the race detector finds nothing in it.
+unit() {
+	local all pure
+	# Other tiers and "make lint" have the rest. The topology of the lab is part of every end-to-end test.
+	all=$(go list ./pkg/... ./cmd/... ./test/... |
+		grep -vE '/test/(bench|birds|demo|docs|e2e|install|kube-e2e|kubernetes|node|replay|style)(/|$)|/test/lab$')
+	pure=$(set_of pure)
+	stage "unit tests, pure packages" go test -vet=off -timeout 10m $(grep -xFf <(echo "$pure") <<<"$all")
+	# The tests wait for timers of BGP and of BIRD more than they compute.
+	stage "unit tests, race detector" race -vet=off -p $((2 * processors)) -timeout 10m $(grep -vxFf <(echo "$pure") <<<"$all")
+}
+
+# end_to_end NAME FLAGS... never takes results from the cache, which does not know all programs.
+end_to_end() {
+	stage "$1" go test -vet=off -count=1 -p 2 -parallel $((2 * processors)) -timeout 30m "${@:2}"
+}
+
+# core prints a pattern of the tests in the files that the failure table names, and of each speaker.
+core() {
+	local names='TestForeignBIRD|TestForeignFRR|TestForeignGoBGP|TestGatewayOfEachKindAvoidsDrainedPod' file
+	for file in $(sed -n '/^## Failure table/,/^## Security/p' docs/architecture.md | awk -F'|' '{ print $5 }' |
+		grep -o '`[a-z_]*`' | tr -d '`' | sort -u); do
+		[ -f "test/e2e/${file}_test.go" ] || {
+			echo "the failure table names $file, which is not in test/e2e" >&2
+			return 1
+		}
+		names+="|$(sed -n 's/^func \(Test[A-Za-z0-9_]*\)(.*/\1/p' "test/e2e/${file}_test.go" | paste -sd'|')"
+	done
+	echo "^($names)\$"
+}
+core=$(core)
+
+stage "programs of the tests" test/setup/programs.sh
+[ $status = 0 ] || exit 1
+export VIPGATE_TEST_BINARIES=$PWD/bin/test
+for tier in "$@"; do
+	case $tier in
+	unit) unit ;;
+	core) end_to_end "end to end, failure table" ./test/e2e -run "$core" ;;
+	rest)
+		end_to_end "end to end, the others" ./test/e2e -skip "$core"
+		end_to_end "demo, documents, benchmark" ./test/demo/... ./test/docs/... ./test/bench -skip '^TestSite$'
+		;;
+	*) end_to_end "$tier" "$tier" ;;
+	esac
+done
 echo
 kube=$(grep -c 'make test-kube' "$VIPGATE_TEST_SKIPPED" || true)
 [ "$kube" = 0 ] || echo "make test-kube runs $kube more tests, which need an API server"
@@ -36,7 +88,8 @@ sed -i '/make test-kube/d' "$VIPGATE_TEST_SKIPPED"
 if [ -s "$VIPGATE_TEST_SKIPPED" ]; then
 	echo "NOT TESTED, because this machine lacks something:"
 	sort -u "$VIPGATE_TEST_SKIPPED" | sed 's/^/  - /'
-else
-	echo "every other test ran: nothing was skipped"
+elif [ $status = 0 ]; then
+	echo "every other test ran and passed: nothing was skipped"
 fi
+rm -f "$VIPGATE_TEST_SKIPPED"
 exit $status

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Runs the tests that CI leaves to "make proof", unless their files changed since the base commit. With
+# "all" it runs every one.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+. test/setup/stages.sh
+. test/setup/changes.sh
+
+all=${1:-}
+changes=$(changed_files)
+# touched PATTERN reports whether a changed file matches.
+touched() { [ "$all" = all ] || grep -qE "^($1)" <<<"$changes"; }
+installation() {
+	test/setup/packages.sh install
+	test/setup/test.sh ./test/install
+}
+site() {
+	test/setup/packages.sh site
+	go test -vet=off -count=1 -run '^TestSite$' ./test/docs
+}
+
+touched 'test/lab/' && stage "topology of the lab" test/setup/test.sh ./test/lab
+touched 'pkg/bird/|test/birds/|test/setup/birds.sh' && stage "other versions of BIRD" test/setup/test.sh ./test/birds
+touched 'test/replay/' && stage "replay of two incidents" test/setup/test.sh ./test/replay
+touched 'test/bench/' && stage "every row of the benchmark" make bench-quick
+touched 'test/install/|docs/install.md|tools/release/|test/setup/|Makefile|README.md' && stage "installation" installation
+touched 'tools/site/|docs/.*\.md' && stage "documentation site" site
+packages=$(grep -rl --include='*_test.go' '^func Fuzz' cmd pkg test | xargs -r -d '\n' -n 1 dirname | sort -u)
+if [ "$all" != all ]; then # which has its own fuzzing, for longer
+	packages=$(for package in $packages; do touched "$package/[^/]*\.go" && echo "$package"; done || true)
+	[ -z "$packages" ] || stage "fuzzing" env FUZZ_PACKAGES="$packages" test/setup/fuzz.sh 1s
+fi
+exit $status
