@@ -368,7 +368,7 @@ func startRival(ctx context.Context, fx *fixture, f fault) (func(context.Context
 	if err := lab.Eventually(bound, 20*time.Millisecond, owned); err != nil {
 		return nil, fmt.Errorf("%s does not own the namespace: %w", r.program, err)
 	}
-	second := &lab.Pod{Lab: fx.Lab, Binaries: fx.pod.Binaries, Dir: filepath.Join(fx.Dir, "second")}
+	second := &lab.Pod{Lab: fx.Lab, Binaries: fx.pod.Binaries, Dir: filepath.Join(fx.Dir, "second"), ProductTimers: true}
 	if err := second.WriteTrench(trenchText()); err != nil {
 		return nil, err
 	}

@@ -60,8 +60,7 @@ func newFixture(o options, out *printer, report func(violation)) (*fixture, erro
 	}
 	fx := &fixture{
 		Lab: l, pod: &lab.Pod{
-			Lab:      l,
-			Binaries: o.binaries,
+			Lab: l, Binaries: o.binaries, ProductTimers: true,
 		}, out: out, timeline: newTimeline(), tb: &tb{}, report: report,
 		lbFlags: o.lbFlags, frontendFlags: o.frontendFlags, external: o.external,
 	}

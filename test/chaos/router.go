@@ -27,7 +27,7 @@ var frrNames = []string{"zebra", "bfdd", "bgpd"}
 // startGateways starts one BIRD and one FRR.
 func (fx *fixture) startGateways() error {
 	b := lab.GatewayB()
-	b.BFD = true
+	b.BFD, b.BFDMultiplier = true, 3
 	for g, r := range []struct {
 		kind   lab.Kind
 		ns     *lab.NetNS

@@ -28,8 +28,8 @@ attractor:
   name: attractor-a-1
   vips: [30.0.0.0/28, "3000::/124"]
   gateways:
-    - {name: gateway-a4, address: %s}
-    - {name: gateway-a6, address: "%s"}
+    %s
+    %s
 streams:
 `
 
@@ -265,7 +265,7 @@ func TestCheckKinds(t *testing.T) {
 	t.Parallel()
 	f, servers := newKindsFixture(t, 2)
 	x, second := servers[0], servers[1]
-	trench := fmt.Sprintf(kindsTrench, lab.GatewayA4, lab.GatewayA6)
+	trench := fmt.Sprintf(kindsTrench, lineA4, lineA6)
 	for n, kind := range checkKinds {
 		trench += fmt.Sprintf("  - name: %[1]s\n    vips: [30.0.0.%[2]d/32, \"3000::%[2]d/128\"]\n"+
 			"    check: {%[3]s, %[4]s}\n"+

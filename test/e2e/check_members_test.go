@@ -17,7 +17,7 @@ func TestCheckMembers(t *testing.T) {
 	x := servers[0]
 	const http, dns = `{http: {port: 80, method: POST, headers: ["X-Probe: 1"], path: /healthz, status: "200"}}`,
 		`{dns: {port: 53, name: www.example.org, recursion: true, answer: '^192\.0\.2\.1$'}, fall: 1}`
-	trench := strings.Replace(fmt.Sprintf(kindsTrench, lab.GatewayA4, lab.GatewayA6), `[30.0.0.0/28, "3000::/124"]`,
+	trench := strings.Replace(fmt.Sprintf(kindsTrench, lineA4, lineA6), `[30.0.0.0/28, "3000::/124"]`,
 		"["+strings.Join(x.prefixes(), ", ")+"]", 1)
 	// The resolver listens on 30.0.0.3 and 30.0.0.4.
 	for kind, host := range map[string]int{"all": 3, "any": 4} {

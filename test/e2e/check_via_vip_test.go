@@ -25,8 +25,8 @@ attractor:
   name: attractor-a-1
   vips: [30.0.0.1/32, 30.0.0.2/32, 30.0.0.3/32, 30.0.0.4/32, "3000::1/128", "3000::2/128", "3000::3/128"]
   gateways:
-    - {name: gateway-a4, address: %s}
-    - {name: gateway-a6, address: "%s"}
+    %s
+    %s
 streams:
   - name: tcp
     vips: [30.0.0.1/32, 30.0.0.4/32, "3000::1/128"]
@@ -175,8 +175,8 @@ func TestChecksThroughTheVIP(t *testing.T) {
 	x.each("addr add VIP dev lo")
 	x.each("rule add from VIP lookup 300 priority 20")
 	x.serve("[::]")
-	f.must(topology.WriteTrench(fmt.Sprintf(viaVIPTrench, lab.GatewayA4, lab.GatewayA6,
-		"interval: 100ms, timeout: 100ms, rise: 1, fall: 2", own[0], own[1])))
+	f.must(topology.WriteTrench(fmt.Sprintf(viaVIPTrench, lineA4, lineA6,
+		lab.CheckTimers, own[0], own[1])))
 	f.must(f.pod.StartLB("--dataplane=nftables"))
 	const isReady = "  ready  "
 	// want waits until the targets are not ready for these reasons, by stream and family.

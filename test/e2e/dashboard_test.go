@@ -27,21 +27,20 @@ attractor:
   name: attractor-a-1
   vips: [%s, "%s", %s, "%s"]
   gateways:
-    - {name: gateway-a4, address: %s}
-    - {name: gateway-a6, address: "%s"}
-    - {name: gateway-b4, address: %s, remoteASN: %d}
-    - {name: gateway-b6, address: "%s", remoteASN: %d}
+    %s
+    %s
+    %s
+    %s
 streams:
-`, vipA4, vipA6, vipB4, vipB6, lab.GatewayA4, lab.GatewayA6, lab.GatewayB4, lab.GatewayBAS, lab.GatewayB6,
-		lab.GatewayBAS)
+`, vipA4, vipA6, vipB4, vipB6, lineA4, lineA6, lineB4, lineB6)
 	for n, vips := range [][]any{{"stream-a", vipA4, vipA6}, {"stream-b", vipB4, vipB6}} {
 		addresses := lab.TargetAddrs(n + 1)
 		text += fmt.Sprintf(`  - name: %s
     vips: [%s, "%s"]
-    check: {tcp: {port: %d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2, via: address}
+    check: {tcp: {port: %d}, %s, via: address}
     targets:
       - {name: target-%d, ips: [%s, "%s"]}
-`, append(vips, lab.HealthPort, n+1, addresses[0], addresses[1])...)
+`, append(vips, lab.HealthPort, lab.CheckTimers, n+1, addresses[0], addresses[1])...)
 	}
 	return text
 }

@@ -28,24 +28,21 @@ type dataPlaneFixture struct {
 	gateway *lab.Gateway
 }
 
-// dataPlaneCheck is how often and how strictly the targets of dataPlaneTrench are checked.
-const dataPlaneCheck = "interval: 100ms, timeout: 100ms, rise: 1, fall: 2"
-
 func dataPlaneTrench(targets ...int) string {
 	text := fmt.Sprintf(`trench: trench-a
 attractor:
   name: attractor-a-1
   vips: [20.0.0.1/32, "2000::1/128"]
   gateways:
-    - {name: gateway-a4, address: %s}
-    - {name: gateway-a6, address: "%s"}
+    %s
+    %s
 streams:
   - name: stream-a
     vips: [20.0.0.1/32, "2000::1/128"]
     check: {tcp: {port: %d}, %s}
     drainTime: 4s
     targets:
-`, lab.GatewayA4, lab.GatewayA6, lab.HealthPort, dataPlaneCheck)
+`, lineA4, lineA6, lab.HealthPort, lab.CheckTimers)
 	for _, n := range targets {
 		a := lab.TargetAddrs(n)
 		text += fmt.Sprintf("      - {name: target-%d, ips: [%s, \"%s\"]}\n", n, a[0], a[1])

@@ -35,7 +35,7 @@ func editedTrench(streams []editedStream) string {
 			continue
 		}
 		text += fmt.Sprintf("  - name: %s\n    vips: [%s]\n    check: {tcp: {port: %d}, %s}\n", stream.name,
-			quoted(stream.vips), lab.HealthPort, dataPlaneCheck)
+			quoted(stream.vips), lab.HealthPort, lab.CheckTimers)
 		text += "    drainTime: 2m\n    targets:\n"
 		for _, target := range stream.targets {
 			name, a := targetOf(target)

@@ -219,7 +219,7 @@ func (f *explainFixture) edits() []plantedCause {
 
 // gatewayWith edits the gateway of IPv4. A session with other parameters waits for its turn.
 func (f *explainFixture) gatewayWith(more string) func() {
-	return f.applied(f.trenchWith(lineA4, strings.TrimSuffix(lineA4, "}")+", "+more+"}"))
+	return f.applied(f.trenchWith(lineA4, with(more, lineA4)[0]))
 }
 
 // applied edits the file, and ends the wait of the session.
@@ -302,7 +302,7 @@ func (f *explainFixture) sessions() []plantedCause {
 		},
 		{
 			name: "change waits for its turn", isGood: true,
-			plant: f.trenchWith(lineA4, strings.TrimSuffix(lineA4, "}")+", holdTime: 9s}"),
+			plant: f.trenchWith(lineA4, with("holdTime: 9s", lineA4)[0]),
 			want:  []string{"ok gateway gateway-a4 is up", "change pending: hold time"}, repair: f.usual,
 		},
 		{

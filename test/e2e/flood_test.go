@@ -36,15 +36,8 @@ const (
 // exposed are flags that bind the listeners to the pod's address.
 var exposed = []string{"--health-address=" + podAddress, "--metrics-address=" + podAddress}
 
-// floodedLBArgs are the arguments of an lb with every listener, and with a lease that a busy
-// machine keeps.
-var floodedLBArgs = append(slices.Concat(exposed, registry), "--registry-address="+floodedRegistry, "--lease=4s")
-
-// patientTrench is the usual trench with checks that a busy machine passes.
-func patientTrench() string {
-	return strings.ReplaceAll(usualTrench(), "interval: 100ms, timeout: 100ms, rise: 1, fall: 2",
-		"interval: 500ms, timeout: 500ms, rise: 1, fall: 3")
-}
+// floodedLBArgs are the arguments of an lb with every listener.
+var floodedLBArgs = append(slices.Concat(exposed, registry), "--registry-address="+floodedRegistry)
 
 // flood holds connections from one namespace until the test ends.
 type flood struct {
@@ -164,7 +157,7 @@ func TestHealthPortFlood(t *testing.T) {
 	)
 	f := newFixture(t)
 	f.up(f.target1)
-	f.must(f.pod.WriteTrench(patientTrench()))
+	f.must(f.pod.WriteTrench(usualTrench()))
 	f.must(f.pod.StartLB(floodedLBArgs...))
 	f.must(f.pod.StartFrontend(exposed...))
 	f.wantRoutes(vipA4, vipA6)
@@ -225,7 +218,7 @@ func TestHealthPortFlood(t *testing.T) {
 func TestIdleConnectionsLeaveDescriptors(t *testing.T) {
 	f := newFixture(t)
 	f.up(f.target1)
-	f.must(f.pod.WriteTrench(patientTrench()))
+	f.must(f.pod.WriteTrench(usualTrench()))
 	args := f.pod.LBArgs(floodedLBArgs...)
 	lb, err := f.Start(f.Pod, "lb", append([]string{"/bin/sh", "-c", `ulimit -n 256; exec "$@"`, "lb"}, args...)...)
 	f.must(err)

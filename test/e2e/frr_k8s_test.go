@@ -164,7 +164,7 @@ func newFRRK8s(t *testing.T) *frrK8s {
 	f := &frrK8s{fixture: newFixture(t), birds: map[string]*lab.Process{}, places: map[string]*lab.NetNS{}}
 	f.must(f.gateway.Process.Kill())
 	f.must(f.pod.WriteTrench(strings.ReplaceAll(frrK8sTrench, "CHECK",
-		fmt.Sprintf("check: {tcp: {port: %d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}", checkPort))))
+		fmt.Sprintf("check: {tcp: {port: %d}, %s}", checkPort, lab.CheckTimers))))
 	f.dir = filepath.Join(f.Dir, "frr")
 	t.Cleanup(func() {
 		for name, p := range f.birds {

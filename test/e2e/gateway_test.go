@@ -26,10 +26,10 @@ const healthServing, healthNotServing = healthv1.HealthCheckResponse_SERVING, he
 
 // Lines of the usual trench file.
 var (
-	lineA4 = fmt.Sprintf("- {name: gateway-a4, address: %s}", lab.GatewayA4)
-	lineA6 = fmt.Sprintf("- {name: gateway-a6, address: %q}", lab.GatewayA6)
-	lineB4 = fmt.Sprintf("- {name: gateway-b4, address: %s, remoteASN: %d}", lab.GatewayB4, lab.GatewayBAS)
-	lineB6 = fmt.Sprintf("- {name: gateway-b6, address: %q, remoteASN: %d}", lab.GatewayB6, lab.GatewayBAS)
+	lineA4 = fmt.Sprintf("- {name: gateway-a4, address: %s, %s}", lab.GatewayA4, lab.HoldTime)
+	lineA6 = fmt.Sprintf("- {name: gateway-a6, address: %q, %s}", lab.GatewayA6, lab.HoldTime)
+	lineB4 = fmt.Sprintf("- {name: gateway-b4, address: %s, remoteASN: %d, %s}", lab.GatewayB4, lab.GatewayBAS, lab.HoldTime)
+	lineB6 = fmt.Sprintf("- {name: gateway-b6, address: %q, remoteASN: %d, %s}", lab.GatewayB6, lab.GatewayBAS, lab.HoldTime)
 )
 
 // edited returns the usual trench file after replacing texts, in pairs of old and new.
@@ -43,6 +43,21 @@ func edited(t *testing.T, pairs ...string) string {
 		text = strings.Replace(text, pairs[i], pairs[i+1], 1)
 	}
 	return text
+}
+
+// with adds fields to lines of gateways. A hold time replaces the usual one.
+func with(fields string, lines ...string) []string {
+	var list []string
+	for _, line := range lines {
+		if strings.Contains(fields, "holdTime:") {
+			line = strings.Replace(line, ", "+lab.HoldTime, "", 1)
+		}
+		if fields != "" {
+			line = strings.TrimSuffix(line, "}") + ", " + fields + "}"
+		}
+		list = append(list, line)
+	}
+	return list
 }
 
 // regateway restarts the gateway with another configuration, before the pod starts.
@@ -310,11 +325,10 @@ func TestLinkRecovery(t *testing.T) {
 func TestBFDDownLosesGateway(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	// Both peers offer a long hold time, so that only BFD can detect the loss.
-	f.regateway(func(c *lab.GatewayConfig) { c.BFD, c.HoldSeconds = true, 90 })
+	// The hold time is long, so that only BFD can detect the loss.
+	f.regateway(func(c *lab.GatewayConfig) { c.BFD = true })
 	// The intervals are long enough for a busy machine.
-	bfd := strings.TrimSuffix(lineA4, "}") + ", holdTime: 90s, bfd: {minTx: 500ms, minRx: 500ms, multiplier: 4}}"
-	f.must(f.pod.WriteTrench(edited(t, lineA4, bfd)))
+	f.must(f.pod.WriteTrench(edited(t, lineA4, with("bfd: {minTx: 500ms, minRx: 500ms, multiplier: 4}", lineA4)[0])))
 	f.up(f.target1)
 	f.startPod()
 	f.wantRoutes(vipA4, vipA6)

@@ -28,14 +28,14 @@ attractor:
   name: attractor-a-1
   vips: [%[1]q]
   gateways:
-    - {name: gateway-a6, address: %[2]q}
+    %[2]s
 streams:
   - name: stream-a
     vips: [%[1]q]
-    check: {tcp: {port: %[4]d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
+    check: {tcp: {port: %[4]d}, %[5]s}
     targets:
       - {name: target-1, ips: [%[3]q]}
-`, vipA6, lab.GatewayA6.String(), lab.Target1v6.String(), checkPort)))
+`, vipA6, lineA6, lab.Target1v6.String(), checkPort, lab.CheckTimers)))
 	f.up(f.target1[1:])
 	f.startPod()
 	f.wantRoutes(vipA6)

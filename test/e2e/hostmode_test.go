@@ -12,10 +12,10 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-const hostStreams = `streams:
+var hostStreams = `streams:
   - name: self
     vips: [20.0.0.1/32, "2000::1/128"]
-    check: {tcp: {port: 5000}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
+    check: {tcp: {port: 5000}, ` + lab.CheckTimers + `}
     targets:
       - {name: self, ips: [127.0.0.1, "::1"]}
 `

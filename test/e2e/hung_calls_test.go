@@ -305,7 +305,7 @@ func silentTarget(f *hungFixture) *lab.Process {
 			accepted <- c
 		}
 	}()
-	p := rewritten("{tcp: {port: 5000}, interval: 100ms, timeout: 100ms,",
+	p := rewritten("{tcp: {port: 5000}, interval: 500ms, timeout: 500ms,",
 		"{http: {port: 5000}, interval: 1h, timeout: 1h,", lbServes())(f)
 	c := await.Receive(f.t, "a check of the silent target", accepted)
 	f.t.Cleanup(func() { _ = c.Close() })

@@ -120,9 +120,8 @@ func (f *fixture) wantRouterUpdates(r lab.Router, mark int, prefix string, want 
 // trenchWith is the usual trench file with further settings of both gateways.
 func trenchWith(t *testing.T, settings string) string {
 	t.Helper()
-	return edited(
-		t, lineA4, strings.TrimSuffix(lineA4, "}")+settings+"}", lineA6, strings.TrimSuffix(lineA6, "}")+settings+"}",
-	)
+	lines := with(strings.TrimPrefix(settings, ", "), lineA4, lineA6)
+	return edited(t, lineA4, lines[0], lineA6, lines[1])
 }
 
 // isVIP reports whether a route has the pod as its next hop.

@@ -278,7 +278,7 @@ func TestUnsyncedLBChangesNothing(t *testing.T) {
 	t.Parallel()
 	const grace = 6 * time.Second
 	f := newFixture(t)
-	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "interval: 100ms, timeout: 100ms",
+	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "interval: 500ms, timeout: 500ms",
 		"interval: 60s, timeout: 60s")))
 	f.up(f.target1)
 	f.must(f.pod.StartLB("--stale-grace=" + grace.String()))

@@ -66,9 +66,9 @@ attractor:
   name: attractor-a-1
   vips: [%s, "%s", %s, "%s"]
   gateways:
-    - {name: gateway-a4, address: %s}
-    - {name: gateway-a6, address: "%s"}
-`, vipA4, vipA6, vipB4, vipB6, lab.GatewayA4, lab.GatewayA6)
+    %s
+    %s
+`, vipA4, vipA6, vipB4, vipB6, lineA4, lineA6)
 }
 
 // Named like the directory of a lab: if this run is killed, the next one removes it.
@@ -76,15 +76,15 @@ func usualTrench() string {
 	return attractor() + fmt.Sprintf(`streams:
   - name: stream-a
     vips: [%[1]s, "%[2]s"]
-    check: {tcp: {port: %[9]d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
+    check: {tcp: {port: %[9]d}, %[10]s}
     targets:
       - {name: target-1, ips: [%[5]s, "%[6]s"]}
   - name: stream-b
     vips: [%[3]s, "%[4]s"]
-    check: {tcp: {port: %[9]d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
+    check: {tcp: {port: %[9]d}, %[10]s}
     targets:
       - {name: target-2, ips: [%[7]s, "%[8]s"]}
-`, vipA4, vipA6, vipB4, vipB6, lab.Target1v4, lab.Target1v6, lab.Target2v4, lab.Target2v6, checkPort)
+`, vipA4, vipA6, vipB4, vipB6, lab.Target1v4, lab.Target1v6, lab.Target2v4, lab.Target2v6, checkPort, lab.CheckTimers)
 }
 
 // newFixture creates a lab with the usual trench and a gateway; lb and frontend do not run yet.

@@ -19,13 +19,13 @@ func registryTrench() string {
 	return attractor() + fmt.Sprintf(`streams:
   - name: stream-a
     vips: [%[1]s, "%[2]s"]
-    check: {tcp: {port: %[5]d}, interval: 100ms, timeout: 100ms, rise: 2, fall: 2}
+    check: {tcp: {port: %[5]d}, %[6]s}
     drainTime: 1s
   - name: stream-b
     vips: [%[3]s, "%[4]s"]
-    check: {tcp: {port: %[5]d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
+    check: {tcp: {port: %[5]d}, %[7]s}
     drainTime: 1s
-`, vipA4, vipA6, vipB4, vipB6, checkPort)
+`, vipA4, vipA6, vipB4, vipB6, checkPort, strings.Replace(lab.CheckTimers, "rise: 1", "rise: 2", 1), lab.CheckTimers)
 }
 
 // registry are the flags of an lb that only accepts registrations for stream-a by the application.

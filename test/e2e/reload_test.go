@@ -73,7 +73,7 @@ func TestReloadKeepsOtherSessions(t *testing.T) {
 	untouched("a VIP replaced by another")
 
 	// A change of one gateway's timer restarts only that session.
-	slower := strings.TrimSuffix(lineB4, "}") + ", holdTime: 6s}"
+	slower := with("holdTime: 6s", lineB4)[0]
 	f.must(f.pod.WriteTrench(edited(t,
 		slices.Concat([]string{lineA6, lineA6 + "\n    " + slower + "\n    " + lineB6}, vips)...)))
 	f.waitFor(func() error {

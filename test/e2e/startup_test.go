@@ -118,7 +118,7 @@ func TestFirstRiseWithDataPlane(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
 	// The check interval is long: targets that failed at the start return one by one.
-	f.must(f.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), dataPlaneCheck,
+	f.must(f.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), lab.CheckTimers,
 		"interval: 1s, timeout: 200ms, rise: 2, fall: 2", 1)))
 	detectDuplicates(t, f.pod.Namespace(), lab.Internal, lab.PodInternal(1)[1].String()+"/64")
 	f.start()
@@ -131,7 +131,7 @@ func TestFirstRiseWithDataPlane(t *testing.T) {
 func TestDataPlaneWaitsForLateTarget(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
-	f.must(f.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), dataPlaneCheck,
+	f.must(f.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), lab.CheckTimers,
 		"interval: 1s, timeout: 300ms, rise: 1, fall: 9", 1)))
 	// Two checks of each family time out, of 60 bytes (IPv4) and 80 bytes (IPv6).
 	_, err := f.Targets[1].NS.Run(f.ctx, "nft", fmt.Sprintf("add table inet late;"+

@@ -42,14 +42,6 @@ func (f *turnsFixture) write(gateways ...string) {
 }
 
 // with returns lines of gateways with a further field.
-func with(field string, lines ...string) []string {
-	var list []string
-	for _, line := range lines {
-		list = append(list, strings.TrimSuffix(line, "}")+", "+field+"}")
-	}
-	return list
-}
-
 // marks are the positions in the traces of both gateways.
 type marks [2]int
 

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 )
 
@@ -20,7 +19,7 @@ func TestValidateDiff(t *testing.T) {
 	next := filepath.Join(f.Dir, "next.yaml")
 	text := edited(t, fmt.Sprintf("vips: [%s, %q, %s, %q]", vipA4, vipA6, vipB4, vipB6),
 		fmt.Sprintf("vips: [%s, %q, %s, %q, 20.0.0.9/32]", vipA4, vipA6, vipB4, vipB6),
-		lineA6, strings.Replace(lineA6, "}", ", holdTime: 9s}", 1),
+		lineA6, with("holdTime: 9s", lineA6)[0],
 		"name: stream-b", "name: stream-c", "name: target-1", "name: target-9")
 	f.must(os.WriteFile(next, []byte(text), 0o644))
 	want := next + `: valid

@@ -23,12 +23,15 @@ type GatewayConfig struct {
 	Peers    []netip.Addr
 	// Ranges are subnets of peers whose addresses are not known in advance, one for each local
 	// address; Peers then only gives the family of each.
-	Ranges   []netip.Prefix
-	BFD      bool
-	Password string
+	Ranges []netip.Prefix
+	BFD    bool
+	// BFDMultiplier is how many packets, 100 ms apart, a peer of BFD may miss; the constant of this
+	// name when 0.
+	BFDMultiplier int
+	Password      string
 	// Passive is true when the gateway waits for the peer to connect.
 	Passive bool
-	// HoldSeconds is the offered hold time; 3 when 0, no hold time when negative.
+	// HoldSeconds is the offered hold time; the constant HoldSeconds when 0, no hold time when negative.
 	HoldSeconds int
 	// Default is true when the gateway sends default routes.
 	Default bool

@@ -15,6 +15,8 @@ type Pod struct {
 	Dir      string // its folder; "" for the lab's
 	LB       *Process
 	Frontend *Process
+	// ProductTimers leaves the timers of lb and frontend at their defaults, for measurements.
+	ProductTimers bool
 
 	replaced int // number of replacements, in a Topology
 }
@@ -70,12 +72,11 @@ func (p *Pod) WriteTrench(text string) error {
 
 // LBArgs returns the arguments of `lb run` in this pod.
 func (p *Pod) LBArgs(extra ...string) []string {
-	return append([]string{
-		filepath.Join(p.Binaries, "lb"), "run",
-		"--trench-file=" + p.TrenchFile(), "--socket=unix://" + p.Socket(), "--admin-socket=unix://" + p.LBAdmin(),
-		"--identity=dev", "--dev-authority-dir=" + p.Authority(), "--spiffe-id=" + LBID,
-		"--frontend-id=" + FrontendID, "--reader-id=" + OperatorID, "--state-dir=" + p.StateDir(), "--log-format=text",
-	}, extra...)
+	return append(p.arguments("lb", lbTimers,
+		"--trench-file="+p.TrenchFile(), "--socket=unix://"+p.Socket(), "--admin-socket=unix://"+p.LBAdmin(),
+		"--identity=dev", "--dev-authority-dir="+p.Authority(), "--spiffe-id="+LBID,
+		"--frontend-id="+FrontendID, "--reader-id="+OperatorID, "--state-dir="+p.StateDir(), "--log-format=text",
+	), extra...)
 }
 
 // FrontendArgs returns the arguments of `frontend run` in this pod.
@@ -85,13 +86,23 @@ func (p *Pod) FrontendArgs(extra ...string) []string {
 
 // frontendArgs returns the arguments of `PROGRAM run` in this pod.
 func (p *Pod) frontendArgs(program string, extra []string) []string {
-	return append([]string{
-		filepath.Join(p.Binaries, program), "run", "--lb-socket=unix://" + p.Socket(),
-		"--admin-socket=unix://" + p.FrontendAdmin(),
-		"--identity=dev", "--dev-authority-dir=" + p.Authority(), "--spiffe-id=" + FrontendID, "--lb-id=" + LBID,
-		"--external-interface=" + External, "--bird-dir=" + p.BirdDir(), "--bird-socket=" +
+	return append(p.arguments(program, frontendTimers,
+		"--lb-socket=unix://"+p.Socket(),
+		"--admin-socket=unix://"+p.FrontendAdmin(),
+		"--identity=dev", "--dev-authority-dir="+p.Authority(), "--spiffe-id="+FrontendID, "--lb-id="+LBID,
+		"--external-interface="+External, "--bird-dir="+p.BirdDir(), "--bird-socket="+
 			p.BirdSocket(), "--log-format=text",
-	}, extra...)
+	), extra...)
+}
+
+// arguments returns the command `PROGRAM run` with its timers, unless the product's apply, and with
+// further arguments. A later flag of the same name replaces a timer.
+func (p *Pod) arguments(program string, timers []string, more ...string) []string {
+	command := []string{filepath.Join(p.Binaries, program), "run"}
+	if !p.ProductTimers {
+		command = append(command, timers...)
+	}
+	return append(command, more...)
 }
 
 // StartLB starts the lb.

@@ -20,7 +20,7 @@ type ReceiverConfig struct {
 	AS    uint32 // GatewayAS when 0
 	// RouterID is the first IPv4 address of Local, or GatewayA4, when not set.
 	RouterID netip.Addr
-	// HoldSeconds is the offered hold time; 3 when 0.
+	// HoldSeconds is the offered hold time; the constant HoldSeconds when 0.
 	HoldSeconds int
 	// Default is true when it announces a default route on each session.
 	Default bool
@@ -109,7 +109,7 @@ func StartReceiver(ns *NetNS, c ReceiverConfig) (*Receiver, error) {
 		c.AS = GatewayAS
 	}
 	if c.HoldSeconds == 0 {
-		c.HoldSeconds = 3
+		c.HoldSeconds = HoldSeconds
 	}
 	for _, a := range c.Local {
 		if !c.RouterID.IsValid() && a.Is4() {

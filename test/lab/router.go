@@ -101,7 +101,7 @@ func (c GatewayConfig) router() gatewayconfig.Router {
 	if c.Default {
 		router.Routes = append(gatewayconfig.DefaultRoutes(), c.Routes...)
 	}
-	hold := time.Duration(max(0, cmp.Or(c.HoldSeconds, 3))) * time.Second
+	hold := time.Duration(max(0, cmp.Or(c.HoldSeconds, HoldSeconds))) * time.Second
 	for i, local := range c.Local {
 		session := gatewayconfig.Session{
 			Gateway: trench.Gateway{
@@ -114,7 +114,7 @@ func (c GatewayConfig) router() gatewayconfig.Router {
 			session.Pods = c.Ranges[i]
 		}
 		if c.BFD {
-			session.BFD = &trench.BFD{MinTx: 100 * time.Millisecond, MinRx: 100 * time.Millisecond, Multiplier: 3}
+			session.BFD = &trench.BFD{MinTx: 100 * time.Millisecond, MinRx: 100 * time.Millisecond, Multiplier: cmp.Or(c.BFDMultiplier, BFDMultiplier)}
 		}
 		if len(c.VIPs) > 0 {
 			session.Protocol = trench.Static

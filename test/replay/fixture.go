@@ -47,11 +47,12 @@ func open(ctx context.Context, s *scenario, binaries string, reference bool) (*f
 		return nil, err
 	}
 	fx := &fixture{Topology: topology, scenario: s, text: trenchText(), reference: reference}
-	errs := []error{fx.edit(s.before...), fx.StartGateways(func(c *lab.GatewayConfig) { c.BFD = !reference })}
+	errs := []error{fx.edit(s.before...), fx.StartGateways(func(c *lab.GatewayConfig) { c.BFD, c.BFDMultiplier = !reference, 3 })}
 	for _, a := range fx.Targets {
 		errs = append(errs, a.Start())
 	}
 	for pod := range pods {
+		fx.Pods[pod].ProductTimers = true
 		if reference {
 			fx.scripts[pod] = fx.newScript(pod)
 			errs = append(errs, fx.scripts[pod].start(fx, 0))
