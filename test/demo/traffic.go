@@ -64,7 +64,7 @@ kill -9, and nothing of its kernel is left. A new pod with another MAC address t
 its place later.
 
 The loss of the pod is the one change that is not planned: until BFD notices, after
-1 s, the gateways send its share of the packets to nowhere.`,
+5 s, the gateways send its share of the packets to nowhere.`,
 		explanation: `
    The loss of the pod costs the same with and without vipgate: its share of the packets, until
    BFD notices; TCP sends them again. Then flows continue through the other pods, to the same

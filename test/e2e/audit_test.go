@@ -18,7 +18,7 @@ func TestAudit(t *testing.T) {
 	f.up(f.target1, f.target2)
 	f.must(f.pod.WriteTrench(viaAddress(heldTrench())))
 	f.must(f.pod.StartLB("--dataplane=nftables"))
-	f.must(f.pod.StartFrontend(shortDrain, shortSettle))
+	f.must(f.pod.StartFrontend(noDrain, shortSettle))
 	f.wantRoutes(every()...)
 	f.must(f.pod.WriteTrench(viaAddress(onlyA4())))
 	f.waitFrontend(frontend.Held, false)

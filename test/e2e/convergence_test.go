@@ -188,7 +188,7 @@ func TestFamilyLossLeavesTheOther(t *testing.T) {
 			t.Parallel()
 			f := newDataPlaneFixture(t)
 			// The kernel can take a second to send through a link that came up (linkwatch).
-			tolerant := func(trench string) string { return strings.Replace(trench, "fall: 2", "fall: 30", 1) }
+			tolerant := func(trench string) string { return strings.Replace(trench, "fall: 10", "fall: 100", 1) }
 			f.must(f.WriteTrench(tolerant(dataPlaneTrench(1, 2))))
 			f.start()
 			f.waitOutput("confirmed   desired state", "status")

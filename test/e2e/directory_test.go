@@ -140,7 +140,7 @@ func TestMissingReadinessDirectory(t *testing.T) {
 			f := newFixture(t)
 			f.makeReadinessDir()
 			f.makeReadiness("lb-ready-stream-a")
-			f.startDirectoryFrontend("--on-missing-directory="+name, "--drain-time=500ms")
+			f.startDirectoryFrontend("--on-missing-directory="+name, visibleDrain)
 			f.wantRoutes(vipA4, vipA6)
 			mark := f.mark()
 			f.must(os.Rename(f.readinessDir(), f.readinessDir()+".away"))

@@ -25,8 +25,15 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// shortDrain is a short drain time, for both programs.
-const shortDrain = "--drain-time=200ms"
+// Drain times of both programs.
+const (
+	noDrain = "--drain-time=0s"
+	// longDrain lasts until a test ends it by a command, or by a second SIGTERM.
+	longDrain = "--drain-time=1h"
+	// visibleDrain ends by itself, after the gateway has received the de-preferred routes: also if the
+	// machine stalls in between, which would merge them with the withdrawals.
+	visibleDrain = "--drain-time=4s"
+)
 
 // shortSettle shortens the frontend's wait after a withdrawal.
 const shortSettle = "--settle=50ms"
@@ -148,6 +155,18 @@ func (f *fixture) stop(p *lab.Process) {
 	f.t.Helper()
 	f.must(p.Signal(syscall.SIGTERM))
 	f.wantExit(p, 0)
+}
+
+// stopDrained ends a process with SIGTERM. A second one ends its drain, once the gateway has
+// received every VIP de-preferred.
+func (f *fixture) stopDrained(p *lab.Process, vips ...string) {
+	f.t.Helper()
+	mark := f.mark()
+	f.must(p.Signal(syscall.SIGTERM))
+	for _, vip := range vips {
+		f.waitUpdate(mark, vip, depreferred)
+	}
+	f.stop(p)
 }
 
 // wantRunning fails if a process has ended.

@@ -126,14 +126,14 @@ func (f *explainFixture) usual() { f.trenchWith()() }
 func (f *explainFixture) startLB(flags ...string) func() {
 	return func() {
 		f.t.Helper()
-		f.must(f.pod.StartLB(append([]string{shortDrain, "--dataplane=nftables"}, flags...)...))
+		f.must(f.pod.StartLB(append([]string{noDrain, "--dataplane=nftables"}, flags...)...))
 	}
 }
 
 func (f *explainFixture) startFrontend(flags ...string) func() {
 	return func() {
 		f.t.Helper()
-		f.must(f.pod.StartFrontend(append([]string{shortDrain, shortSettle, "--flap-backoff=off"}, flags...)...))
+		f.must(f.pod.StartFrontend(append([]string{noDrain, shortSettle, "--flap-backoff=off"}, flags...)...))
 	}
 }
 
@@ -189,7 +189,8 @@ func (f *explainFixture) edits() []plantedCause {
 			want: []string{"target-1 at 172.16.1.1 is", "does the check fit the application"}, repair: f.usual,
 		},
 		{
-			name: "terminating target", plant: f.trenchWith(target, target+", terminating: true"),
+			name: "terminating target", plant: f.trenchWith("drainTime: 4s", "drainTime: 1h", target,
+				target+", terminating: true"),
 			want:   []string{"is draining: ", "next: list the target again in the stream, without terminating"},
 			repair: f.usual,
 		},
@@ -459,6 +460,7 @@ func (f *explainFixture) processes() []plantedCause {
 			*map[string]**lab.Process{"lb": &f.pod.LB, "frontend": &f.pod.Frontend}[program] = p
 		}
 	}
+	follows := func() { f.t.Helper(); f.wantExplained(0, vipA4, "and receives the VIP") }
 	const lost, never = "next: does the lb container run, and what does it log?", "next: the load balancer's line"
 	return []plantedCause{
 		{
@@ -466,7 +468,7 @@ func (f *explainFixture) processes() []plantedCause {
 			want: []string{"NO lease", lost, "lb was not asked", "connection refused", "`lb explain"}, repair: f.startLB(),
 		},
 		{
-			name: "lb hangs", plant: signalLB(syscall.SIGSTOP),
+			name: "lb hangs", plant: inOrder(killLB, f.startLB("--lease=1s"), follows, signalLB(syscall.SIGSTOP)),
 			want:   []string{"NO lease STALE", lost, "it did not answer within 2s: it hangs, or has no CPU"},
 			repair: signalLB(syscall.SIGCONT),
 		},
@@ -476,11 +478,11 @@ func (f *explainFixture) processes() []plantedCause {
 		},
 		{
 			name:  "lb does not accept the frontend",
-			plant: inOrder(killLB, other("lb", "--frontend-id=", f.pod.LBArgs(shortDrain, "--dataplane=nftables"))),
+			plant: inOrder(killLB, other("lb", "--frontend-id=", f.pod.LBArgs(noDrain, "--dataplane=nftables"))),
 			want:  []string{"NO lease", "last error: ", "--frontend-id", lost}, repair: inOrder(killLB, f.startLB()),
 		},
 		{
-			name: "wrong lb-id", plant: inOrder(killFrontend, other("frontend", "--lb-id=", f.pod.FrontendArgs(shortDrain,
+			name: "wrong lb-id", plant: inOrder(killFrontend, other("frontend", "--lb-id=", f.pod.FrontendArgs(noDrain,
 				shortSettle))),
 			want: []string{"NO lease", "spiffe://vipgate.demo/other", never}, repair: inOrder(killFrontend,
 				f.startFrontend()),
@@ -501,7 +503,7 @@ func (f *explainFixture) processes() []plantedCause {
 		},
 		{
 			name: "no readiness file", plant: inOrder(killLB, killFrontend, f.makeReadinessDir, func() {
-				f.startDirectoryFrontend(shortDrain)
+				f.startDirectoryFrontend(noDrain)
 			}),
 			want: []string{
 				"NO readiness not ready", "lb-ready-stream-a",

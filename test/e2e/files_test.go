@@ -38,7 +38,7 @@ func TestReadinessFilesOfLBGateReader(t *testing.T) {
 	f.makeReadinessDir()
 	f.makeReadiness("lb-ready-stream-b", "lb-vip-ready-20.0.0.2") // a killed lb left them
 	f.up(f.target1)
-	f.must(f.pod.StartLB("--write-readiness-dir="+f.readinessDir(), "--drain-time=1s"))
+	f.must(f.pod.StartLB("--write-readiness-dir=" + f.readinessDir()))
 	a := []string{"lb-ready-stream-a", "lb-vip-ready-20.0.0.1", "lb-vip-ready-2000::1"}
 	f.wantFiles(a...)
 	f.startDirectoryFrontend("--readiness-max-age=3s")
@@ -53,7 +53,7 @@ func TestReadinessFilesOfLBGateReader(t *testing.T) {
 	f.must(f.pod.LB.Kill())
 	f.wantRoutes()
 	f.wantFiles(a...)
-	f.must(f.pod.StartLB("--write-readiness-dir=" + f.readinessDir()))
+	f.must(f.pod.StartLB("--write-readiness-dir="+f.readinessDir(), noDrain))
 	f.wantRoutes(vipA4, vipA6)
 	f.stop(f.pod.LB)
 	f.wantFiles()

@@ -75,7 +75,7 @@ func TestFrontendPausedWithdraws(t *testing.T) {
 // (docs/architecture.md#stopping).
 func TestFrontendTermDrainsFirst(t *testing.T) {
 	t.Parallel()
-	const drain = 500 * time.Millisecond
+	const drain = 4 * time.Second // visibleDrain
 	f := newServing(t, 1, "--drain-time="+drain.String())
 	f.waitReported(vipA4, readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED)
 	mark, bird := f.mark(), f.birdPID()
@@ -109,7 +109,7 @@ func TestFrontendTermDrainsFirst(t *testing.T) {
 
 	// Rules remain, and an in-place restart adopts them.
 	f.wantRules(true)
-	f.must(f.pod.StartFrontend(shortDrain))
+	f.must(f.pod.StartFrontend(noDrain))
 	f.wantRoutes(vipA4, vipA6)
 	f.wantRules(true)
 	f.stop(f.pod.Frontend)
@@ -155,7 +155,7 @@ func (f *fixture) wantRules(want bool) {
 // `frontend cleanup`, or --remove-rules-on-exit, removes the rules (docs/architecture.md#stopping).
 func TestFrontendTermRemovesRules(t *testing.T) {
 	t.Parallel()
-	f := newServing(t, 1, "--remove-rules-on-exit", shortDrain, shortSettle)
+	f := newServing(t, 1, "--remove-rules-on-exit", noDrain, shortSettle)
 	f.wantRules(true)
 	f.stop(f.pod.Frontend)
 	f.wantRoutes()
@@ -215,7 +215,7 @@ func TestFrontendTermWithHungBIRD(t *testing.T) {
 // drain time, then withdrawn.
 func TestOperatorDrainsVIP(t *testing.T) {
 	t.Parallel()
-	f := newServing(t, 2, shortDrain, shortSettle)
+	f := newServing(t, 2, visibleDrain, shortSettle)
 	mark := f.mark()
 	admin := "--admin-socket=unix://" + f.pod.FrontendAdmin()
 

@@ -292,6 +292,7 @@ func TestLinkRecovery(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.must(f.Gateway.Sysctl("net.ipv6.conf.trench0.keep_addr_on_down", "1"))
+	f.regateway(func(c *lab.GatewayConfig) { c.HoldSeconds = 3 })
 	f.up(f.target1)
 	f.startPod()
 	f.wantRoutes(vipA4, vipA6)
@@ -326,9 +327,8 @@ func TestBFDDownLosesGateway(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	// The hold time is long, so that only BFD can detect the loss.
-	f.regateway(func(c *lab.GatewayConfig) { c.BFD = true })
-	// The intervals are long enough for a busy machine.
-	f.must(f.pod.WriteTrench(edited(t, lineA4, with("bfd: {minTx: 500ms, minRx: 500ms, multiplier: 4}", lineA4)[0])))
+	f.regateway(func(c *lab.GatewayConfig) { c.BFD, c.BFDMultiplier = true, 8 })
+	f.must(f.pod.WriteTrench(edited(t, lineA4, with("bfd: {minTx: 500ms, minRx: 500ms, multiplier: 8}", lineA4)[0])))
 	f.up(f.target1)
 	f.startPod()
 	f.wantRoutes(vipA4, vipA6)

@@ -45,14 +45,14 @@ func newCached(t *testing.T) cached {
 
 func (c cached) startLB() {
 	c.t.Helper()
-	c.startLBAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + c.lb.Addr()}, as(c.pod.LBArgs(shortDrain),
+	c.startLBAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + c.lb.Addr()}, as(c.pod.LBArgs(noDrain),
 		"--identity=spiffe", "--spiffe-id="+lab.LBID, "--identity-cache="+c.lbFile))
 }
 
 func (c cached) startFrontend() {
 	c.t.Helper()
 	c.startFrontendAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + c.frontend.Addr()},
-		as(c.pod.FrontendArgs(shortDrain, shortSettle),
+		as(c.pod.FrontendArgs(noDrain, shortSettle),
 			"--identity=spiffe", "--spiffe-id="+lab.FrontendID, "--identity-cache="+c.frontendFile))
 }
 

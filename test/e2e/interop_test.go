@@ -315,7 +315,7 @@ func TestGatewayOfEachKindWithDynamicNeighbors(t *testing.T) {
 				})
 				settings := ""
 				if bfd {
-					settings = ", bfd: {}"
+					settings = ", " + lab.BFD
 				}
 				if password != "" {
 					key := filepath.Join(w.Dir, "a.key")
@@ -347,12 +347,11 @@ func TestBFDWithFRR(t *testing.T) {
 	for session, as := range map[string]uint32{"eBGP": lab.GatewayAS, "iBGP": lab.PodAS} {
 		t.Run(session, func(t *testing.T) {
 			t.Parallel()
-			// Both peers offer a long hold time, so that only BFD can detect the loss.
+			// The hold time is long, so that only BFD can detect the loss.
 			w := newInterop(t, lab.KindFRR,
-				func(c *lab.GatewayConfig) { c.LocalAS, c.BFD, c.HoldSeconds = as, true, 90 })
-			// The intervals are long enough for a busy machine.
+				func(c *lab.GatewayConfig) { c.LocalAS, c.BFD, c.BFDMultiplier = as, true, 8 })
 			w.must(w.pod.WriteTrench(trenchWith(t,
-				fmt.Sprintf(", remoteASN: %d, holdTime: 90s, bfd: {minTx: 500ms, minRx: 500ms, multiplier: 4}", as))))
+				fmt.Sprintf(", remoteASN: %d, bfd: {minTx: 500ms, minRx: 500ms, multiplier: 8}", as))))
 			w.up(w.target1)
 			w.startPod()
 			w.waitRouter(w.router, vipA4, vipA6)

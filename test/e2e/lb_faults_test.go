@@ -133,7 +133,7 @@ func TestLBKillKeepsNotReadyVIPDown(t *testing.T) {
 // The VIPs of a stopped lb are withdrawn when its lease expires
 // (docs/architecture.md#failure-table).
 func TestLBPausedUntilLeaseExpires(t *testing.T) {
-	for name, flags := range map[string][]string{"default lease": nil, "short lease": {"--lease=200ms"}} {
+	for name, flags := range map[string][]string{"default lease": {"--lease=1s"}, "short lease": {"--lease=200ms"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
@@ -159,7 +159,7 @@ func TestLBPausedUntilLeaseExpires(t *testing.T) {
 // (docs/architecture.md#stopping).
 func TestLBTermDrainsFirst(t *testing.T) {
 	t.Parallel()
-	const drain = 500 * time.Millisecond
+	const drain = 4 * time.Second // visibleDrain
 	f := newFixture(t)
 	f.up(f.target1)
 	f.must(f.pod.StartLB("--drain-time=" + drain.String()))
@@ -205,7 +205,7 @@ func TestLBTermWaitsForSlowFrontend(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.up(f.target1)
-	f.must(f.pod.StartLB("--drain-time=10m"))
+	f.must(f.pod.StartLB("--drain-time=10m", "--lease=1s"))
 	frontend := f.startScriptedFrontend()
 	position := frontend.first.GetPosition()
 	frontend.report(position, readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY, vipA4, vipA6, vipB4,

@@ -44,7 +44,7 @@ func TestVIPsThatLeaveDrain(t *testing.T) {
 	f.wantUpdates(mark, vipB4, depreferred, announced)
 
 	before := reloads()
-	f.must(f.pod.WriteTrench(withDrain(full, "500ms")))
+	f.must(f.pod.WriteTrench(withDrain(full, "4s")))
 	f.waitFor(func() error {
 		if n := reloads(); n == before {
 			return fmt.Errorf("the lb has reloaded the trench file %v times", n)
@@ -59,13 +59,13 @@ func TestVIPsThatLeaveDrain(t *testing.T) {
 		{"VIP removed", withoutVIP, []string{vipB4}},
 	} {
 		mark := f.mark()
-		f.must(f.pod.WriteTrench(withDrain(step.without, "500ms")))
+		f.must(f.pod.WriteTrench(withDrain(step.without, "4s")))
 		for _, v := range step.leave {
 			f.waitUpdate(mark, v, withdrawn)
 			f.wantUpdates(mark, v, depreferred, withdrawn)
 		}
 		f.wantNoUpdates(mark, vipA4, vipA6)
-		f.must(f.pod.WriteTrench(withDrain(full, "500ms")))
+		f.must(f.pod.WriteTrench(withDrain(full, "4s")))
 		f.wantRoutes(every()...)
 		t.Logf("%s: %v de-preferred, then withdrawn", step.name, step.leave)
 	}

@@ -57,7 +57,7 @@ func isUndrained(g *frontendv1.GatewayStatus) bool {
 func TestGatewayDrain(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	b := f.withTwoGateways(shortDrain, shortSettle)
+	b := f.withTwoGateways(visibleDrain, shortSettle)
 	trace, err := b.Trace()
 	f.must(err)
 	mark, other, sessions := f.mark(), len(trace), f.sessions()
@@ -88,7 +88,7 @@ func TestGatewayDrain(t *testing.T) {
 	f.must(f.pod.Frontend.Kill())
 	f.wantRoutes()
 	mark = f.mark()
-	f.must(f.pod.StartFrontend(shortDrain, shortSettle))
+	f.must(f.pod.StartFrontend(visibleDrain, shortSettle))
 	f.wantRoutesAt(b, vipA4, vipA6)
 	f.wantRoutes(vipA6)
 	f.waitGateway("gateway-a4", isDrained)
@@ -115,7 +115,7 @@ func TestDrainsSurviveRestart(t *testing.T) {
 	f.must(f.pod.WriteTrench(strings.NewReplacer(fmt.Sprintf("vips: [%s, %q]", vipB4, vipB6),
 		fmt.Sprintf("vips: [%q]", vipB6), vipB4+", ", "").Replace(usualTrench())))
 	f.up(f.target1, f.target2)
-	f.startPod(shortDrain, shortSettle)
+	f.startPod(noDrain, shortSettle)
 	f.wantRoutes(vipA4, vipA6, vipB6)
 	// Without kube, nothing is known about other pods.
 	f.operate(1, "it is not known whether another pod advertises "+vipA4, "drain", vipA4)
@@ -128,7 +128,7 @@ func TestDrainsSurviveRestart(t *testing.T) {
 		f.must(f.pod.Frontend.Kill())
 		f.wantRoutes()
 		mark = f.mark()
-		f.must(f.pod.StartFrontend(shortDrain, shortSettle))
+		f.must(f.pod.StartFrontend(noDrain, shortSettle))
 		return mark
 	}
 	mark := restart()

@@ -92,7 +92,7 @@ func TestOldLBIsUpgraded(t *testing.T) {
 
 	m.stop(m.pod.LB)
 	m.startLBAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + m.spire.Addr()},
-		as(m.pod.LBArgs(shortDrain, "--frontend-id="+m.id.String()), "--identity=spiffe"))
+		as(m.pod.LBArgs(noDrain, "--frontend-id="+m.id.String()), "--identity=spiffe"))
 	m.wantRoutes(every()...)
 	mark := m.mark()
 	m.down(m.target2)

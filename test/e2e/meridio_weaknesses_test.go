@@ -226,13 +226,13 @@ func TestBFDOfSimilarAddresses(t *testing.T) {
 	f.must(f.Pod.Addr(lab.External, pod[0].String()+"/24", pod[1].String()+"/24"))
 	f.must(f.Gateway.Addr("trench0", near.String()+"/24", far.String()+"/24"))
 	f.regateway(func(c *lab.GatewayConfig) {
-		c.Local, c.Peers, c.HoldSeconds = []netip.Addr{near}, pod[:1], 90
+		c.Local, c.Peers = []netip.Addr{near}, pod[:1]
 	})
 	b := lab.GatewayB()
-	b.Local, b.Peers, b.BFD, b.HoldSeconds = []netip.Addr{far}, pod[1:], true, 90
+	b.Local, b.Peers, b.BFD, b.BFDMultiplier = []netip.Addr{far}, pod[1:], true, 8
 	_, err := f.StartGateway(b)
 	f.must(err)
-	const bfd = "holdTime: 90s, bfd: {minTx: 500ms, minRx: 500ms, multiplier: 4}}"
+	const bfd = "holdTime: 90s, bfd: {minTx: 500ms, minRx: 500ms, multiplier: 8}}"
 	f.must(f.pod.WriteTrench(edited(t,
 		lineA4, fmt.Sprintf("- {name: near, address: %s, %s", near, bfd),
 		lineA6, fmt.Sprintf("- {name: far, address: %s, remoteASN: %d, %s", far, lab.GatewayBAS, bfd),

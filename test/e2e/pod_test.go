@@ -36,10 +36,8 @@ func (f *fixture) podTermRound(round int) {
 	f.t.Helper()
 	vips := []string{vipA4, vipA6, vipB4, vipB6}
 	mark := f.mark()
-	// Long enough for BIRD to send the de-preferred routes, also on a busy machine.
-	const drain = "--drain-time=1s"
-	f.must(f.pod.StartLB(drain))
-	f.must(f.pod.StartFrontend(drain, "--settle=500ms"))
+	f.must(f.pod.StartLB(longDrain))
+	f.must(f.pod.StartFrontend(longDrain))
 	f.wantRoutes(vips...)
 
 	both := []*lab.Process{f.pod.LB, f.pod.Frontend}
@@ -49,6 +47,10 @@ func (f *fixture) podTermRound(round int) {
 	for _, p := range both {
 		f.must(p.Signal(syscall.SIGTERM))
 	}
+	for _, vip := range vips {
+		f.waitUpdate(mark, vip, depreferred)
+	}
+	f.must(f.pod.Frontend.Signal(syscall.SIGTERM)) // the end of its drain
 	f.wantExit(f.pod.LB, 0)
 	f.wantExit(f.pod.Frontend, 0)
 	// The LB stopped because it was notified, not because of its timeout.
@@ -100,7 +102,7 @@ func TestThousandVIPs(t *testing.T) {
 	mark = f.mark()
 	f.must(f.pod.LB.Kill())
 	f.wantRoutes()
-	f.must(f.pod.StartLB(shortDrain))
+	f.must(f.pod.StartLB(visibleDrain))
 	f.wantRoutes(first...)
 	for _, h := range [][]string{{first[0], last[0]}, {first[len(first)-1], last[1]}} {
 		f.wantUpdates(mark, h[0], withdrawn, announced)

@@ -20,11 +20,11 @@ func registryTrench() string {
   - name: stream-a
     vips: [%[1]s, "%[2]s"]
     check: {tcp: {port: %[5]d}, %[6]s}
-    drainTime: 1s
+    drainTime: 4s
   - name: stream-b
     vips: [%[3]s, "%[4]s"]
     check: {tcp: {port: %[5]d}, %[7]s}
-    drainTime: 1s
+    drainTime: 4s
 `, vipA4, vipA6, vipB4, vipB6, checkPort, strings.Replace(lab.CheckTimers, "rise: 1", "rise: 2", 1), lab.CheckTimers)
 }
 
@@ -110,7 +110,7 @@ func TestRegistrationEndsWithStream(t *testing.T) {
 	f.wantStatus("app-1", "registry", "1 target of 1 caller")
 
 	// The lease ends: nothing happens for the grace, then it drains, then it is gone.
-	const grace, drain = 2 * time.Second, time.Second // as in registry and registryTrench
+	const grace, drain = 2 * time.Second, 4 * time.Second // as in registry and registryTrench
 	killed := time.Now()
 	f.must(p.Kill())
 	f.waitUpdate(mark, vipA4, withdrawn)
@@ -216,7 +216,7 @@ func (s text) String() string { return string(s) }
 func TestOperatorDrainOfTargetPersists(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 1s\n    targets:")))
+	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 1h\n    targets:")))
 	f.up(f.target1, f.target2)
 	f.startPod()
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
@@ -228,13 +228,17 @@ func TestOperatorDrainOfTargetPersists(t *testing.T) {
 		t.Errorf("it printed %q", out)
 	}
 	f.wantStatus("draining: ")
+	f.waitUpdate(mark, vipA4, depreferred)
+	// A second order ends the drain.
+	_, err = f.lbRun("target", "drain", "target-1", "--drain-time=0s")
+	f.must(err)
 	f.wantRoutes(vipB4, vipB6)
 	f.wantUpdates(mark, vipA4, depreferred, withdrawn)
 	f.wantStatus("drained: by an operator")
 
 	// A resync with an additional target, whose appearance shows that the lb has applied it.
 	mark = f.mark()
-	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "fall: 2", "fall: 3") +
+	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "fall: 10", "fall: 11") +
 		"      - {name: target-3, ips: [172.16.3.3]}\n"))
 	f.wantStatus("1/2", "drained: by an operator", "2 of 4 VIPs ready")
 	f.stop(f.pod.LB)
@@ -268,7 +272,7 @@ func TestOperatorDrainOfTargetPersists(t *testing.T) {
 func TestTargetRemovedFromFileDrains(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	with := strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 1s\n    targets:")
+	with := strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 4s\n    targets:")
 	f.must(f.pod.WriteTrench(with))
 	f.up(f.target1, f.target2)
 	f.startPod()
@@ -278,7 +282,7 @@ func TestTargetRemovedFromFileDrains(t *testing.T) {
 		return fmt.Sprintf(`{name: %s, ips: [%s, "%s"]}`, name, a, b)
 	}
 	without := strings.Replace(with, "      - "+target("target-1", lab.Target1v4, lab.Target1v6)+"\n", "", 1)
-	without = strings.Replace(without, "    drainTime: 1s\n    targets:\n  - name", "    drainTime: 1s\n  - name", 1)
+	without = strings.Replace(without, "    drainTime: 4s\n    targets:\n  - name", "    drainTime: 4s\n  - name", 1)
 	ending := strings.Replace(without, `"]}`, `"], terminating: true}`, 1)
 	if without == with || ending == without {
 		t.Fatal("the trench file was not changed")
@@ -303,7 +307,7 @@ func TestTargetRemovedFromFileDrains(t *testing.T) {
 func TestTrenchFileRemoved(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 1s\n    targets:")))
+	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 4s\n    targets:")))
 	f.up(f.target1, f.target2)
 	f.must(f.pod.StartLB("--on-missing-file=drain"))
 	f.must(f.pod.StartFrontend())

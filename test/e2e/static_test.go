@@ -50,7 +50,7 @@ func TestStaticFollowsReadiness(t *testing.T) {
 			}
 
 			s.must(s.pod.LB.Signal(syscall.SIGKILL))
-			s.wantBFDWithin(s.router, 2*staticDeadline) // includes the grace period of the LB
+			s.wantBFD(s.router)
 			s.wantUps(2)
 			s.wantSent()
 			s.waitVIPs()
@@ -84,14 +84,14 @@ func TestStaticSharedByFamily(t *testing.T) {
 			s.waitUnconfirmed(map[string]bool{vipA4: true})
 			s.must(s.bfd(s.router, pod46))
 			s.down(s.target2[:1])
-			s.wantBFDWithin(s.router, staticDeadline, pod6...)
+			s.wantBFD(s.router, pod6...)
 			s.waitVIPs(vipA6, vipB6)
 			s.waitUnconfirmed(map[string]bool{vipA4: false, vipB4: false})
 			s.waitGateway("gateway-a4", isHeld)
 			s.wantSent(vipA6, vipB6)
 			s.wantUps(2)
 			s.up(s.target2[:1])
-			s.wantBFDWithin(s.router, staticDeadline, pod46...)
+			s.wantBFD(s.router, pod46...)
 			s.waitVIPs(vipA6, vipB4, vipB6)
 			s.wantUps(3) // IPv6 stayed up
 		})
@@ -129,7 +129,7 @@ func TestStaticNeedsAllVIPs(t *testing.T) {
 	s.up(s.target2)
 	s.wantBFD(s.router, pod46...)
 	s.down(s.target1[:1])
-	s.wantBFDWithin(s.router, staticDeadline, pod6...)
+	s.wantBFD(s.router, pod6...)
 }
 
 // A drain takes BFD down immediately, and the route of the replies remains for the drain time.
@@ -137,38 +137,28 @@ func TestStaticDrainKeepsReplies(t *testing.T) {
 	t.Parallel()
 	s := newStaticFixture(t, lab.KindBIRD)
 	s.up(s.target1)
-	s.start("--drain-time=6s")
+	s.start(longDrain)
 	s.wantBFD(s.router, pod46...)
 	s.waitVIPs(vipA4, vipA6)
 	s.waitTable("-4", "default via "+lab.GatewayA4.String())
 	s.waitTable("-6", "default via "+lab.GatewayA6.String())
-	begin := time.Now()
 	if out, status := s.run("frontend", "drain", "--all", "--force", s.admin()); status != 0 {
 		t.Fatalf("frontend drain ended with %d: %s", status, out)
 	}
-	s.wantBFDWithin(s.router, staticDeadline)
-	for time.Since(begin) < 5*time.Second {
-		s.wantReplyRoutes()
-	}
-	s.waitVIPs()
-	if took := time.Since(begin); took < 6*time.Second {
-		t.Errorf("the VIPs were withdrawn after %v, before the end of the drain time", took)
-	}
+	s.wantBFD(s.router)
+	s.waitVIPs(vipA4, vipA6)
 	s.wantReplyRoutes()
 	if out, status := s.run("frontend", "undrain", s.admin()); status != 0 {
 		t.Fatalf("frontend undrain ended with %d: %s", status, out)
 	}
-	s.wantBFDWithin(s.router, staticDeadline, pod46...)
+	s.wantBFD(s.router, pod46...)
 	s.waitVIPs(vipA4, vipA6)
 
 	// SIGTERM also drains, and then stops BIRD.
 	s.must(s.pod.Frontend.Signal(syscall.SIGTERM))
-	begin = time.Now()
-	s.wantBFDWithin(s.router, staticDeadline)
-	for time.Since(begin) < 5*time.Second {
-		s.wantReplyRoutes()
-	}
-	s.wantExit(s.pod.Frontend, 0)
+	s.wantBFD(s.router)
+	s.wantReplyRoutes()
+	s.stop(s.pod.Frontend) // a second SIGTERM
 	s.wantUps(4)
 }
 
@@ -227,7 +217,7 @@ func TestStaticFrontendFaults(t *testing.T) {
 				s.start()
 				s.wantBFD(s.router, pod46...)
 				s.must(s.pod.Frontend.Signal(signal))
-				s.wantBFDWithin(s.router, staticHangDeadline)
+				s.wantBFD(s.router)
 				if signal == syscall.SIGSTOP {
 					s.must(s.pod.Frontend.Signal(syscall.SIGCONT))
 				} else {
@@ -303,7 +293,7 @@ func TestStaticReconfigured(t *testing.T) {
 // is visible after the detection time of the gateway.
 func (s *staticFixture) wantUndisturbed() {
 	s.t.Helper()
-	s.waitPast(time.Now().Add(time.Second))
+	s.waitPast(time.Now().Add(lab.BFDDetection + time.Second))
 	s.must(s.bfd(s.router, pod4))
 	s.wantUps(1)
 }
@@ -335,7 +325,7 @@ func TestStaticBesideBGP(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 	f.down(f.target1)
 	f.wantRoutes()
-	f.wantBFDWithin(router, staticDeadline)
+	f.wantBFD(router)
 }
 
 // A static gateway without BFD is up, and status and log warn that its VIPs cannot be withdrawn.
@@ -343,7 +333,7 @@ func TestStaticWithoutBFD(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.must(f.gateway.Process.Kill())
-	f.must(f.pod.WriteTrench(edited(t, lineA4, strings.Replace(staticA4, ", "+staticBFD, "", 1), lineA6, staticA6)))
+	f.must(f.pod.WriteTrench(edited(t, lineA4, strings.Replace(staticA4, ", "+lab.BFD, "", 1), lineA6, staticA6)))
 	f.up(f.target1)
 	f.must(f.pod.StartLB())
 	f.startFrontend()
@@ -369,7 +359,7 @@ func TestStaticCleanup(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newStaticFixture(t, lab.KindBIRD)
-			s.start(append(flags, shortDrain, shortSettle)...)
+			s.start(append(flags, noDrain, shortSettle)...)
 			s.waitGateway("gateway-a4", isHeld)
 			s.wantLease(true)
 			s.stop(s.pod.Frontend)

@@ -29,7 +29,7 @@ func newTurnsFixture(t *testing.T) *turnsFixture {
 	f.b = f.second()
 	f.up(f.target1, f.target2)
 	f.write(lineA4, lineA6, lineB4, lineB6)
-	f.startPod(shortDrain)
+	f.startPod(visibleDrain)
 	f.wantRoutes(every()...)
 	f.wantRoutesAt(f.b, every()...)
 	return f
@@ -41,7 +41,6 @@ func (f *turnsFixture) write(gateways ...string) {
 	f.must(f.pod.WriteTrench(edited(f.t, lineA4+"\n    "+lineA6, strings.Join(gateways, "\n    "))))
 }
 
-// with returns lines of gateways with a further field.
 // marks are the positions in the traces of both gateways.
 type marks [2]int
 
@@ -327,7 +326,7 @@ func TestOnlySessionRestartsInSlot(t *testing.T) {
 	for begin := phase(time.Now().Add(15 * time.Second)).Truncate(slot); start() != begin; {
 		router = router.Next()
 	}
-	f.must(f.pod.StartFrontend(shortDrain, "--router-id="+router.String()))
+	f.must(f.pod.StartFrontend(visibleDrain, "--router-id="+router.String()))
 	f.wantRoutes(vipA4, vipA6)
 	mark, edit := f.mark(), time.Now()
 	slower := with("holdTime: 6s", lineA4, lineA6)

@@ -49,9 +49,9 @@ func (a attested) start(named bool, extra ...string) {
 		lbArgs, frontendArgs = append(lbArgs, "--spiffe-id="+lab.LBID), append(frontendArgs,
 			"--spiffe-id="+lab.FrontendID)
 	}
-	a.startLBAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + a.lb.Addr()}, as(a.pod.LBArgs(shortDrain), lbArgs...))
+	a.startLBAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + a.lb.Addr()}, as(a.pod.LBArgs(noDrain), lbArgs...))
 	a.startFrontendAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + a.frontend.Addr()},
-		as(a.pod.FrontendArgs(shortDrain, shortSettle), frontendArgs...))
+		as(a.pod.FrontendArgs(noDrain, shortSettle), frontendArgs...))
 }
 
 // offer makes a Workload API offer an SVID that is valid for ttl.

@@ -20,6 +20,8 @@ const (
 	CheckTimers = "interval: 500ms, timeout: 500ms, fastInterval: 10ms, rise: 1, fall: 10"
 	// BFDMultiplier is how many packets of a BFD session, 100 ms apart, may be missing.
 	BFDMultiplier = 50
+	// BFDDetection is the time until such a session detects a silent peer.
+	BFDDetection = BFDMultiplier * 100 * time.Millisecond
 )
 
 // Timers as arguments of the programs.

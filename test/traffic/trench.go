@@ -28,14 +28,11 @@ const (
 	pollInterval = 20 * time.Millisecond
 )
 
-// detection is the BFD configuration of the pods: gateways detect a loss after 5 × 200 ms, so
-// that a machine that is busy for some hundred milliseconds does not cause one.
-const detection = "{minTx: 200ms, minRx: 300ms, multiplier: 5}"
-
-// Checks of the targets, as in the trench file: a loss is detected after Fall × Interval.
+// detection is the BFD configuration of the pods, and gatewayMultiplier that of the gateways: either
+// side detects a loss after 5 s, so that a stall of the machine does not cause one.
 const (
-	Interval = 200 * time.Millisecond
-	Fall     = 3
+	detection         = "{minTx: 200ms, minRx: 200ms, multiplier: 25}"
+	gatewayMultiplier = 25
 )
 
 // VIPs returns the addresses to which clients send requests.
@@ -50,8 +47,7 @@ type Options struct {
 	Control bool
 	// Downloads: half of the flows only receive.
 	Downloads bool
-	// BFD guards the sessions with the gateways, which then detect the loss of a pod after a
-	// second, otherwise after their hold time of 3 s.
+	// BFD guards the sessions with the gateways, which otherwise do not detect the loss of a pod.
 	BFD bool
 	// LB are additional arguments of lb run.
 	LB []string
@@ -102,7 +98,7 @@ func Open(ctx context.Context, o Options) (_ *Trench, err error) {
 	if err := t.write(); err != nil {
 		return nil, err
 	}
-	if err := y.StartGateways(func(c *lab.GatewayConfig) { c.BFD = o.BFD }); err != nil {
+	if err := y.StartGateways(func(c *lab.GatewayConfig) { c.BFD, c.BFDMultiplier = o.BFD, gatewayMultiplier }); err != nil {
 		return nil, err
 	}
 	if o.SharedAuthority {
@@ -156,8 +152,8 @@ func (t *Trench) write() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var b strings.Builder
-	// The control does not drain.
-	drain, bfd := "1s", ""
+	// A drain is longer than a stall of the machine. The control does not drain.
+	drain, bfd := "4s", ""
 	if t.o.Control {
 		drain = "0s"
 	}
@@ -172,16 +168,16 @@ attractor:
 `)
 	for _, g := range []lab.GatewayConfig{lab.GatewayA(), lab.GatewayB()} {
 		for f, address := range g.Local {
-			fmt.Fprintf(&b, "    - {name: %s-v%d, address: \"%s\", remoteASN: %d%s}\n", g.Name, 4+2*f, address,
-				g.LocalAS, bfd)
+			fmt.Fprintf(&b, "    - {name: %s-v%d, address: \"%s\", remoteASN: %d, %s%s}\n", g.Name, 4+2*f, address,
+				g.LocalAS, lab.HoldTime, bfd)
 		}
 	}
 	fmt.Fprintf(&b, `streams:
   - name: stream-a
     vips: [20.0.0.1/32, "2000::1/128"]
-    check: {tcp: {port: %d}, interval: %s, timeout: %s, rise: 2, fall: %d}
+    check: {tcp: {port: %d}, %s}
     drainTime: %s
-`, lab.HealthPort, Interval, Interval, Fall, drain)
+`, lab.HealthPort, strings.Replace(lab.CheckTimers, "rise: 1", "rise: 2", 1), drain)
 	if len(t.earlier) > 0 {
 		fmt.Fprintf(&b, "    earlier: [{targets: [%s]}]\n", strings.Join(t.earlier, ", "))
 	}
