@@ -54,7 +54,8 @@ func newFixture(ctx context.Context, s *session, n int, families ...vip.Family) 
 		return nil, err
 	}
 	fx := &fixture{
-		Lab: l, pod: &lab.Pod{Lab: l, Binaries: s.binaries, ProductTimers: true}, vips: numberedVIPs(n, families), families: families,
+		Lab: l, pod: &lab.Pod{Lab: l, Binaries: s.binaries, ProductTimers: true},
+		vips: numberedVIPs(n, families), families: families,
 	}
 	fx.ctx, fx.fail = context.WithCancelCause(ctx)
 	defer func() {

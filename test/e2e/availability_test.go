@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -71,24 +72,28 @@ func (f *fixture) waitProtocol(service string) {
 	})
 }
 
-// withdrawnWithin returns the time from since to the withdrawal of a VIP at the gateway, and fails
-// if it is outside the bounds.
-func (f *fixture) withdrawnWithin(mark int, since time.Time, least, most time.Duration) time.Duration {
+// withdrawnAfter waits until the VIPs are withdrawn at the gateway, logs the times since the cause,
+// and returns the time of the first VIP.
+func (f *fixture) withdrawnAfter(cause string, mark int, since time.Time, vips ...string) (first time.Duration) {
 	f.t.Helper()
-	var latest time.Duration
-	for _, v := range every() {
-		after := f.waitUpdate(mark, v, withdrawn).At.Sub(since)
-		if after < least || after > most {
-			f.t.Errorf("%s was withdrawn after %v, want %v to %v", v, after, least, most)
-		}
-		latest = max(latest, after)
+	var took []time.Duration
+	for _, v := range vips {
+		took = append(took, f.waitUpdate(mark, v, withdrawn).At.Sub(since))
 	}
-	return latest
+	f.t.Logf("%s: withdrawn after %v", cause, took)
+	return slices.Min(took)
 }
 
-// processSlack is the time in which a signal, a decision and its UPDATE reach the gateway on a
-// busy machine.
-const processSlack = 900 * time.Millisecond
+// wantFirst fails unless a process has printed a text since a length of its output, and another
+// text not before.
+func (f *fixture) wantFirst(p *lab.Process, from int, first, other string) {
+	f.t.Helper()
+	text := p.Output()[from:]
+	at, before := strings.Index(text, first), strings.Index(text, other)
+	if at < 0 || before >= 0 && before < at {
+		f.t.Errorf("%s has not printed %q before %q:\n%s", p.Name, first, other, text)
+	}
+}
 
 // A load balancer of Meridio announces and withdraws all VIPs; its death withdraws them
 // immediately (docs/adr/0031-availability-of-old-load-balancers.md).
@@ -119,10 +124,10 @@ func TestMeridioLBGatesVIPs(t *testing.T) {
 	}
 
 	mark = f.mark()
-	killed := time.Now()
+	killed, from := time.Now(), length(f.pod.Frontend)
 	f.must(old.Kill())
-	t.Logf("killed: withdrawn after %v", f.withdrawnWithin(mark, killed, 0, processSlack))
-	f.waitLog(f.pod.Frontend, "to=withdrawn reason=lb_lost")
+	f.withdrawnAfter("killed", mark, killed, every()...)
+	f.wantFirst(f.pod.Frontend, from, "to=withdrawn reason=lb_lost", "load balancer probe failed")
 	old = f.startMeridioLB(f.pod.Socket())
 	f.wantRoutes(every()...)
 
@@ -152,9 +157,9 @@ func TestHungMeridioLBWithdraws(t *testing.T) {
 		f.wantNoUpdates(mark, every()...)
 		stopped := time.Now()
 		f.must(old.Signal(syscall.SIGSTOP))
-		after := f.withdrawnWithin(mark, stopped, availability.ProbeWithin-clockSlack,
-			availability.ProbeInterval+availability.ProbeWithin+processSlack)
-		t.Logf("round %d: withdrawn %v after SIGSTOP", round, after)
+		if after := f.withdrawnAfter("SIGSTOP", mark, stopped, every()...); after < availability.ProbeWithin-clockSlack {
+			t.Errorf("withdrawn %v after SIGSTOP, before the probe's answer was due", after)
+		}
 		// The lease and the probe's timeout end in the same millisecond: a load balancer that continues
 		// in between answers the probe in time.
 		f.waitLogs(f.pod.Frontend, "load balancer probe failed", round+1)
@@ -309,9 +314,7 @@ func TestLBServesOldFrontend(t *testing.T) {
 	terminated := time.Now()
 	f.must(f.pod.LB.Signal(syscall.SIGTERM))
 	f.wantAvailable(o, false)
-	if after := time.Since(terminated); after > processSlack {
-		t.Errorf("unavailable %v after SIGTERM", after)
-	}
+	t.Logf("unavailable %v after SIGTERM", time.Since(terminated))
 	_, err := o.Recv()
 	if status.Code(err) != codes.Unavailable {
 		t.Errorf("the stream ended with %v", err)
@@ -321,9 +324,7 @@ func TestLBServesOldFrontend(t *testing.T) {
 	}
 	f.wantExit(f.pod.LB, 0)
 	f.waitLog(f.pod.LB, "a frontend of Meridio had the time to withdraw; stopping")
-	if after := f.pod.LB.Ended().Sub(terminated); after > drain+2*time.Second {
-		t.Errorf("the lb ended %v after SIGTERM", after)
-	}
+	t.Logf("the lb ended %v after SIGTERM, its drain time is %v", f.pod.LB.Ended().Sub(terminated), drain)
 }
 
 // A stop does not wait for a frontend of Meridio that has disconnected.

@@ -38,7 +38,7 @@ func TestLBKilledAtEachStep(t *testing.T) {
 func endOfChange(t *testing.T, mortal, step string) string {
 	t.Helper()
 	f := newDataPlaneFixtureOf(t, 1, 3)
-	f.start()
+	f.start(longGrace)
 	g, err := f.Load(f.ctx, 100, 12, load.Config{})
 	f.must(err)
 	defer g.Stop(f.ctx)
@@ -49,7 +49,7 @@ func endOfChange(t *testing.T, mortal, step string) string {
 	if step != "" {
 		f.startMortalLB(mortal, step)
 	} else {
-		f.must(f.pod.StartLB("--dataplane=nftables"))
+		f.must(f.pod.StartLB("--dataplane=nftables", longGrace))
 	}
 	f.must(f.WriteTrench(dataPlaneTrench(2, 3)))
 	if step != "" {
@@ -59,7 +59,7 @@ func endOfChange(t *testing.T, mortal, step string) string {
 		default:
 			t.Fatalf("the lb was not killed after %q", step)
 		}
-		f.must(f.pod.StartLB("--dataplane=nftables"))
+		f.must(f.pod.StartLB("--dataplane=nftables", longGrace))
 	}
 	f.waitOutput("target-3  500", "status")
 	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
@@ -80,7 +80,7 @@ func (f *dataPlaneFixture) startMortalLB(binaries, step string) {
 	f.t.Helper()
 	pod := *f.pod
 	pod.Binaries = binaries
-	args := append([]string{"env", crash.Variable + "=" + step}, pod.LBArgs("--dataplane=nftables")...)
+	args := append([]string{"env", crash.Variable + "=" + step}, pod.LBArgs("--dataplane=nftables", longGrace)...)
 	var err error
 	f.pod.LB, err = f.Start(f.pod.Namespace(), "lb", args...)
 	f.must(err)

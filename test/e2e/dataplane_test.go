@@ -164,7 +164,7 @@ func TestDataPlaneForwardsAndCleansUp(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
 	before := f.kernel()
-	f.start()
+	f.start(longGrace)
 	g, err := f.Load(f.ctx, 100, 8, load.Config{})
 	f.must(err)
 	stopped := false

@@ -35,6 +35,9 @@ const (
 	visibleDrain = "--drain-time=4s"
 )
 
+// longGrace is a grace period that the restart of an lb on a busy machine does not outlast.
+const longGrace = "--stale-grace=1m"
+
 // shortSettle shortens the frontend's wait after a withdrawal.
 const shortSettle = "--settle=50ms"
 

@@ -130,7 +130,7 @@ func (f *fixture) memory(p *lab.Process, line string) int {
 	return kib << 10
 }
 
-// probe checks Liveness like the kubelet: one connection per check, with a timeout of 5 s.
+// probe checks Liveness like the kubelet: one connection per check, with a timeout.
 func (f *fixture) probe(addr string) error {
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(
@@ -139,7 +139,7 @@ func (f *fixture) probe(addr string) error {
 		return err
 	}
 	defer conn.Close()
-	ctx := harness.Context(f.t, 5*time.Second)
+	ctx := harness.Context(f.t, waitTimeout)
 	answer, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: "Liveness"})
 	if err == nil && answer.GetStatus() != healthServing {
 		err = fmt.Errorf("Liveness is %s", answer.GetStatus())

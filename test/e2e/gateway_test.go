@@ -28,8 +28,10 @@ const healthServing, healthNotServing = healthv1.HealthCheckResponse_SERVING, he
 var (
 	lineA4 = fmt.Sprintf("- {name: gateway-a4, address: %s, %s}", lab.GatewayA4, lab.HoldTime)
 	lineA6 = fmt.Sprintf("- {name: gateway-a6, address: %q, %s}", lab.GatewayA6, lab.HoldTime)
-	lineB4 = fmt.Sprintf("- {name: gateway-b4, address: %s, remoteASN: %d, %s}", lab.GatewayB4, lab.GatewayBAS, lab.HoldTime)
-	lineB6 = fmt.Sprintf("- {name: gateway-b6, address: %q, remoteASN: %d, %s}", lab.GatewayB6, lab.GatewayBAS, lab.HoldTime)
+	lineB4 = fmt.Sprintf("- {name: gateway-b4, address: %s, remoteASN: %d, %s}", lab.GatewayB4, lab.GatewayBAS,
+		lab.HoldTime)
+	lineB6 = fmt.Sprintf("- {name: gateway-b6, address: %q, remoteASN: %d, %s}", lab.GatewayB6, lab.GatewayBAS,
+		lab.HoldTime)
 )
 
 // edited returns the usual trench file after replacing texts, in pairs of old and new.

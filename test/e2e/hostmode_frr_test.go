@@ -126,29 +126,19 @@ func (h *hostFRR) startLB() {
 
 func (h *hostFRR) addresses() string { return h.host("ip", "-o", "address", "show", "dev", "lo") }
 
-// want waits until the gateway has the VIP, or not, and returns the time from a start.
-func (h *hostFRR) want(start time.Time, is bool) time.Duration {
+// want waits until the gateway has the VIP, or not, and logs the time since the cause.
+func (h *hostFRR) want(cause string, is bool) {
 	h.t.Helper()
-	var routes []string
+	start, routes := time.Now(), []string(nil)
 	if is {
 		routes = []string{vipA4}
 	}
 	if err := h.gateway.WantRoutes(harness.Context(h.t, waitTimeout), routes...); err != nil {
 		h.t.Fatalf("%v\n%s", err, h.status(announcerFirst))
 	}
-	took := time.Since(start)
+	h.t.Logf("%s: VIP at the gateway %t after %v", cause, is, time.Since(start))
 	if has := strings.Contains(h.addresses(), " "+vipA4+" "); is && !has {
 		h.t.Errorf("the VIP is at the gateway without an address: %s", h.addresses())
-	}
-	return took
-}
-
-// within fails if a time is longer than a bound.
-func (h *hostFRR) within(what string, took, bound time.Duration) {
-	h.t.Helper()
-	h.t.Logf("%s: %v", what, took)
-	if took > bound {
-		h.t.Errorf("%s: the VIP stays at the gateway for %v", what, took)
 	}
 }
 
@@ -164,42 +154,38 @@ func TestHostModeFRR(t *testing.T) {
 	// The session with the gateway is up, and the server refuses checks without a client certificate.
 	h.waitStatus("FRR 8", "Established", "0 of 1 VIP advertised", "not ready")
 	h.waitCheck("certificate required")
-	h.want(time.Now(), false)
+	h.want("repaired", false)
 	h.writeTrench(fmt.Sprintf(", certFile: %[1]s/cert.pem, keyFile: %[1]s/key.pem", h.path("pki")))
-	h.want(time.Now(), true)
+	h.want("repaired", true)
 	h.waitStatus("1 of 1 VIP advertised")
 
 	// Two checks of 500 ms fail.
-	start := time.Now()
 	harness.Must(t, h.server.Kill())
-	h.within("killed server", h.want(start, false), 5*time.Second)
+	h.want("killed server", false)
 	h.waitAddress(false)
 	h.startServer()
-	h.want(time.Now(), true)
-	start = time.Now()
+	h.want("repaired", true)
 	harness.Must(t, h.server.Signal(unix.SIGSTOP))
-	h.within("hung server", h.want(start, false), 6*time.Second)
+	h.want("hung server", false)
 	h.waitAddress(false)
 	harness.Must(t, h.server.Signal(unix.SIGCONT))
-	h.want(time.Now(), true)
+	h.want("repaired", true)
 
 	// A killed lb ends its connection, a hung one its lease. The next lb adopts the address.
-	start = time.Now()
 	harness.Must(t, h.lb.Signal(unix.SIGSTOP))
-	h.within("hung lb", h.want(start, false), 8*time.Second)
+	h.want("hung lb", false)
 	harness.Must(t, h.lb.Signal(unix.SIGCONT))
-	h.want(time.Now(), true)
-	start = time.Now()
+	h.want("repaired", true)
 	harness.Must(t, h.lb.Kill())
-	h.within("killed lb", h.want(start, false), 5*time.Second)
+	h.want("killed lb", false)
 	if !strings.Contains(h.addresses(), " "+vipA4+" ") {
 		t.Error("no address is left of the killed lb")
 	}
 	h.startLB()
-	h.want(time.Now(), true)
+	h.want("repaired", true)
 	h.waitStatus("1 of 1 VIP advertised")
 	harness.Must(t, lab.Stop(harness.Context(t, waitTimeout), h.lb))
-	h.want(time.Now(), false)
+	h.want("repaired", false)
 	h.waitAddress(false)
 }
 

@@ -125,7 +125,7 @@ func (m *meridio) startFrontend(extra ...string) {
 		"VIPGATE_HEALTH_SOCKET=unix://" + m.path("health.sock"), "VIPGATE_METRICS_ADDRESS=127.0.0.1",
 		"VIPGATE_BIRD_LOG_FILE=" + m.path("bird.log"), "VIPGATE_LOG_FORMAT=text",
 		"VIPGATE_IDENTITY_CACHE=" + m.path("svid.json"),
-		"VIPGATE_DRAIN_TIME=200ms", "VIPGATE_SETTLE=50ms",
+		"VIPGATE_DRAIN_TIME=4s", "VIPGATE_SETTLE=50ms",
 	}, extra...), slices.Concat(m.wrapper, []string{filepath.Join(binaries, "meridio-frontend"), "run"}))
 }
 
@@ -190,18 +190,6 @@ func (m *meridio) waitRequests(method string, n int) []nsptest.Request {
 func (m *meridio) stopFrontend() {
 	m.t.Helper()
 	m.stop(m.pod.Frontend)
-}
-
-// within fails if the gateway received the last withdrawal of the VIPs later than bound after
-// since.
-func (m *meridio) within(mark int, since time.Time, bound time.Duration, vips ...string) {
-	m.t.Helper()
-	for _, vip := range vips {
-		last := m.waitUpdate(mark, vip, withdrawn)
-		if after := last.At.Sub(since); after > bound {
-			m.t.Errorf("%s was withdrawn %v after the cause, want at most %v", vip, after, bound)
-		}
-	}
 }
 
 // waitCommand waits until the output of a frontend command contains all words.

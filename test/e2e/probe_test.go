@@ -99,11 +99,11 @@ func TestProbeFindsBlackHole(t *testing.T) {
 	})
 	const state4 = `vipgate_probe_vip_state{family="ipv4",vip="20.0.0.1/32"} `
 	const state6 = `vipgate_probe_vip_state{family="ipv6",vip="2000::1/128"} `
-	want := func(step string, bound time.Duration, dead []string) string {
+	want := func(step string, dead []string) string {
 		t.Helper()
 		began, page := time.Now(), ""
 		slices.Sort(dead)
-		limited, cancel := context.WithTimeout(ctx, bound+5*time.Second)
+		limited, cancel := context.WithTimeout(ctx, waitTimeout)
 		defer cancel()
 		err := lab.Eventually(limited, 50*time.Millisecond, func() (err error) {
 			if page, err = users.Run(limited, "curl", "-sS", "http://127.0.0.1:2227/metrics"); err != nil {
@@ -111,14 +111,13 @@ func TestProbeFindsBlackHole(t *testing.T) {
 			}
 			return wantPaths(page, dead)
 		})
-		took := time.Since(began)
-		t.Logf("%s: %v", step, took)
-		if err != nil || took > bound {
-			t.Fatalf("%s, after %v: %v\n%s", step, took, err, page)
+		t.Logf("%s: %v", step, time.Since(began))
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", step, err, page)
 		}
 		return page
 	}
-	page := want("all paths reachable", 20*time.Second, nil)
+	page := want("all paths reachable", nil)
 	for _, state := range []string{
 		state4 + "2", state6 + "2",
 		fmt.Sprintf(`vipgate_probe_paths{state="reachable"} %d`, 2*probePorts),
@@ -168,10 +167,9 @@ func TestProbeFindsBlackHole(t *testing.T) {
 		_, err := pod.NS.Run(ctx, "nft", "delete table inet hole")
 		harness.Must(t, err)
 	}
-	const found = 2 * time.Second
 	second := trench.Pods[1]
 	hole(second, "tcp dport 5000")
-	page = want("a pod of three drops packets", found, through[1])
+	page = want("a pod of three drops packets", through[1])
 	for _, line := range []string{state4 + "1", state6 + "1"} {
 		if !strings.Contains(page, line) {
 			t.Errorf("no %s in\n%s", line, page)
@@ -205,7 +203,7 @@ func TestProbeFindsBlackHole(t *testing.T) {
 		t.Errorf("the last answers are of %q", got)
 	}
 	fill(second)
-	want("the pod forwards again", waitTimeout, nil)
+	want("the pod forwards again", nil)
 
 	var all []string
 	for _, paths := range through {
@@ -218,7 +216,7 @@ func TestProbeFindsBlackHole(t *testing.T) {
 	for _, pod := range trench.Pods {
 		hole(pod, "ip6 daddr 2000::1 tcp dport 5000")
 	}
-	page = want("all pods drop the packets to a VIP", found, all)
+	page = want("all pods drop the packets to a VIP", all)
 	for _, line := range []string{state4 + "2", state6 + "0"} {
 		if !strings.Contains(page, line) {
 			t.Errorf("no %s in\n%s", line, page)

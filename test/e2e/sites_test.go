@@ -218,9 +218,6 @@ func TestTwoSites(t *testing.T) {
 			f.mu.Unlock()
 			t.Logf("the targets of A end: %d of %d requests lost, the last one after %v; answers %v", result.Failed,
 				result.Sent, outage.Round(time.Millisecond), result.ByTarget)
-			if outage > time.Second+processSlack {
-				t.Errorf("traffic moved after %v", outage)
-			}
 			f.wantNoLoss("at B")
 
 			f.must(f.Targets[siteA-1].Start())

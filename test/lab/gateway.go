@@ -31,7 +31,7 @@ type GatewayConfig struct {
 	Password      string
 	// Passive is true when the gateway waits for the peer to connect.
 	Passive bool
-	// HoldSeconds is the offered hold time; the constant HoldSeconds when 0, no hold time when negative.
+	// HoldSeconds is the offered hold time: the constant HoldSeconds when 0, none when negative.
 	HoldSeconds int
 	// Default is true when the gateway sends default routes.
 	Default bool

@@ -114,7 +114,9 @@ func (c GatewayConfig) router() gatewayconfig.Router {
 			session.Pods = c.Ranges[i]
 		}
 		if c.BFD {
-			session.BFD = &trench.BFD{MinTx: 100 * time.Millisecond, MinRx: 100 * time.Millisecond, Multiplier: cmp.Or(c.BFDMultiplier, BFDMultiplier)}
+			session.BFD = &trench.BFD{
+				MinTx: 100 * time.Millisecond, MinRx: 100 * time.Millisecond, Multiplier: cmp.Or(c.BFDMultiplier, BFDMultiplier),
+			}
 		}
 		if len(c.VIPs) > 0 {
 			session.Protocol = trench.Static

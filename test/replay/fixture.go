@@ -47,7 +47,9 @@ func open(ctx context.Context, s *scenario, binaries string, reference bool) (*f
 		return nil, err
 	}
 	fx := &fixture{Topology: topology, scenario: s, text: trenchText(), reference: reference}
-	errs := []error{fx.edit(s.before...), fx.StartGateways(func(c *lab.GatewayConfig) { c.BFD, c.BFDMultiplier = !reference, 3 })}
+	errs := []error{fx.edit(s.before...), fx.StartGateways(func(c *lab.GatewayConfig) {
+		c.BFD, c.BFDMultiplier = !reference, 3
+	})}
 	for _, a := range fx.Targets {
 		errs = append(errs, a.Start())
 	}

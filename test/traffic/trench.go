@@ -98,7 +98,9 @@ func Open(ctx context.Context, o Options) (_ *Trench, err error) {
 	if err := t.write(); err != nil {
 		return nil, err
 	}
-	if err := y.StartGateways(func(c *lab.GatewayConfig) { c.BFD, c.BFDMultiplier = o.BFD, gatewayMultiplier }); err != nil {
+	if err := y.StartGateways(func(c *lab.GatewayConfig) {
+		c.BFD, c.BFDMultiplier = o.BFD, gatewayMultiplier
+	}); err != nil {
 		return nil, err
 	}
 	if o.SharedAuthority {
