@@ -119,6 +119,8 @@ type routerConfig struct {
 	Extra4   string
 	Static   bool   // no BGP: static routes to the VIPs that follow BFD
 	Address4 string // 169.254.100.150 if empty
+	// Multiplier is the number of missed BFD packets that ends a session of Static.
+	Multiplier int
 }
 
 func (l *link) Router(c routerConfig) *router {
@@ -149,8 +151,8 @@ func (c routerConfig) text() string {
 		hold = "0"
 	}
 	if c.Static {
-		fmt.Fprintln(&b, "protocol bfd { interface \"gw0\" { min rx interval 100 ms; min tx interval 100 ms; "+
-			"multiplier 3; }; }")
+		fmt.Fprintf(&b, "protocol bfd { interface \"gw0\" { min rx interval 100 ms; min tx interval 100 ms; "+
+			"multiplier %d; }; }\n", c.Multiplier)
 		fmt.Fprintln(&b, "protocol static v4 { ipv4; route 20.0.0.1/32 via 169.254.100.1%'gw0' bfd; }")
 		fmt.Fprintln(&b, "protocol static v6 { ipv6; route 2000::1/128 via fd00:100::1%'gw0' bfd; }")
 		return b.String()

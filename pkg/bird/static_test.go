@@ -22,22 +22,37 @@ import (
 
 // A static gateway sends to a VIP while its route, which follows the BFD session, is installed.
 
+// Numbers of missed BFD packets, 100 ms apart, after which a side detects a loss: quickly, or later
+// than a machine stalls.
+const (
+	quickDetection   = 3
+	patientDetection = 50
+)
+
 // staticGateway returns the static gateway's configuration in the trench, with Router's BFD
 // parameters.
-func staticGateway(f vip.Family) trench.Gateway {
+func staticGateway(f vip.Family) trench.Gateway { return staticGatewayWith(f, quickDetection) }
+
+func staticGatewayWith(f vip.Family, multiplier int) trench.Gateway {
 	return trench.Gateway{
 		Name: "gateway-" + f.String(), Address: gatewayAddress(f), Protocol: trench.Static,
-		BFD: &trench.BFD{MinTx: 100 * time.Millisecond, MinRx: 100 * time.Millisecond, Multiplier: 3},
+		BFD: &trench.BFD{MinTx: 100 * time.Millisecond, MinRx: 100 * time.Millisecond, Multiplier: multiplier},
 	}
 }
 
 func staticPod(t *testing.T, change ...func(*bird.Options)) (*pod, *router, *link) {
 	t.Helper()
+	return staticPodWith(t, quickDetection, change...)
+}
+
+func staticPodWith(t *testing.T, multiplier int, change ...func(*bird.Options)) (*pod, *router, *link) {
+	t.Helper()
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4, vip.IPv6)
-	gw := l.Router(routerConfig{Static: true})
+	gw := l.Router(routerConfig{Static: true, Multiplier: multiplier})
 	p := newPod(t, l.Dev, change...)
-	p.Configure([]trench.Gateway{staticGateway(vip.IPv4), staticGateway(vip.IPv6)}, []vip.VIP{vip4, vip6})
+	p.Configure([]trench.Gateway{staticGatewayWith(vip.IPv4, multiplier), staticGatewayWith(vip.IPv6, multiplier)},
+		[]vip.VIP{vip4, vip6})
 	return p, gw, l
 }
 
@@ -139,7 +154,9 @@ func TestStaticWithdrawalIsConfirmedByGateway(t *testing.T) {
 }
 
 func TestStaticReconfiguration(t *testing.T) {
-	p, gw, _ := staticPod(t)
+	p, gw, _ := staticPodWith(t, patientDetection)
+	static4 := staticGatewayWith(vip.IPv4, patientDetection)
+	static6 := staticGatewayWith(vip.IPv6, patientDetection)
 	p.Start()
 	p.await("both held down", func(s bird.State) bool { return held("gateway-ipv4")(s) && held("gateway-ipv6")(s) })
 	p.Attract(false, true)
@@ -157,8 +174,8 @@ func TestStaticReconfiguration(t *testing.T) {
 	ghost := gatewayOf(vip.IPv4)
 	ghost.Name, ghost.Address = "ghost", ghost.Address.Next()
 	for i, gateways := range [][]trench.Gateway{
-		{staticGateway(vip.IPv4), staticGateway(vip.IPv6), ghost},
-		{staticGateway(vip.IPv4), staticGateway(vip.IPv6)},
+		{static4, static6, ghost},
+		{static4, static6},
 	} {
 		before := p.State().Load().Configures
 		p.Configure(gateways, []vip.VIP{vip4, vip6, vip.Require(fmt.Sprintf("20.0.1.%d/32", i))})
@@ -173,9 +190,9 @@ func TestStaticReconfiguration(t *testing.T) {
 		holds(t, 1200*time.Millisecond, "sessions as they were after "+command, unchanged)
 	}
 	// A gateway that is removed and added again is under the lease.
-	p.Configure([]trench.Gateway{staticGateway(vip.IPv6)}, []vip.VIP{vip4, vip6})
+	p.Configure([]trench.Gateway{static6}, []vip.VIP{vip4, vip6})
 	p.await("one gateway", func(s bird.State) bool { return len(s.Gateways) == 1 })
-	p.Configure([]trench.Gateway{staticGateway(vip.IPv4), staticGateway(vip.IPv6)}, []vip.VIP{vip4, vip6})
+	p.Configure([]trench.Gateway{static4, static6}, []vip.VIP{vip4, vip6})
 	p.await("it is held down again", held("gateway-ipv4"))
 	holds(t, 1500*time.Millisecond, "sessions as they were", unchanged)
 }

@@ -56,7 +56,11 @@ func (f *fixture) waitGatewayState(command string) string {
 // (docs/architecture.md#failure-table).
 func TestFrontendPausedWithdraws(t *testing.T) {
 	t.Parallel()
-	f := newServing(t, 1)
+	f := newFixture(t)
+	f.pod.ProductTimers = true
+	f.up(f.target1)
+	f.startPod()
+	f.wantRoutes(vipA4, vipA6)
 	mark, bird := f.mark(), f.birdPID()
 
 	f.must(f.pod.Frontend.Signal(syscall.SIGSTOP))

@@ -157,6 +157,7 @@ func newFRRK8s(t *testing.T) *frrK8s {
 	t.Helper()
 	f := &frrK8s{fixture: newFixture(t), birds: map[string]*lab.Process{}, places: map[string]*lab.NetNS{}}
 	f.must(f.gateway.Process.Kill())
+	f.pod.ProductTimers = true // the test stops the frontend
 	f.must(f.pod.WriteTrench(strings.ReplaceAll(frrK8sTrench, "CHECK",
 		fmt.Sprintf("check: {tcp: {port: %d}, %s}", checkPort, lab.CheckTimers))))
 	f.dir = filepath.Join(f.Dir, "frr")

@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -58,7 +59,7 @@ func (h *hostMode) startLB(flags ...string) {
 		binaries + "/lb", "run", "--trench-file=" + h.pod.TrenchFile(), "--socket=unix://" + h.pod.Socket(),
 		"--admin-socket=unix://" + h.pod.LBAdmin(), "--state-dir=" + h.pod.StateDir(), "--log-format=text",
 		"--identity=peer-credentials", "--vip-interface=lo",
-	}, flags...)...)
+	}, slices.Concat(lab.LBTimers, flags)...)...)
 }
 
 func (h *hostMode) startFrontend(flags ...string) {
@@ -67,8 +68,8 @@ func (h *hostMode) startFrontend(flags ...string) {
 		binaries + "/frontend", "run", "--trench-file=" + h.pod.TrenchFile(), "--lb-socket=unix://" + h.pod.Socket(),
 		"--admin-socket=unix://" + h.pod.FrontendAdmin(), "--external-interface=" + lab.External,
 		"--bird-dir=" + h.pod.BirdDir(), "--bird-socket=" + h.pod.BirdSocket(), "--log-format=text",
-		"--identity=peer-credentials", "--drain-time=300ms",
-	}, flags...)...)
+		"--identity=peer-credentials", noDrain,
+	}, slices.Concat(lab.FrontendTimers, flags)...)...)
 }
 
 // change is a change of an address.

@@ -147,7 +147,7 @@ func (f *foreign) frontend(local string, extra ...string) *lab.Process {
 		"--speaker-socket=" + f.path("speaker/bgpd.vty"),
 		"--bird-dir=" + f.path("state"), "--admin-socket=unix://" + f.admin(local),
 		"--health-address=127.0.0.1:778" + local[len(local)-1:],
-		"--metrics-address=127.0.0.1:222" + local[len(local)-1:], "--log-format=text", "--drain-time=100ms",
+		"--metrics-address=127.0.0.1:222" + local[len(local)-1:], "--log-format=text", noDrain,
 	}, slices.Concat(f.source, f.speakerArgs(local), extra)...)
 	p, err := f.Start(f.pod, name, args...)
 	harness.Must(f.t, err)
@@ -217,7 +217,7 @@ func manyVIPs(n int) (list []string) {
 func TestForeignFRR(t *testing.T) {
 	t.Parallel()
 	f := newForeign(t)
-	p := f.frontend(announcerFirst)
+	p := f.frontend(announcerFirst, visibleDrain)
 	f.waitStatus("no readiness file", "run by another program, which owns source routing")
 	if n := len(f.receiver.Table()); n != 0 {
 		t.Fatalf("the gateway has %d routes before any VIP is ready", n)

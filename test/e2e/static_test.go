@@ -213,6 +213,7 @@ func TestStaticFrontendFaults(t *testing.T) {
 			t.Run(fmt.Sprint(name, " ", kind), func(t *testing.T) {
 				t.Parallel()
 				s := newStaticFixture(t, kind)
+				s.pod.ProductTimers = true
 				s.up(s.target1)
 				s.start()
 				s.wantBFD(s.router, pod46...)

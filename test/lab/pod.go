@@ -72,7 +72,7 @@ func (p *Pod) WriteTrench(text string) error {
 
 // LBArgs returns the arguments of `lb run` in this pod.
 func (p *Pod) LBArgs(extra ...string) []string {
-	return append(p.arguments("lb", lbTimers,
+	return append(p.arguments("lb", LBTimers,
 		"--trench-file="+p.TrenchFile(), "--socket=unix://"+p.Socket(), "--admin-socket=unix://"+p.LBAdmin(),
 		"--identity=dev", "--dev-authority-dir="+p.Authority(), "--spiffe-id="+LBID,
 		"--frontend-id="+FrontendID, "--reader-id="+OperatorID, "--state-dir="+p.StateDir(), "--log-format=text",
@@ -86,7 +86,7 @@ func (p *Pod) FrontendArgs(extra ...string) []string {
 
 // frontendArgs returns the arguments of `PROGRAM run` in this pod.
 func (p *Pod) frontendArgs(program string, extra []string) []string {
-	return append(p.arguments(program, frontendTimers,
+	return append(p.arguments(program, FrontendTimers,
 		"--lb-socket=unix://"+p.Socket(),
 		"--admin-socket=unix://"+p.FrontendAdmin(),
 		"--identity=dev", "--dev-authority-dir="+p.Authority(), "--spiffe-id="+FrontendID, "--lb-id="+LBID,

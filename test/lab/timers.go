@@ -26,8 +26,8 @@ const (
 
 // Timers as arguments of the programs.
 var (
-	lbTimers       = []string{"--lease=" + Lease.String()}
-	frontendTimers = []string{} // the hold time of the session with BIRD has no option
+	LBTimers       = []string{"--lease=" + Lease.String()}
+	FrontendTimers = []string{} // the hold time of the session with BIRD has no option
 )
 
 // Timers as fields of a gateway in the trench file.
