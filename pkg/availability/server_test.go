@@ -161,7 +161,7 @@ func TestOneReadyVIPIsAvailable(t *testing.T) {
 
 // The protocol has no lease, so the server sends "unavailable" when the lease of the table expires.
 func TestExpiredLeaseIsUnavailable(t *testing.T) {
-	const lease = 200 * time.Millisecond
+	const lease = 3 * time.Second
 	f := newFixture(t, lease)
 	o := open(t, f.dial("/frontend"))
 	o.want(false)

@@ -195,9 +195,8 @@ func TestWeightsOfWarmup(t *testing.T) {
 		return err
 	}))
 	t.Logf("weights of pod 2: %v, the last after %s", seen, time.Since(began))
-	// 2.1 to 2.9 targets of 3.1 to 3.9.
-	if !slices.IsSorted(seen) || !slices.ContainsFunc(seen, func(weight int) bool { return weight > 66 && weight < 75 }) {
-		t.Errorf("the weight of pod 2 did not grow gradually: %v", seen)
+	if !slices.IsSorted(seen) {
+		t.Errorf("the weight of pod 2 fell: %v", seen)
 	}
 	if warmed := time.Since(began); warmed < 20*time.Second {
 		t.Errorf("warm after %s", warmed)
@@ -205,7 +204,8 @@ func TestWeightsOfWarmup(t *testing.T) {
 	f.wantWeights(25, 75)
 	trace, err := f.Routers[0].Trace()
 	f.must(err)
-	if got := changes(trace[len(before):]); len(got) > 2*6 || slices.Contains(got, withdrawn) {
+	// A weight that does not grow gradually is one UPDATE for each VIP.
+	if got := changes(trace[len(before):]); len(got) < 2*2 || len(got) > 2*6 || slices.Contains(got, withdrawn) {
 		t.Errorf("UPDATEs of two VIPs: %v", got)
 	}
 
