@@ -1,18 +1,16 @@
 package clitest
 
 import (
-	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/alecthomas/kong"
-	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/test/generated"
 	"github.com/vipgate/vipgate/test/harness"
 )
 
@@ -44,22 +42,22 @@ func Texts(t *testing.T, name string, documented bool, k *kong.Kong, variables [
 	}
 }
 
-// GeneratedSection is [Section] with the flag -update of the test.
+// GeneratedSection is [generated.Section] with the flag -update of the test.
 func GeneratedSection(t *testing.T, file, name, content string) {
 	t.Helper()
-	harness.Check(t, Section(file, name, content, *update))
+	harness.Check(t, generated.Section(file, name, content, *update))
 }
 
-// Flags compares the section NAME of a document with the reference of a command line, as [Section]
-// does: tables of the flags of the first command, and a list of all commands. Flags that the document
-// explains above the section are only named.
+// Flags compares the section NAME of a document with the reference of a command line, as
+// [generated.Section] does: tables of the flags of the first command, and a list of all commands.
+// Flags that the document explains above the section are only named.
 func Flags(file, name string, k *kong.Kong, update bool) error {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return fmt.Errorf("document: %w", err)
 	}
-	above, _, _ := strings.Cut(string(data), begin(name))
-	return Section(file, name, flagReference(above, k), update)
+	above, _, _ := strings.Cut(string(data), generated.Begin(name))
+	return generated.Section(file, name, flagReference(above, k), update)
 }
 
 // flagReference returns the reference of a command line for a document with this text above it.
@@ -88,9 +86,6 @@ func flagReference(above string, k *kong.Kong) string {
 
 // head begins a table of flags.
 const head = "| Flag | Default | Meaning |\n|---|---|---|\n"
-
-// begin returns the comment that begins a section.
-func begin(name string) string { return "<!-- begin " + name + " -->\n" }
 
 // wrap breaks a paragraph into lines of at most 100 columns.
 func wrap(text string) string {
@@ -180,46 +175,3 @@ func row(f *kong.Flag) string {
 
 // escape keeps a pipe from ending the cell of a table.
 func escape(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
-
-// Section compares the section of a document between the comments <!-- begin NAME --> and
-// <!-- end NAME --> with its expected content, and replaces it if update is true. The tests of two
-// programs may do that at the same time.
-func Section(file, name, content string, update bool) (err error) {
-	f, err := os.OpenFile(file, os.O_RDWR, 0)
-	if err != nil {
-		return fmt.Errorf("document: %w", err)
-	}
-	// Closing releases the lock as well.
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("lock %s: %w", file, err)
-	}
-	data, err := io.ReadAll(f)
-	if err != nil {
-		return fmt.Errorf("document: %w", err)
-	}
-	first, end := begin(name), "<!-- end "+name+" -->"
-	before, rest, ok := strings.Cut(string(data), first)
-	if !ok {
-		return fmt.Errorf("%s has no line %s", file, strings.TrimSpace(first))
-	}
-	old, after, ok := strings.Cut(rest, end)
-	if !ok {
-		return fmt.Errorf("%s has no line %s", file, end)
-	}
-	content = "\n" + strings.TrimSpace(content) + "\n\n"
-	if old == content {
-		return nil
-	}
-	if !update {
-		return fmt.Errorf("%s: the section %q is stale: run make generate", file, name)
-	}
-	text := before + first + content + end + after
-	if err := f.Truncate(int64(len(text))); err != nil {
-		return fmt.Errorf("document: %w", err)
-	}
-	if _, err := f.WriteAt([]byte(text), 0); err != nil {
-		return fmt.Errorf("document: %w", err)
-	}
-	return nil
-}
