@@ -10,15 +10,13 @@ import (
 
 // Further methods of rows 1 and 2.
 const (
-	// injection is a BGP speaker of this process that drives the frontend's BIRD.
-	injection = "straight injection"
 	// decided is vipgate without lb: this process commits the decision to the table that lb serves.
 	decided = "vipgate, decision committed"
 	// communities is vipgate, also in row 7, with three communities for each VIP: policyVIPs VIPs that
-	// one policy lists. Its ratio to vipgate is at least 1 / 1.1.
+	// one policy lists.
 	communities = "vipgate, three communities"
 	policyVIPs  = 10_000
-	policyGoal  = "≤ 1.1 × the median without communities"
+	policyGoal  = "ratio ≤ 1.1" // to the median without communities
 )
 
 // The measurements of row 2.
@@ -72,17 +70,6 @@ func bulkMethods() []bulkMethod {
 					return nil, err
 				}
 				return atOnce(fx.scriptedSwitch(lb)), nil
-			},
-		},
-		{
-			name: injection, repeats: [3]int{100, 50, 20}, quick: true,
-			start: func(fx *fixture) (func(bool) (time.Time, error), error) {
-				in, err := fx.startInjector()
-				if err != nil {
-					return nil, err
-				}
-				set, err := in.all()
-				return atOnce(set), err
 			},
 		},
 		{

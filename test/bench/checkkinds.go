@@ -15,6 +15,9 @@ import (
 // kindsRatioGoal bounds the cost of a check over UDP, compared with one of TCP.
 const kindsRatioGoal = "max ≤ 1.5"
 
+// checksOf begins the names of the measurements of row 14 that compare checks.
+const checksOf = "targets checked each second, "
+
 // measureCheckKinds is the third part of row 14: the same targets checked over TCP, UDP and DNS, in
 // turn, by one lb.
 func measureCheckKinds(ctx context.Context, s *session) error {
@@ -41,7 +44,6 @@ func measureCheckKinds(ctx context.Context, s *session) error {
 			}
 			return fx.share(fx.pod.LB, s.lasts(15*time.Second, 300*time.Millisecond))
 		}
-		const what = "targets checked each second, "
 		shares, ratios := map[string]*Measurement{}, map[string]*Measurement{}
 		kinds := []struct{ name, check string }{
 			{"TCP", tcp},
@@ -50,11 +52,11 @@ func measureCheckKinds(ctx context.Context, s *session) error {
 		}
 		for _, kind := range kinds {
 			shares[kind.name] = &Measurement{
-				Row: 14, What: what + kind.name + ": share of one core", Method: vipgate, N: n,
+				Row: 14, What: checksOf + kind.name + ": share of one core", Method: vipgate, N: n,
 				Unit: "%",
 			}
 			ratios[kind.name] = &Measurement{
-				Row: 14, What: what + kind.name + ": to TCP", Method: vipgate, N: n, Unit: "×",
+				Row: 14, What: checksOf + kind.name + ": to TCP", Method: vipgate, N: n, Unit: "×",
 				Goal: kindsRatioGoal,
 			}
 		}

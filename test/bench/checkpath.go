@@ -19,10 +19,9 @@ func measureCheckPaths(ctx context.Context, s *session) error {
 		if err := fx.startConnectedTargets(n); err != nil {
 			return err
 		}
-		const what = "targets checked each second, "
-		byAddress := Measurement{Row: 14, What: what + "own address: share of one core", Method: vipgate, N: n, Unit: "%"}
+		byAddress := Measurement{Row: 14, What: checksOf + "own address: share of one core", Method: vipgate, N: n, Unit: "%"}
 		byVIP, ratio := byAddress, byAddress
-		byVIP.What, ratio.What, ratio.Unit = what+"VIP: share of one core", what+"VIP: to own address", "×"
+		byVIP.What, ratio.What, ratio.Unit = checksOf+"VIP: share of one core", checksOf+"VIP: to own address", "×"
 		share := func(via string) (float64, error) {
 			text := strings.ReplaceAll(fx.targetsTrench(), "interval:", "via: "+via+", interval:")
 			if err := fx.pod.WriteTrench(text); err != nil {

@@ -50,23 +50,12 @@ func measureSingleFlips(ctx context.Context, s *session) error {
 		if s.quick && n > 1 {
 			continue
 		}
-		err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
-			in, err := fx.startInjector()
-			if err != nil {
-				return err
-			}
-			m := Measurement{Row: 1, What: oneFlips, Method: injection}
-			return flipEach(s, fx, m, s.repeats(100, 2), in.one)
-		})
-		if err != nil {
-			return err
-		}
 		repeats := s.repeats(200, 2)
 		if n >= 50_000 {
 			repeats = s.repeats(50, 0)
 			s.note(1, "the reference's repeats are fewer at N=%d: each takes a large part of a second", n)
 		}
-		err = on(ctx, s, n, oneFamily, func(fx *fixture) error {
+		err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
 			r, err := fx.startReference()
 			if err != nil {
 				return err

@@ -450,7 +450,7 @@ func recordForwarding(s *session, paths []*forwardPath, results []forwardResult)
 			record("time per packet ÷ that of plain forwarding with one ip rule", p, "×", "",
 				beside(r.costs, rule.costs))
 		}
-		record("time per packet ÷ that of plain forwarding", p, "×", goal, beside(r.costs, plain.costs))
+		record(forwardRatio, p, "×", goal, beside(r.costs, plain.costs))
 		record("round trip ÷ that of plain forwarding", p, "×", "", beside(r.medians, plain.medians))
 		record("time per first packet of a flow ÷ that of plain forwarding", p, "×", "", beside(r.firsts, plain.firsts))
 		share := (middle(r.costs) - middle(alone.costs)) / (middle(plain.costs) - middle(alone.costs))

@@ -12,6 +12,8 @@ import (
 
 // Methods to forward a packet through the pod's namespace that are compared with vipgate.
 const (
+	forwardRatio = "time per packet ÷ that of plain forwarding"
+
 	forwardPlain     = "plain forwarding"
 	forwardRule      = "plain, one ip rule"
 	forwardTracked   = "plain, conntrack on"

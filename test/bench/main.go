@@ -15,6 +15,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/machine"
 )
 
 // Exit statuses.
@@ -34,6 +35,7 @@ type options struct {
 	JSON         string  `name:"json" help:"Write the results as JSON." placeholder:"FILE"`
 	Samples      bool    `help:"Put every single value into the JSON."`
 	CSV          string  `name:"csv" help:"Replace the measured rows in a CSV file, such as docs/performance.csv." placeholder:"FILE"`
+	Document     string  `help:"Write the table of the CSV file into a document, such as docs/performance.md." placeholder:"FILE"`
 	Plots        string  `help:"Draw rows 1 and 2 as SVG." placeholder:"DIR"`
 	From         string  `help:"Measure nothing: write CSV and plots from the JSON of an earlier run." placeholder:"FILE"`
 }
@@ -74,6 +76,9 @@ func parse(args []string, stdout, stderr io.Writer) (o options, status int, done
 func (o *options) check() error {
 	if !(o.RepeatsScale > 0) {
 		return fmt.Errorf("--repeats-scale=%v is not above 0", o.RepeatsScale)
+	}
+	if o.Document != "" && o.CSV == "" {
+		return errors.New("--document needs --csv, the results to write into it")
 	}
 	if o.From != "" && o.Plots == "" && o.CSV == "" {
 		return errors.New("--from needs --plots, the folder to draw into, or --csv")
@@ -130,7 +135,7 @@ func run(o options, stdout, stderr io.Writer) int {
 	signal.Notify(pipes, syscall.SIGPIPE)
 	defer signal.Stop(pipes)
 
-	r := &report{Machine: describeMachine(ctx, o.Binaries), Quick: o.Quick, LoadBefore: loadAverage()}
+	r := &report{Machine: machine.Describe(ctx, o.Binaries), Quick: o.Quick, LoadBefore: loadAverage()}
 	measureRows(ctx, &session{
 		quick: o.Quick, vips: o.VIPs, binaries: o.Binaries, repeatsScale: o.RepeatsScale, report: r,
 		progress: func(text string) { fmt.Fprintln(stderr, text) },
@@ -157,6 +162,9 @@ func run(o options, stdout, stderr io.Writer) int {
 func (r *report) publish(o *options, output io.Writer) (err error) {
 	if o.CSV != "" {
 		err = r.updateCSV(o.CSV)
+	}
+	if o.Document != "" && err == nil {
+		err = updateDocument(o.Document, o.CSV, true)
 	}
 	if o.Plots != "" {
 		err = errors.Join(err, r.plot(o.Plots, output))

@@ -43,7 +43,6 @@ type lineStyle struct{ method, color, marker string }
 
 var lineStyles = []lineStyle{
 	{vipgate, "#1f7aec", "circle"},
-	{injection, "#2a9d4e", "triangle"},
 	{reference, "#d9722b", "square"},
 }
 

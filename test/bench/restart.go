@@ -79,6 +79,12 @@ func measureStart(ctx context.Context, s *session) error {
 			return err
 		}
 	}
+	if err := measureEarlyStarts(ctx, s); err != nil {
+		return err
+	}
+	if err := measureUnnumberedStart(ctx, s); err != nil {
+		return err
+	}
 	if s.quick {
 		return nil
 	}
@@ -193,7 +199,10 @@ func measureStop(ctx context.Context, s *session) error {
 			s.record(m)
 		}
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return measureUnreadLog(ctx, s)
 }
 
 // endAll sends SIGTERM to processes and returns the seconds until the last one had exited, all

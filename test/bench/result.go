@@ -8,7 +8,8 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"time"
+
+	"github.com/vipgate/vipgate/test/machine"
 )
 
 // Measurement is the samples of one quantity with one method.
@@ -21,7 +22,7 @@ type Measurement struct {
 	// Goal is the goal as text. Clauses such as "median ≤ 0.5" in it, in the unit of the samples,
 	// are compared with the summary.
 	Goal string `json:"goal,omitempty"`
-	// Against is the method whose median Ratio divides by this one's; "" for reference.
+	// Against is the method whose median Ratio compares with this one's; "" for reference.
 	Against string    `json:"against,omitempty"`
 	Samples []float64 `json:"samples,omitempty"`
 }
@@ -41,8 +42,9 @@ type Summary struct {
 type result struct {
 	Measurement
 	Summary
-	// Ratio is the median of the method in Against divided by this one's: the speed-up. 0 if
-	// Against has no result with the same Row, What and N.
+	// Ratio is the reference's median divided by this one's, the speed-up, or this one's median
+	// divided by that of the method in Against, the cost. 0 without a result of the other method with
+	// the same Row, What and N.
 	Ratio float64 `json:"ratio,omitempty"`
 	// Missed lists the clauses of the goal that do not hold.
 	Missed []string `json:"missed,omitempty"`
@@ -67,7 +69,7 @@ type measuredRow struct {
 
 // report holds all results of a run.
 type report struct {
-	Machine
+	machine.Machine
 	Quick      bool          `json:"quick"`
 	LoadBefore string        `json:"load_before"`
 	LoadAfter  string        `json:"load_after"`
@@ -81,15 +83,18 @@ type report struct {
 // summarize computes the fields that depend on all results.
 func (r *report) summarize() {
 	for _, m := range r.Results {
-		m.Missed = missed(m.Goal, m.Summary)
 		against := cmp.Or(m.Against, reference)
 		for _, other := range r.Results {
-			if m.Method != against && other.Method == against && other.Row == m.Row && other.What == m.What &&
-				other.N == m.N &&
-				m.Median > 0 && other.Count > 0 {
-				m.Ratio = other.Median / m.Median
+			if m.Method == against || other.Method != against || other.Row != m.Row || other.What != m.What ||
+				other.N != m.N || m.Median <= 0 || other.Median <= 0 {
+				continue
+			}
+			m.Ratio = other.Median / m.Median
+			if m.Against != "" {
+				m.Ratio = m.Median / other.Median
 			}
 		}
+		m.Missed = missed(m.Goal, m.Summary, m.Ratio)
 	}
 }
 
@@ -111,14 +116,16 @@ func percentile(sorted []float64, p float64) float64 {
 }
 
 // clause matches a clause of a goal that can be compared with numbers.
-var clause = regexp.MustCompile(`(min|median|p95|p99|max) (?:≤|<=) ([0-9.]+)`)
+var clause = regexp.MustCompile(`(min|median|p95|p99|max|ratio) (?:≤|<=) ([0-9.]+)`)
 
 // missed returns the clauses of a goal that do not hold.
-func missed(goal string, s Summary) []string {
+func missed(goal string, s Summary, ratio float64) []string {
 	if s.Count == 0 {
 		return nil
 	}
-	values := map[string]float64{"min": s.Min, "median": s.Median, "p95": s.P95, "p99": s.P99, "max": s.Max}
+	values := map[string]float64{
+		"min": s.Min, "median": s.Median, "p95": s.P95, "p99": s.P99, "max": s.Max, "ratio": ratio,
+	}
 	var found []string
 	for _, m := range clause.FindAllStringSubmatch(goal, -1) {
 		if limit, err := strconv.ParseFloat(m[2], 64); err == nil && values[m[1]] > limit {
@@ -141,16 +148,4 @@ func (r *report) writeJSON(w io.Writer, samples bool) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(shown)
-}
-
-// Machine describes the machine, the date and the software of a run.
-type Machine struct {
-	Date    time.Time `json:"date"`
-	Command []string  `json:"command"`
-	Commit  string    `json:"commit"` // of the folder of the binaries; "+": with changes
-	CPU     string    `json:"cpu"`
-	Cores   int       `json:"cores"`
-	Kernel  string    `json:"kernel"`
-	Go      string    `json:"go"`
-	BIRD    string    `json:"bird"`
 }

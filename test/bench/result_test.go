@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/test/harness"
+	"github.com/vipgate/vipgate/test/machine"
 )
 
 func TestSummaryByNearestRank(t *testing.T) {
@@ -49,18 +50,20 @@ func TestMissedClausesOfAGoal(t *testing.T) {
 		"median ≤ 1.5, p99 ≤ 10":       "median ≤ 1.5",
 		"p95 <= 2.9; max ≤ 4":          "p95 <= 2.9, max ≤ 4",
 		"min ≤ 0.5 and what is beside": "min ≤ 0.5",
+		"ratio ≤ 1.1":                  "ratio ≤ 1.1",
+		"ratio ≤ 1.2":                  "",
 	} {
-		if got := strings.Join(missed(goal, s), ", "); got != want {
+		if got := strings.Join(missed(goal, s, 1.2), ", "); got != want {
 			t.Errorf("goal %q: missed %q, want %q", goal, got, want)
 		}
 	}
-	if got := missed("max ≤ 0", Summary{}); got != nil {
+	if got := missed("max ≤ 0", Summary{}, 0); got != nil {
 		t.Errorf("what was not measured missed %v", got)
 	}
 }
 
 func testReport() *report {
-	s := &session{report: &report{Machine: Machine{
+	s := &session{report: &report{Machine: machine.Machine{
 		Date: time.Unix(0, 0), Command: []string{"bench", "--rows=1"},
 		CPU: "a | b", Cores: 2,
 	}}, progress: func(string) {}}
@@ -104,7 +107,7 @@ func TestRatioAgainst(t *testing.T) {
 	for _, m := range r.Results {
 		got = append(got, m.Ratio)
 	}
-	if want := []float64{0.5, 4, 0, 0}; !slices.Equal(got, want) {
+	if want := []float64{2, 4, 0, 0}; !slices.Equal(got, want) {
 		t.Errorf("ratios %v, want %v", got, want)
 	}
 }
@@ -230,15 +233,5 @@ func TestCommandLine(t *testing.T) {
 			(!o.Quick || !slices.Equal(o.Rows, []int{1, 2}) || o.Binaries != "bin" || o.RepeatsScale != 1) {
 			t.Errorf("%q: options %+v", test.args, o)
 		}
-	}
-}
-
-func TestCPUModel(t *testing.T) {
-	got := cpuModel("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: other\n")
-	if got != "Some CPU @ 2 GHz" {
-		t.Errorf("model %q", got)
-	}
-	if got := cpuModel("nothing"); got != unknown {
-		t.Errorf("model %q", got)
 	}
 }

@@ -53,7 +53,7 @@ func (r *report) about() []string {
 		"date: " + r.Date.UTC().Format("2006-01-02 15:04:05 MST"),
 		"command: " + strings.Join(r.Command, " "),
 		"commit: " + r.Commit,
-		fmt.Sprintf("machine: %s, %d cores, Linux %s", r.CPU, r.Cores, r.Kernel),
+		"machine: " + r.Machine.String(),
 		fmt.Sprintf("versions: %s, BIRD %s", r.Go, r.BIRD),
 		fmt.Sprintf("load average: %s before, %s after %.0f s", r.LoadBefore, r.LoadAfter, r.Seconds),
 	}
