@@ -66,7 +66,7 @@ bench-quick: bench-tool ## The same with few repeats and few VIPs, in under a mi
 
 .PHONY: bench-tool
 bench-tool: check-root check-go
-	@test/setup/packages.sh demo
+	@test/setup/packages.sh demo chaos
 	@$(MAKE) --no-print-directory build
 	@$(GO) build -o $(BIN)/ ./test/bench ./test/meridiotest/meridio-lb
 
@@ -78,7 +78,7 @@ chaos: check-root check-go ## Inject FAULTS=20 random faults from SEED=75 and ch
 	@test/setup/packages.sh demo chaos
 	@$(MAKE) --no-print-directory build
 	@$(GO) build -o $(BIN)/ ./test/chaos
-	@$(BIN)/chaos --binaries=$(BIN) --faults=$(FAULTS) --seed=$(SEED) $(if $(SPEAKER),--speaker=$(SPEAKER))
+	@$(BIN)/chaos --binaries=$(BIN) --faults=$(FAULTS) --seed=$(SEED) --json=$(BIN)/chaos-$(SEED).json $(if $(SPEAKER),--speaker=$(SPEAKER))
 
 .PHONY: replay
 replay: check-root check-go ## Replay 19 public incidents and write their table into docs/proof.md (INCIDENT=I7 for one)

@@ -32,6 +32,8 @@ type options struct {
 	faults                 int
 	seed                   uint64
 	json                   string // file of the summary
+	document               string // gets the results of from
+	from                   []string
 	plan                   bool   // only print the schedule
 	kinds                  string // a regular expression of names
 	external               bool   // the speaker is an FRR instead of the frontend's BIRD
@@ -60,6 +62,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.IntVar(&o.faults, "faults", 500, "`number` of faults")
 	f.Uint64Var(&o.seed, "seed", 0, "what the faults follow from; 0 draws one")
 	f.StringVar(&o.json, "json", "", "write the summary to this `file`")
+	f.StringVar(&o.document, "document", "", "inject nothing: write the results of --from into this `file`")
+	f.Var((*words)(&o.from), "from", "a `file` of an earlier --json; repeatable")
 	f.BoolVar(&o.plan, "plan", false, "print what a seed means, and do nothing")
 	f.StringVar(&o.kinds, "kinds", "", "only faults whose name matches this `pattern`")
 	f.Func("speaker", "bird (default), or frr: Debian's FRR with frontend run --speaker=external", func(s string) error {
@@ -103,6 +107,13 @@ func (o options) catalog() []*kind {
 func start(o options) int {
 	if o.plan {
 		printPlan(o)
+		return exitPassed
+	}
+	if o.document != "" {
+		if err := publish(o.document, o.from); err != nil {
+			fmt.Fprintf(os.Stderr, "chaos: %v\n", err)
+			return exitFailed
+		}
 		return exitPassed
 	}
 	if err := o.complete(); err != nil {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/vipgate/vipgate/test/machine"
 )
 
 // printer prints lines, from several goroutines.
@@ -34,25 +36,30 @@ func (p *printer) note(format string, args ...any) {
 	p.printf("%s        %s", time.Now().Format(timeFormat), fmt.Sprintf(format, args...))
 }
 
-// Longest is how long VIPs were held after one cause.
-type Longest struct {
-	Cause    string        `json:"cause"`
-	Times    int           `json:"times"`
-	Longest  time.Duration `json:"longest_ns"`
-	Bound    time.Duration `json:"bound_ns"` // without slack
-	Exceeded int           `json:"exceeded"` // longer than the bound, but not than bound and slack
+// Hold is how long VIPs were held after one cause.
+type Hold struct {
+	Cause    string          `json:"cause"`
+	Times    int             `json:"times"` // VIPs and gateways
+	Median   time.Duration   `json:"median_ns"`
+	P99      time.Duration   `json:"p99_ns"`
+	Longest  time.Duration   `json:"longest_ns"`
+	Bound    time.Duration   `json:"bound_ns"` // without slack
+	Exceeded int             `json:"exceeded"` // longer than the bound, but not than bound and slack
+	Samples  []time.Duration `json:"samples_ns"`
 }
 
 // Summary is the output of --json.
 type Summary struct {
+	machine.Machine
 	Seed            uint64           `json:"seed"`
+	External        bool             `json:"external"` // the speaker is an FRR
 	Faults          int              `json:"faults"`
 	Injected        int              `json:"injected"`
 	Groups          int              `json:"groups"`
 	Passed          bool             `json:"passed"`
 	Took            time.Duration    `json:"took_ns"`
 	Kinds           map[string]int   `json:"kinds"`
-	Holds           []Longest        `json:"holds"`
+	Holds           []Hold           `json:"holds"` // of each cause
 	SlowestRecovery time.Duration    `json:"slowest_recovery_ns"`
 	LatestTimer     time.Duration    `json:"latest_timer_ns"`
 	Excused         int              `json:"excused_updates"`
@@ -60,22 +67,34 @@ type Summary struct {
 	Problem         []string         `json:"problem,omitempty"`
 }
 
-// summarize groups the measures of an observer by cause.
-func summarize(measures []measure) []Longest {
-	byCause := map[string]Longest{}
+// summarize groups the measures of an observer by cause. It returns every cause that has a rule, in
+// the order of the rules.
+func summarize(measures []measure, external bool) []Hold {
+	samples := map[string][]time.Duration{}
 	for _, m := range measures {
-		l := byCause[m.cause]
-		l.Cause, l.Bound, l.Times, l.Longest = m.cause, m.bound, l.Times+1, max(l.Longest, m.held)
-		if m.held > m.bound {
-			l.Exceeded++
-		}
-		byCause[m.cause] = l
+		samples[m.cause] = append(samples[m.cause], m.held)
 	}
-	var all []Longest
-	for _, cause := range slices.Sorted(maps.Keys(byCause)) {
-		all = append(all, byCause[cause])
+	var all []Hold
+	for _, r := range causes(external) {
+		all = append(all, newHold(r.cause, r.bound, samples[r.cause]))
 	}
 	return all
+}
+
+// newHold computes the statistics of a cause, by nearest rank.
+func newHold(cause string, bound time.Duration, samples []time.Duration) Hold {
+	h := Hold{Cause: cause, Bound: bound, Times: len(samples), Samples: slices.Sorted(slices.Values(samples))}
+	if h.Times == 0 {
+		return h
+	}
+	rank := func(percent int) time.Duration { return h.Samples[(percent*h.Times+99)/100-1] }
+	h.Median, h.P99, h.Longest = rank(50), rank(99), h.Samples[h.Times-1]
+	for _, held := range samples {
+		if held > bound {
+			h.Exceeded++
+		}
+	}
+	return h
 }
 
 // print prints the summary.
@@ -87,9 +106,13 @@ func (s Summary) print(out *printer) {
 	}
 	out.printf("")
 	out.printf("how long a VIP was still held after its cause (where nothing else disturbed it):")
-	out.printf("  %-34s %6s %10s %10s %s", "cause", "times", "longest", "bound", "beyond it, within the slack")
+	out.printf("  %-34s %6s %10s %10s %10s %10s %s", "cause", "times", "median", "p99", "longest", "bound",
+		"beyond it, within the slack")
 	for _, h := range s.Holds {
-		out.printf("  %-34s %6d %10s %10s %d", h.Cause, h.Times, short(h.Longest), short(h.Bound), h.Exceeded)
+		if h.Times > 0 {
+			out.printf("  %-34s %6d %10s %10s %10s %10s %d", h.Cause, h.Times, short(h.Median), short(h.P99), short(h.Longest),
+				short(h.Bound), h.Exceeded)
+		}
 	}
 	out.printf("")
 	out.printf("slowest recovery after everything was healed: %s; latest timer: %s; UPDATEs excused by a busy "+

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/vipgate/vipgate/test/machine"
 )
 
 // firstBound is how long everything may take to come up at first.
@@ -29,7 +31,10 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 	if fx == nil {
 		return err
 	}
-	s := Summary{Seed: o.seed, Faults: o.faults, Kinds: map[string]int{}}
+	s := Summary{
+		Machine: machine.Describe(ctx, o.binaries), Seed: o.seed, External: o.external, Faults: o.faults,
+		Kinds: map[string]int{},
+	}
 	var l *leaks
 	defer func() {
 		if obs != nil {
@@ -81,7 +86,7 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 
 // conclude fills the summary from the observations.
 func (s *Summary) conclude(obs *observer, l *leaks, begin time.Time, err error) {
-	s.Took, s.Passed, s.Holds, s.Excused = time.Since(begin), err == nil, summarize(obs.measures), obs.excused
+	s.Took, s.Passed, s.Holds, s.Excused = time.Since(begin), err == nil, summarize(obs.measures, s.External), obs.excused
 	s.LatestTimer = obs.processes.worst
 	for _, d := range obs.recovered {
 		s.SlowestRecovery = max(s.SlowestRecovery, d)

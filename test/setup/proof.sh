@@ -67,9 +67,13 @@ done < <(models)
 
 if [ "$faults" != 0 ]; then
 	go build -o bin/ ./cmd/lb ./cmd/frontend ./test/chaos
+	results=()
 	for seed in $seeds; do
-		stage "chaos, $faults faults, seed $seed" bin/chaos --binaries=bin --faults="$faults" --seed="$seed"
+		stage "chaos, $faults faults, seed $seed" bin/chaos --binaries=bin --faults="$faults" --seed="$seed" \
+			--json="$logs/chaos-$seed.json"
+		results+=(--from="$logs/chaos-$seed.json")
 	done
+	stage "the table of docs/proof.md" bin/chaos --document=docs/proof.md "${results[@]}"
 fi
 
 printf '\n%s' "$summary"
