@@ -32,7 +32,9 @@ func commandLines(t *testing.T, d *document) []commandLine {
 		}
 	}
 	for _, b := range d.blocks {
-		if b.info != "sh" && !strings.HasPrefix(b.info, "sh ") {
+		// In a text block, the screens of programs are not calls.
+		if kind, _, _ := strings.Cut(b.info, " "); kind != "sh" && kind != "console" &&
+			!(kind == "text" && isCall.MatchString(b.text)) {
 			continue
 		}
 		joined := strings.ReplaceAll(b.text, "\\\n", "  ") // the same number of bytes, in one line
@@ -50,6 +52,9 @@ func commandLines(t *testing.T, d *document) []commandLine {
 	}
 	return found
 }
+
+// isCall matches a text block whose lines are calls.
+var isCall = regexp.MustCompile(`^(?:frontend|lb|target) [a-z-]+ `)
 
 // separators end a command of the shell.
 var separators = regexp.MustCompile(`\s(?:\|\|?|&&?|;|>>?|2>)(?:\s|$)|;\s`)

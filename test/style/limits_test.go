@@ -136,19 +136,7 @@ func goFiles(t *testing.T) []string {
 // TestFlags counts the flags of all programs, each program's on its own. Those that meridio-frontend
 // has in common with frontend, which it replaces, count once.
 func TestFlags(t *testing.T) {
-	text, err := os.ReadFile("testdata/flags.txt")
-	harness.Must(t, err)
-	flags, program := map[string][]string{}, ""
-	for line := range strings.Lines(string(text)) {
-		switch words := strings.Fields(line); {
-		case len(words) == 4 && words[1] == "begin":
-			program = words[2]
-		case len(words) == 4:
-			program = ""
-		case len(words) == 1 && program != "":
-			flags[program] = append(flags[program], words[0])
-		}
-	}
+	flags := programFlags(t)
 	flags["meridio-frontend"] = slices.DeleteFunc(flags["meridio-frontend"],
 		func(name string) bool { return slices.Contains(flags["frontend"], name) })
 	total := 0
