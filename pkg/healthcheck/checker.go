@@ -33,6 +33,9 @@ const (
 type Options struct {
 	// Log receives a line for each change of a target's state.
 	Log *slog.Logger
+	// Heartbeat is the longest time between two calls of Evaluate. A longer one is a stall of this
+	// process, which makes no target overdue. If it is 0, no stall is recognized.
+	Heartbeat time.Duration
 	// Source is called before each check of a target that is not ready. It returns why a check of
 	// address to lacks a source address, or "", and whether the lack is temporary. An invalid from
 	// means that the kernel selects the source. If Source is nil, every check runs.
@@ -84,6 +87,8 @@ type Checker struct {
 	diagnoses chan probe // of checks that failed
 	// scanAt is a lower bound of the time at which the next target becomes overdue.
 	scanAt time.Time
+	// evaluateBy is when the next Evaluate is due; zero before the first.
+	evaluateBy time.Time
 }
 
 // New returns a checker without targets.
@@ -303,6 +308,7 @@ func (checker *Checker) judge(entry *entry, now time.Time) {
 // of changes; about once a second it visits all targets.
 func (checker *Checker) Evaluate(now time.Time) Evaluation {
 	checker.mu.Lock()
+	checker.forgive(now)
 	overdue := checker.scan(now)
 	result := Evaluation{Synced: checker.synced}
 	for key := range checker.dirty {
@@ -323,6 +329,28 @@ func (checker *Checker) Evaluate(now time.Time) Evaluation {
 		checker.Log.Warn("checks are overdue", "targets", len(overdue), "first", overdue[0].Name, "stream", overdue[0].Stream)
 	}
 	return result
+}
+
+// forgive moves the deadlines by the time for which this process stalled: its checks stalled, too.
+// Between two calls of Evaluate at most Heartbeat counts, which bounds the time until a target
+// without checks is overdue in a process that stalls again and again.
+func (checker *Checker) forgive(now time.Time) {
+	late := now.Sub(checker.evaluateBy)
+	if checker.Heartbeat > 0 && !checker.evaluateBy.IsZero() && late > starvedAfter {
+		for _, targets := range checker.streams {
+			for _, target := range targets {
+				for _, entry := range target.members {
+					// A check may have ended since the stall.
+					if moved := entry.alive.Add(late); moved.Before(now) {
+						entry.alive = moved
+					} else if entry.alive.Before(now) {
+						entry.alive = now
+					}
+				}
+			}
+		}
+	}
+	checker.evaluateBy = now.Add(checker.Heartbeat)
 }
 
 // scan finds the targets that became overdue. Checks only move deadlines into the future, so no
@@ -414,6 +442,13 @@ func (checker *Checker) apply(probe probe, outcome outcome, now time.Time) (befo
 	before = entry.verdicts()
 	first := !entry.judged
 	delete(checker.waiting, entry)
+	// At a failure that is noticed late the answer may have waited for this process, or had no time to
+	// arrive. It counts only if the next check fails, too.
+	late := now.Sub(probe.began) > probe.plan.Timeout+starvedAfter
+	if outcome.verdict == failed && late && !entry.starved && !entry.overdue {
+		outcome.verdict, outcome.reason = starved, entry.LastError
+	}
+	entry.starved = outcome.verdict == starved
 	if probe.vip {
 		outcome = checker.examine(probe, outcome, now)
 	}
@@ -423,7 +458,7 @@ func (checker *Checker) apply(probe probe, outcome outcome, now time.Time) (befo
 		if complain = now.Sub(checker.complained) >= complainEvery; complain {
 			checker.complained = now
 		}
-	case deferred, unrouted:
+	case deferred, unrouted, starved:
 		// No verdict, but the check was attempted in time: the target is not overdue.
 		entry.alive = now
 		checker.expect(entry)
@@ -446,8 +481,9 @@ func (checker *Checker) apply(probe probe, outcome outcome, now time.Time) (befo
 	switch {
 	case outcome.verdict == deferred:
 		entry.due = now.Add(min(failedRecheck, entry.interval()))
-	case outcome.verdict == unrouted && probe.routings != checker.routings:
-		entry.due = now // a fwmark may have been added since
+	case outcome.verdict == unrouted && probe.routings != checker.routings, // a fwmark may have been added since
+		outcome.verdict == starved:
+		entry.due = now
 	case outcome.verdict == unrouted:
 		entry.due = now.Add(entry.interval())
 		checker.waiting[entry] = struct{}{}

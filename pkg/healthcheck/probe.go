@@ -252,6 +252,7 @@ const (
 	notRun    // for lack of local resources: no verdict on the target
 	deferred  // for lack of a source address: to be run soon
 	unrouted  // for lack of a fwmark that leads to the target: to be run once there is one
+	starved   // failed, noticed late by this process: to be run again
 	cancelled // the checker ends
 )
 

@@ -13,6 +13,8 @@ const (
 	// overdueSlack is how late a check may be beyond interval and timeout
 	// (docs/architecture.md#readiness-of-a-vip).
 	overdueSlack = time.Second
+	// starvedAfter is the delay beyond which this process counts as starved of CPU time.
+	starvedAfter = 50 * time.Millisecond
 	// startRecheck is the time between the checks of a target without a verdict. With a rise of 2
 	// it is most of the time from a registration until the gateway has the route, for which the
 	// goal is 10 ms. Rise is there to ignore targets that flap; a target that never was ready has
@@ -44,6 +46,7 @@ type entry struct {
 	alive   time.Time
 	overdue bool // from the Evaluate that found it so until a check ends
 	judged  bool // had a verdict
+	starved bool // the last failure was noticed late and is not counted
 	// removed marks a target that left its stream. The outcome of a running check is ignored.
 	removed bool
 	// vip is the index in plan.vips of the VIP that is checked next.

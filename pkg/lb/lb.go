@@ -95,6 +95,9 @@ type TargetOptions struct {
 const (
 	// BeatsPerLease is how many heartbeats go into one lease (docs/architecture.md#the-two-leases).
 	BeatsPerLease = 3
+	// maxBeat bounds the time between two heartbeats, and so until an evaluation finds an overdue
+	// target or a stall of this process, for long leases.
+	maxBeat = 500 * time.Millisecond
 	// minLease is the shortest lease for which a busy node still sends the heartbeats in time.
 	minLease = 20 * time.Millisecond
 	// svidWait bounds how long clients wait for the first SVID. After that they are refused, with the
@@ -208,7 +211,10 @@ func newProcess(o Options) (*process, error) {
 	} {
 		p.health.Report(c[0], c[1])
 	}
-	checks := healthcheck.Options{Log: o.Log, Source: p.addrs.Source}
+	// The first of two aligned heartbeats may be an eighth later.
+	checks := healthcheck.Options{
+		Log: o.Log, Source: p.addrs.Source, Heartbeat: min(o.Lease/BeatsPerLease, maxBeat) * 9 / 8,
+	}
 	// A check through a VIP follows the route of its target, which only the data plane installs.
 	if o.DataPlane != nil {
 		checks.FWMark, checks.VIPSource, checks.LocalVIP = p.checkFWMark, p.checkSource, p.localVIP

@@ -109,7 +109,7 @@ func (l *loop) Run(ctx context.Context) error {
 		_, suspected = l.suspects.Get()
 	}
 	// Heartbeats are aligned to the wall clock and share a wake-up with other timers of the pod.
-	beat := time.NewTimer(tick.UntilPart(time.Now(), l.lease, BeatsPerLease))
+	beat := time.NewTimer(untilBeat(l.lease))
 	defer beat.Stop()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -159,7 +159,7 @@ func (l *loop) Run(ctx context.Context) error {
 			}
 		case <-timer.C:
 		case <-beat.C:
-			beat.Reset(tick.UntilPart(time.Now(), l.lease, BeatsPerLease))
+			beat.Reset(untilBeat(l.lease))
 			beats = true
 		}
 		// A commit renews the lease, too.
@@ -173,6 +173,11 @@ func (l *loop) Run(ctx context.Context) error {
 			l.files.Beat()
 		}
 	}
+}
+
+// untilBeat returns the time until the next heartbeat.
+func untilBeat(lease time.Duration) time.Duration {
+	return tick.UntilPart(time.Now(), min(lease, BeatsPerLease*maxBeat), BeatsPerLease)
 }
 
 // load returns the input of a read trench file. An accepted file may have been followed by a
