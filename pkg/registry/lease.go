@@ -49,6 +49,8 @@ type registration struct {
 	grace  time.Duration
 	call   *call         // nil once it has ended
 	drain  time.Duration // total drain time, up to DrainEnd
+	// extended reports whether the grace period was extended for a stall of this process.
+	extended bool
 }
 
 func (reg *registration) id() targetset.ID { return targetset.ID{Stream: reg.stream, Name: reg.Name} }
@@ -267,7 +269,7 @@ func (registry *Registry) hold(call *call, target trench.Target) {
 	delete(registry.ending, reg)
 	registry.settle(reg, target.IPs)
 	reg.call, reg.grace = call, call.grace
-	reg.Lifecycle, reg.Cause, reg.DrainEnd, reg.drain = targetset.Active, "", time.Time{}, 0
+	reg.Lifecycle, reg.Cause, reg.DrainEnd, reg.drain, reg.extended = targetset.Active, "", time.Time{}, 0, false
 	call.held[target.Name] = reg
 }
 
@@ -347,13 +349,17 @@ func (registry *Registry) terminate(reg *registration, now time.Time, drain time
 	registry.touch(reg.stream)
 }
 
-// expire ends expired grace periods and drains, and returns the time of the next expiry.
-func (registry *Registry) expire(now time.Time) (next time.Time) {
+// expire ends expired grace periods and drains, and returns the time of the next expiry. late is the
+// delay of the call.
+func (registry *Registry) expire(now time.Time, late time.Duration) (next time.Time) {
 	registry.mu.Lock()
 	var ended, left []*registration
 	for reg := range registry.ending {
 		switch {
 		case reg.DrainEnd.After(now):
+		// A call that registers the target again may wait until this process reads it.
+		case reg.Lifecycle == targetset.Active && late > starvedAfter && !reg.extended:
+			reg.extended, reg.DrainEnd = true, now.Add(min(late, reg.grace))
 		case reg.Lifecycle == targetset.Active:
 			ended = append(ended, reg)
 			registry.endGrace(reg, now)

@@ -31,6 +31,8 @@ const (
 	maxProblems = 20 // in State
 	// expiryRound is the shortest time between two calls of expire.
 	expiryRound = 10 * time.Millisecond
+	// starvedAfter is the delay beyond which this process counts as starved of CPU time.
+	starvedAfter = 50 * time.Millisecond
 )
 
 // Options configure a registry.
@@ -252,6 +254,7 @@ func (registry *Registry) Run(ctx context.Context) error {
 	// From here on grace periods expire.
 	close(registry.ready)
 	timer := time.After(0)
+	var due time.Time // of the next expiry
 	for {
 		select {
 		case <-ctx.Done():
@@ -259,9 +262,12 @@ func (registry *Registry) Run(ctx context.Context) error {
 		case <-registry.timed:
 		case <-timer:
 		}
-		wait := time.Minute
-		if next := registry.expire(time.Now()); !next.IsZero() {
-			wait = max(time.Until(next), expiryRound) // batch expirations that are close together
+		wait, now, late := time.Minute, time.Now(), time.Duration(0)
+		if !due.IsZero() {
+			late = now.Sub(due)
+		}
+		if due = registry.expire(now, late); !due.IsZero() {
+			wait = max(time.Until(due), expiryRound) // batch expirations that are close together
 		}
 		timer = time.After(wait)
 	}

@@ -200,6 +200,26 @@ func TestEndOfGrace(t *testing.T) {
 	}
 }
 
+// A stall of the process at the end of a grace period extends it once: a new registration may wait to
+// be read.
+func TestStallExtendsGraceOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newLocalFixture(t, Options{OnGone: targetset.Drop})
+		c.hangUp(c.register(alice, "s", "a=10.0.0.1"))
+		c.stop() // the calls below replace its loop
+		end := time.Now().Add(5 * time.Second)
+		const stall = 3 * time.Second
+		if next := c.expire(end.Add(stall), stall); !next.Equal(end.Add(2 * stall)) {
+			t.Errorf("extended to %v after the end", next.Sub(end))
+		}
+		c.offers("s", "a 10.0.0.1")
+		if next := c.expire(end.Add(3*stall), stall); !next.IsZero() {
+			t.Errorf("extended again to %v after the end", next.Sub(end))
+		}
+		c.offers("s")
+	})
+}
+
 func TestRequestedGrace(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newLocalFixture(t, Options{OnGone: targetset.Drop})
