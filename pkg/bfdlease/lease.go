@@ -22,6 +22,8 @@ const (
 	// freshness is the maximum age of an order that is refreshed; an older order means that its
 	// sender hangs.
 	freshness = time.Second
+	// agingRetry is the interval of checks for a fresh order while the elements expire without one.
+	agingRetry = 50 * time.Millisecond
 )
 
 // Families is a set of address families.
@@ -56,6 +58,7 @@ type Lease struct {
 	gateways   []netip.Addr
 	written    bool      // the table contains the gateways and State.Attract
 	sessions   bool      // the last write had gateways
+	aging      bool      // families attract without a fresh order
 	refreshed  time.Time // last write or refresh with the full Timeout
 	generation uint32    // of the ruleset after the last write; 0 if unknown
 }
@@ -139,6 +142,9 @@ func (lease *Lease) Run(ctx context.Context) error {
 		}
 		err := lease.apply(time.Now(), lease.ordered.Load())
 		wait := Interval
+		if lease.aging {
+			wait = agingRetry // after a stall of this process, the next order is due now
+		}
 		if err != nil {
 			wait = failures.Next()
 		} else {
@@ -166,6 +172,7 @@ func (lease *Lease) apply(now time.Time, ordered Families) error {
 		// briefly starved of CPU time must not lose its sessions.
 		attract[family] = len(lease.gateways) > 0 && ordered[family] && (fresh || state.Attract[family] && rest > 0)
 	}
+	lease.aging = !fresh && attract != Families{}
 	if fresh {
 		rest = Timeout
 	}

@@ -159,6 +159,36 @@ func TestOrderExpires(t *testing.T) {
 	expect(true, 6, 2) // a failed refresh is followed by a write
 }
 
+// After a stall of the process that ends before the elements expire, they are refreshed as soon as the
+// next order arrives, although the lease awoke before its sender.
+func TestStallKeepsOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &ruleset{generation: 7}
+		l := k.lease()
+		l.Attract(time.Now(), Families{true})
+		const stall = 2500 * time.Millisecond
+		writes := 0
+		l.version = func() (uint32, error) {
+			if writes++; writes == 1 {
+				return k.generation, nil
+			}
+			if writes == 3 { // the second call, a second later
+				<-time.After(stall - Interval)
+			}
+			return k.generation, nil
+		}
+		stop := harness.Run(t, l.Run)
+		defer stop()
+		<-time.After(stall + agingRetry/2)
+		began := time.Now()
+		l.Attract(began, Families{true})
+		<-time.After(2 * agingRetry)
+		if len(k.refreshed) != 1 || l.refreshed.Sub(began) > agingRetry {
+			t.Errorf("refreshed %d times, last %v after the order", len(k.refreshed), l.refreshed.Sub(began))
+		}
+	})
+}
+
 // A family attracts only with a fresh order, even while another family is refreshed.
 func TestOldOrderRaisesNoFamily(t *testing.T) {
 	k := &ruleset{generation: 7}

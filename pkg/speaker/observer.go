@@ -23,6 +23,8 @@ const (
 	// fastInterval, and twice the time after each one. FRR exports a change after 60 ms.
 	fastInterval = 20 * time.Millisecond
 	pollLimit    = 2 * time.Second // for one answer
+	// starvedAfter is the delay of a timeout beyond which this process counts as starved of CPU time.
+	starvedAfter = 500 * time.Millisecond
 	// unansweredLimit is how long the last state counts without an answer. The gate counts it for 3 s.
 	unansweredLimit = 2 * time.Second
 	// exportTime is how long the speaker may take to export the announced VIPs to a gateway.
@@ -198,6 +200,10 @@ func (observer *Observer) poll(ctx context.Context, attractor trench.Attractor) 
 		cancel()
 		if ctx.Err() != nil {
 			return
+		}
+		// The time for which this process did not run is not a silence of the speaker.
+		if late := time.Since(at) - pollLimit; err != nil && late > starvedAfter {
+			observer.answered = observer.answered.Add(time.Since(at))
 		}
 		if err != nil && !observer.isLate() {
 			observer.unanswered(was, err)

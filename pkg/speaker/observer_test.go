@@ -26,9 +26,16 @@ type answers struct {
 	err      error
 	session  Session
 	exported vip.Set
+	stall    time.Duration // of the process while it reads the next answer
 }
 
 func (speaker *fake) Sessions(context.Context) (string, []Session, error) {
+	speaker.mu.Lock()
+	stall := speaker.stall
+	speaker.mu.Unlock()
+	if stall > 0 {
+		<-time.After(stall)
+	}
 	speaker.mu.Lock()
 	defer speaker.mu.Unlock()
 	return "fake 1", []Session{speaker.session}, speaker.err
@@ -129,6 +136,25 @@ func TestShortExports(t *testing.T) {
 		speaker.change(func(a *answers) { a.session.Exported, a.exported = 3, vip.NewSet(vipA, vipB, other) })
 		pass(2 * pollInterval)
 		if is := state(observer); is.Short {
+			t.Errorf("%+v", is)
+		}
+	})
+}
+
+// An answer that is missing after a stall of this process is no silence of the speaker, but the next
+// ones are.
+func TestOwnStallIsNotSilence(t *testing.T) {
+	observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
+		const stall = 10 * time.Second
+		speaker.change(func(a *answers) { a.err, a.stall = context.DeadlineExceeded, stall })
+		pass(pollInterval + stall/2)
+		speaker.change(func(a *answers) { a.stall = 0 })
+		pass(stall / 2)
+		if is := observer.State().Load(); !is.Alive || is.Err == nil {
+			t.Errorf("after a stall: %+v", is)
+		}
+		pass(unansweredLimit + 2*pollInterval)
+		if is := observer.State().Load(); is.Alive {
 			t.Errorf("%+v", is)
 		}
 	})
