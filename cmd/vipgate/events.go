@@ -31,7 +31,7 @@ func (c *eventsCommand) Run(ctx context.Context, out *cli.Output, line *commandL
 		}
 		return exit(!printer.notes)
 	}
-	ctx, cancel := cli.Interruptible(ctx)
+	ctx, cancel := cli.Following(ctx)
 	defer cancel()
 	return pods.Follow(ctx, source, printer.print)
 }

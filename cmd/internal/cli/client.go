@@ -151,7 +151,7 @@ func Select[S any](f VIPFlags, apply func(S, []string) error) (func(S) error, er
 // Context returns the context of the call that ShowStatus prints.
 func (f StatusFlags) Context(ctx context.Context) (context.Context, context.CancelFunc) {
 	if f.Watch {
-		return Interruptible(ctx)
+		return Following(ctx)
 	}
 	return context.WithTimeout(ctx, CallTimeout)
 }
@@ -161,7 +161,7 @@ func (f StatusFlags) Context(ctx context.Context) (context.Context, context.Canc
 // goes away, and would stay.
 func Interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	if info, err := os.Stdin.Stat(); err == nil && info.Mode()&(fs.ModeNamedPipe|fs.ModeSocket) != 0 {
+	if isPipe(os.Stdin) {
 		// The goroutine ends with the process: a read of standard input cannot be interrupted.
 		go func() {
 			_, _ = io.Copy(io.Discard, os.Stdin) // an error is an end, too
@@ -169,6 +169,33 @@ func Interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 		}()
 	}
 	return ctx, cancel
+}
+
+// Following is Interruptible for a command that prints until it is interrupted. Its context also ends
+// when a standard output that is a pipe has no reader: a write would notice that only with the next
+// event.
+func Following(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := Interruptible(ctx)
+	if stdout := os.Stdout; isPipe(stdout) {
+		go func() { // ends with the process
+			waitForClose(int(stdout.Fd()))
+			cancel()
+		}()
+	}
+	return ctx, cancel
+}
+
+func isPipe(file *os.File) bool {
+	info, err := file.Stat()
+	return err == nil && info.Mode()&(fs.ModeNamedPipe|fs.ModeSocket) != 0
+}
+
+// waitForClose waits until the other end of a pipe is closed.
+func waitForClose(fd int) {
+	// Poll reports POLLERR and POLLHUP without a request.
+	for err := error(unix.EINTR); err == unix.EINTR; {
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, -1)
+	}
 }
 
 // Control sequences of xterm. The alternate screen has no scrollback, and leaving it restores the

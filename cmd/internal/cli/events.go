@@ -42,7 +42,7 @@ type EventFollower struct {
 // continues until SIGINT or SIGTERM.
 func ShowEvents(ctx context.Context, out *Output, flags EventFlags, program, vip string, log *status.EventLog) error {
 	if flags.Follow {
-		ctx, cancel := Interruptible(ctx)
+		ctx, cancel := Following(ctx)
 		defer cancel()
 		f := &EventFollower{
 			Program: program, Print: EventPrinter(out, flags.Output, log), Notes: os.Stderr,

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -202,5 +203,26 @@ func TestEventsOverARealSocketNameTheRemedy(t *testing.T) {
 		out := &Output{Writer: &bytes.Buffer{}}
 		err := ShowEvents(t.Context(), out, flags, "frontend", "", status.FrontendEventLog())
 		harness.WantError(t, err, "is `frontend run` running here")
+	}
+}
+
+// A command that follows ends with the reader of its standard output, also without another event.
+func TestFollowingEndsWithReader(t *testing.T) {
+	reader, writer, err := os.Pipe()
+	harness.Must(t, err)
+	stdout := os.Stdout
+	defer func() { os.Stdout = stdout }()
+	os.Stdout = writer
+	defer writer.Close()
+	ctx, cancel := Following(t.Context())
+	defer cancel()
+	if ctx.Err() != nil {
+		t.Error("ended while the pipe has a reader")
+	}
+	harness.Must(t, reader.Close())
+	select {
+	case <-ctx.Done():
+	case <-time.After(30 * time.Second):
+		t.Error("continues without a reader")
 	}
 }
