@@ -270,7 +270,7 @@ func TestCheckKinds(t *testing.T) {
 		trench += fmt.Sprintf("  - name: %[1]s\n    vips: [30.0.0.%[2]d/32, \"3000::%[2]d/128\"]\n"+
 			"    check: {%[3]s, %[4]s}\n"+
 			"    targets:\n      - {name: target-1, ips: [%[5]s, \"%[6]s\"]}\n", kind.name, n+1, kind.check,
-			"interval: 200ms, timeout: 200ms, rise: 1, fall: 2", lab.TargetAddrs(1)[0], lab.TargetAddrs(1)[1])
+			lab.CheckTimers, lab.TargetAddrs(1)[0], lab.TargetAddrs(1)[1])
 		if n == 0 {
 			trench += fmt.Sprintf("      - {name: target-2, ips: [%s, \"%s\"]}\n", lab.TargetAddrs(2)[0], lab.TargetAddrs(2)[1])
 		}
@@ -342,7 +342,7 @@ func TestCheckKinds(t *testing.T) {
 	x.hang(syscall.SIGSTOP, "hung")
 	want("the servers hang", func(n int) string {
 		if name := checkKinds[n].name; name == "http" || name == "dns-tcp" {
-			return "VIP port " + kindPort(n) + ": connected, but no answer in 200ms"
+			return "VIP port " + kindPort(n) + ": connected, but no answer in 500ms"
 		}
 		return accepts(n)
 	})

@@ -16,15 +16,15 @@ func TestCheckMembers(t *testing.T) {
 	f, servers := newKindsFixture(t, 1)
 	x := servers[0]
 	const http, dns = `{http: {port: 80, method: POST, headers: ["X-Probe: 1"], path: /healthz, status: "200"}}`,
-		`{dns: {port: 53, name: www.example.org, recursion: true, answer: '^192\.0\.2\.1$'}, fall: 1}`
+		`{dns: {port: 53, name: www.example.org, recursion: true, answer: '^192\.0\.2\.1$'}, fall: 2}`
 	trench := strings.Replace(fmt.Sprintf(kindsTrench, lineA4, lineA6), `[30.0.0.0/28, "3000::/124"]`,
 		"["+strings.Join(x.prefixes(), ", ")+"]", 1)
 	// The resolver listens on 30.0.0.3 and 30.0.0.4.
 	for kind, host := range map[string]int{"all": 3, "any": 4} {
 		trench += fmt.Sprintf("  - name: %[1]s\n    vips: [30.0.0.%[2]d/32, \"3000::%[2]d/128\"]\n"+
-			"    check: {%[1]s: [%[3]s, %[4]s], interval: 200ms, timeout: 200ms, rise: 1, fall: 2}\n"+
+			"    check: {%[1]s: [%[3]s, %[4]s], %[7]s}\n"+
 			"    targets: [{name: target-1, ips: [%[5]s, \"%[6]s\"]}]\n", kind, host, http, dns,
-			lab.TargetAddrs(1)[0], lab.TargetAddrs(1)[1])
+			lab.TargetAddrs(1)[0], lab.TargetAddrs(1)[1], lab.CheckTimers)
 	}
 	f.must(f.WriteTrench(trench))
 	x.start("good")
