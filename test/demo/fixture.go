@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -138,32 +139,34 @@ func (s *fixture) vips() []netip.Prefix {
 	return append(append([]netip.Prefix(nil), s.one.vips...), s.two.vips...)
 }
 
-// trench returns the trench file: the checks are quicker than the defaults, so that their effect
-// is soon visible.
+// trench returns the trench file: a refused connection fails a target sooner than by default, so that
+// its effect is soon visible.
 func (s *fixture) trench() string {
 	stream := func(name string, v *service) string {
 		return fmt.Sprintf(`  - name: %s
     vips: [%q, %q]
-    check: {tcp: {port: %d}, interval: 200ms, timeout: 200ms, rise: 1, fall: 2}
+    check: {tcp: {port: %d}, %s}
     targets:
       - {name: %s, ips: [%q, %q]}
-`, name, v.vips[0], v.vips[1], checkPort, v.name, v.addrs[0], v.addrs[1])
+`, name, v.vips[0], v.vips[1], checkPort, lab.CheckTimers, v.name, v.addrs[0],
+			v.addrs[1])
 	}
 	return fmt.Sprintf(`trench: trench-a
 attractor:
   name: attractor-a-1
   vips: [%q, %q, %q, %q, %q, %q]
   gateways:
-    - {name: gateway-a4, address: %q}
-    - {name: gateway-a6, address: %q}
+    - {name: gateway-a4, address: %q, %s}
+    - {name: gateway-a6, address: %q, %s}
 streams:
 `, s.one.vips[0], s.one.vips[1], s.two.vips[0], s.two.vips[1], s.app.vips[0], s.app.vips[1],
-		lab.GatewayA4, lab.GatewayA6) +
+		lab.GatewayA4, lab.HoldTime, lab.GatewayA6, lab.HoldTime) +
 		stream("stream-1", s.one) + stream("stream-2", s.two) + fmt.Sprintf(`  - name: %s
     vips: [%q, %q]
-    check: {tcp: {port: %d}, interval: 200ms, timeout: 200ms, rise: 2, fall: 2}
+    check: {tcp: {port: %d}, %s}
     drainTime: %v
-`, appStream, s.app.vips[0], s.app.vips[1], appPort, drainTime)
+`, appStream, s.app.vips[0], s.app.vips[1], appPort,
+		strings.Replace(lab.CheckTimers, "rise: 1", "rise: 2", 1), drainTime)
 }
 
 // startLB starts the lb, guarded.

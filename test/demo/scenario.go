@@ -65,7 +65,7 @@ func (t *scenario) steps() []step {
 		}},
 		{t.one.name + " dies: only its VIPs go", func(ctx context.Context) error {
 			return t.expectDecision(
-				ctx, t.one.name+" refuses connections (two checks in a row must fail, 200 ms apart)", t.one.down, t.two.vips,
+				ctx, t.one.name+" refuses connections (ten checks in a row must fail, 10 ms apart)", t.one.down, t.two.vips,
 			)
 		}},
 		{t.one.name + " lives again", func(ctx context.Context) error {

@@ -40,8 +40,8 @@ attractor:
   name: attractor-a-1
   vips: [%s, "%s"]
   gateways:
-    - {name: gateway-a-1, address: %s}
-    - {name: gateway-a-2, address: "%s"}
+    - {name: gateway-a-1, address: %s, %[8]s}
+    - {name: gateway-a-2, address: "%[4]s", %[8]s}
 streams:
   - name: stream-a-1
     vips: [%[1]s, "%[2]s"]
@@ -49,7 +49,7 @@ streams:
     match: [{protocols: [tcp], ports: [%[5]d]}]
     targets:
       - {name: target-1, ips: [%[6]s, "%[7]s"]}
-`, vip4, vip6, lab.GatewayA4, lab.GatewayA6, checkPort, lab.Target1v4, lab.Target1v6)
+`, vip4, vip6, lab.GatewayA4, lab.GatewayA6, checkPort, lab.Target1v4, lab.Target1v6, lab.HoldTime)
 
 // reader runs the commands of a document in a shell in the pod.
 type reader struct {

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -223,19 +224,26 @@ func (f *explainFixture) gatewayWith(more string) func() {
 	return f.applied(f.trenchWith(lineA4, with(more, lineA4)[0]))
 }
 
-// applied edits the file, and ends the wait of the session.
+// applied edits the file, and ends the wait of the session, unless its turn has come meanwhile.
 func (f *explainFixture) applied(edit func()) func() {
 	return func() {
 		f.t.Helper()
+		before, err := os.ReadFile(f.birdConf())
+		f.must(err)
 		edit()
 		f.waitFor(func() error {
-			for _, gateway := range f.frontendStatus().GetGateways() {
+			status := f.frontendStatus()
+			for _, gateway := range status.GetGateways() {
 				if strings.HasPrefix(gateway.GetChange(), "change pending") {
 					f.operate(0, "applied now", "apply-now")
 					return nil
 				}
 			}
-			return errors.New("no change is pending")
+			now, err := os.ReadFile(f.birdConf())
+			if err == nil && (status.GetGatewayChange() || bytes.Equal(before, now)) {
+				err = errors.New("no change is pending, or was applied")
+			}
+			return err
 		})
 	}
 }
