@@ -45,8 +45,8 @@ var table = []shown{
 		label: "start → all VIPs at the gateway",
 	},
 	{row: 7, what: earlyStarts, n: 1},
-	{row: 7, what: unnumberedStart + ", BIRD", n: 1},
-	{row: 7, what: unnumberedStart + ", FRR", n: 1},
+	{row: 7, what: unnumberedStart + ", BIRD", n: unnumberedVIPs},
+	{row: 7, what: unnumberedStart + ", FRR", n: unnumberedVIPs},
 	{
 		row: 8, what: "gateway gone (carrier lost for 2 s), back → all VIPs there; time 3 in a row", n: 100,
 		label: "carrier lost for 2 s, third time in a row → VIPs",
