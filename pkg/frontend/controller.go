@@ -24,6 +24,9 @@ import (
 // same times. A KEEPALIVE waits for the next heartbeat if the previous heartbeat is too old.
 const beatInterval = time.Second
 
+// stalledAfter is the delay of a heartbeat beyond which this process counts as stalled.
+const stalledAfter = 50 * time.Millisecond
+
 // controller passes inputs to the gate and publishes its decisions. No call of its loop blocks.
 // The goroutine that receives a small update of the load balancer applies it directly, because
 // waking the loop takes longer. Only the loop handles timers and sends heartbeats to the
@@ -45,6 +48,7 @@ type controller struct {
 
 	mu       sync.Mutex  // guards the gate and the rest
 	running  bool        // Run works
+	beatBy   time.Time   // when the next heartbeat is due, or the end of the last stall
 	deadline *time.Timer // of the gate
 	revision uint64      // counts batches of decisions
 	applied  readiness.Position
@@ -83,7 +87,7 @@ func (c *controller) Overdue() time.Duration { return c.pulse.Overdue() }
 // Run evaluates the gate on every input until ctx ends.
 func (c *controller) Run(ctx context.Context) error {
 	// Aligned to the wall clock, as the KEEPALIVE timer of the announcer.
-	beat := time.After(tick.Until(time.Now(), beatInterval))
+	beat := c.nextBeat()
 	// evaluate resets the timer to the gate's next deadline.
 	c.deadline = time.NewTimer(0)
 	defer c.deadline.Stop()
@@ -129,8 +133,8 @@ func (c *controller) Run(ctx context.Context) error {
 		case <-beat:
 			// Reset the timer only here: a Reset in each pass costs an extra wakeup, because the runtime
 			// still wakes the process at the old time.
-			beat = time.After(tick.Until(time.Now(), beatInterval))
 			now = c.step(func() {})
+			beat = c.nextBeat()
 		}
 		// A loop that hangs sends no heartbeat, and BIRD withdraws all VIPs when the hold time expires.
 		c.announcer.Heartbeat(now)
@@ -138,6 +142,16 @@ func (c *controller) Run(ctx context.Context) error {
 			close(done)
 		}
 	}
+}
+
+// nextBeat returns a channel that fires when the next heartbeat is due.
+func (c *controller) nextBeat() <-chan time.Time {
+	now := time.Now()
+	wait := tick.Until(now, beatInterval)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.beatBy = now.Add(wait)
+	return time.After(wait)
 }
 
 func (c *controller) setRunning(running bool) {
@@ -191,6 +205,11 @@ func (c *controller) update() time.Time {
 // evaluate evaluates the gate and publishes the decisions. cause is the time of the input; update
 // is nil unless the input came from the source. The caller holds mu.
 func (c *controller) evaluate(now, cause time.Time, update *readiness.Update) {
+	// BIRD's sessions were not read during a stall of this process: their state is as old as before it.
+	if stall := now.Sub(c.beatBy); stall > stalledAfter && !c.beatBy.IsZero() {
+		c.gate.Stalled(stall)
+		c.beatBy = now
+	}
 	changes := c.gate.Evaluate(now)
 	if len(changes) > 0 {
 		c.post(cause, changes) // first, because waking another goroutine delays the UPDATE to BIRD

@@ -167,6 +167,41 @@ func TestWeightAlone(t *testing.T) {
 	})
 }
 
+// The state of BIRD's sessions is valid for 3 s, in which a stall of this process does not count.
+func TestStallKeepsGateways(t *testing.T) {
+	for _, update := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			o, _ := testObserver()
+			c, _ := newReadyController(o, gate.New(gate.Options{}))
+			c.bird.Update(func(s bird.State) bird.State { s.At = time.Now(); return s })
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- c.Run(ctx) }()
+			<-c.ready
+			await.True(t, "an update that is taken", c.tryUpdate)
+			decision := func() (d gate.Decision) {
+				_ = c.Do(ctx, func(g *gate.Gate, _ time.Time) { d = g.Decision(vipA) })
+				return d
+			}
+			// The stall ends with the next step of the loop, or with an update of the load balancer.
+			_ = c.Do(ctx, func(g *gate.Gate, _ time.Time) {
+				if <-time.After(10 * time.Second); update {
+					c.update()
+				}
+			})
+			if d := decision(); d.Advertisement != gate.Announced {
+				t.Errorf("after a stall: %+v", d)
+			}
+			<-time.After(4 * time.Second)
+			if d := decision(); d.Advertisement != gate.Withdrawn || d.Reason != gate.NoGateway {
+				t.Errorf("without a survey: %+v", d)
+			}
+			cancel()
+			<-ended
+		})
+	}
+}
+
 // runController runs a controller without inputs until stop; apply is called in each evaluation.
 func runController(t *testing.T, apply func(now time.Time)) (c *controller, stop func()) {
 	t.Helper()

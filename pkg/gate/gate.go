@@ -171,6 +171,10 @@ func (gate *Gate) Gateways(gateways Gateways) {
 	}
 }
 
+// Stalled moves the end of the validity of the sessions' state by the duration of a stall of this
+// process, in which it could not be read.
+func (gate *Gate) Stalled(duration time.Duration) { gate.gatewayLease.stall(duration) }
+
 // Announcer sets the state of the announcer's session.
 func (gate *Gate) Announcer(announcer Announcer) { gate.announcer = announcer }
 

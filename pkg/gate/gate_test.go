@@ -575,15 +575,35 @@ func TestLateCheckExtendsLeaseOnce(t *testing.T) {
 	b.want(vipA, Announced, LBStale)
 	b.want(vipB, Withdrawn, LBStale)
 
-	if at := b.g.Deadline(b.now); !at.Equal(b.now.Add(lateAfter)) {
-		t.Fatalf("next deadline after %v, want %v", at.Sub(b.now), lateAfter)
+	if at := b.g.Deadline(b.now); !at.Equal(b.now.Add(2 * lateAfter)) {
+		t.Fatalf("next deadline after %v, want %v", at.Sub(b.now), 2*lateAfter)
 	}
-	b.now = b.now.Add(lateAfter + 2*lateAfter)
+	b.now = b.now.Add(5 * lateAfter)
 	b.evaluate()
 	b.want(vipA, Withdrawn, LBLost)
 
 	b.setState(vip.Ready, vipA)
 	b.want(vipA, Announced, Ready)
+}
+
+// A stall moves the end of the sessions' state, which is repeated without a new survey, and of no
+// lease of the load balancer.
+func TestStallKeepsSessions(t *testing.T) {
+	b := newFixture(t, Options{})
+	at := b.now
+	b.setState(vip.Ready, vipA)
+	const stall = time.Minute
+	b.now = b.now.Add(stall + maxSessionAge - time.Millisecond)
+	b.g.Stalled(stall)
+	b.g.Gateways(Gateways{At: at, Up: [2]bool{true, true}})
+	b.updateLB(func(*LBUpdate) {})
+	b.want(vipA, Announced, Ready)
+	b.now = b.g.Deadline(b.now)
+	b.updateLB(func(*LBUpdate) {})
+	b.want(vipA, Withdrawn, NoGateway)
+	b.g.Stalled(stall)
+	b.updateLB(func(*LBUpdate) {})
+	b.want(vipA, Withdrawn, NoGateway)
 }
 
 func TestPunctualCheckEndsLease(t *testing.T) {

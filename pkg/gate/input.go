@@ -109,9 +109,13 @@ const reconnectTime = 1500 * time.Millisecond
 const maxSessionAge = 3 * time.Second
 
 // lateAfter is the maximum delay of a timely lease check after the end of the lease. A later
-// check indicates that this process was starved and that a renewal may wait in a socket buffer.
-// The lease is then extended once by lateAfter, and no VIP is raised in that time.
-const lateAfter = 50 * time.Millisecond
+// check indicates that this process was starved and that a renewal may wait in a socket buffer, or
+// in a load balancer that was starved, too. The lease is then extended once by the delay, at most by
+// maxExtension, and no VIP is raised in that time.
+const (
+	lateAfter    = 50 * time.Millisecond
+	maxExtension = 200 * time.Millisecond
+)
 
 // LossPolicy is the action on the loss of the load balancer.
 type LossPolicy uint8

@@ -4,7 +4,9 @@ import "time"
 
 // lease tracks the validity of data whose source must renew it.
 type lease struct {
-	// end is when the newest renewal expires; zero before the first.
+	// renewed is when the newest renewal expires without a stall; zero before the first.
+	renewed time.Time
+	// end is when the lease expires: later than renewed by the stalls of this process since then.
 	end time.Time
 	// extended is the end of the single extension after a late check.
 	extended time.Time
@@ -12,10 +14,17 @@ type lease struct {
 
 // renew moves the end of the lease and allows an extension again.
 func (l *lease) renew(end time.Time) {
-	if end.Equal(l.end) {
+	if end.Equal(l.renewed) {
 		return
 	}
-	*l = lease{end: end}
+	*l = lease{renewed: end, end: end}
+}
+
+// stall moves the end of a lease that was not found expired by a stall of this process.
+func (lease *lease) stall(duration time.Duration) {
+	if !lease.end.IsZero() && lease.extended.IsZero() {
+		lease.end = lease.end.Add(duration)
+	}
 }
 
 // check reports whether the lease is valid at now, and otherwise whether it is extended because
@@ -31,7 +40,7 @@ func (lease *lease) check(now time.Time) (holds, late bool) {
 		// time stays expired until it is renewed.
 		lease.extended = lease.end
 		if now.Sub(lease.end) > lateAfter {
-			lease.extended = now.Add(lateAfter)
+			lease.extended = now.Add(min(now.Sub(lease.end), maxExtension))
 		}
 	}
 	return false, now.Before(lease.extended)

@@ -24,6 +24,7 @@ type model struct {
 	gateways          Gateways
 	announcer         Announcer
 	gatewaysAt        time.Time
+	gatewaysEnd       time.Time // of their validity
 	gatewaysExtension extension
 	synced            bool // a synced state was sent
 	streamOpen        bool // the instance of the states has an open stream
@@ -54,7 +55,7 @@ type extension struct {
 func (d *extension) check(end, now time.Time) {
 	if !d.checked && !now.Before(end) {
 		if d.checked = true; now.Sub(end) > lateAfter {
-			d.until = now.Add(lateAfter)
+			d.until = now.Add(min(now.Sub(end), maxExtension))
 		}
 	}
 }
@@ -131,7 +132,7 @@ func (w *model) lost() bool {
 func (w *model) usable(v vip.VIP) bool {
 	accepted := w.gateways.Static[v.Family()] || w.announcer.Up ||
 		!w.announcer.Since.IsZero() && w.now.Sub(w.announcer.Since) < reconnectTime
-	return w.gateways.Up[v.Family()] && accepted && (w.now.Before(w.gatewaysAt.Add(maxSessionAge)) ||
+	return w.gateways.Up[v.Family()] && accepted && (w.now.Before(w.gatewaysEnd) ||
 		w.now.Before(w.gatewaysExtension.until))
 }
 
@@ -151,7 +152,7 @@ func running(t, now time.Time) bool { return !t.IsZero() && now.Before(t) }
 
 // checkLeases is the model of the gate's lease checks.
 func (w *model) checkLeases() {
-	w.gatewaysExtension.check(w.gatewaysAt.Add(maxSessionAge), w.now)
+	w.gatewaysExtension.check(w.gatewaysEnd, w.now)
 	if w.synced && w.streamOpen {
 		w.lbExtension.check(w.leaseEnd, w.now)
 	}
@@ -403,7 +404,7 @@ func TestGateAgainstModel(t *testing.T) {
 						w.gateways.Exported[f] = vip.NewSet(vipSet(t, "exported")...)
 					}
 				}
-				w.gatewaysAt, w.gatewaysExtension = w.now, extension{}
+				w.gatewaysAt, w.gatewaysEnd, w.gatewaysExtension = w.now, w.now.Add(maxSessionAge), extension{}
 				w.setGateways(w.now)
 			},
 			"announcer": func(t *rapid.T) {
@@ -414,7 +415,7 @@ func TestGateAgainstModel(t *testing.T) {
 			},
 			"both gateways": func(*rapid.T) {
 				w.gateways = Gateways{Up: [2]bool{true, true}}
-				w.gatewaysAt, w.gatewaysExtension = w.now, extension{}
+				w.gatewaysAt, w.gatewaysEnd, w.gatewaysExtension = w.now, w.now.Add(maxSessionAge), extension{}
 				w.setGateways(w.now)
 				if !w.announcer.Up {
 					w.announcer = Announcer{Up: true, Since: w.now}
@@ -508,7 +509,14 @@ func TestGateAgainstModel(t *testing.T) {
 			},
 			// The process is starved and does not check the leases.
 			"starve": func(t *rapid.T) {
-				w.now = w.now.Add(time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms")) * time.Millisecond)
+				stall := time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms")) * time.Millisecond
+				w.now = w.now.Add(stall)
+				if rapid.Bool().Draw(t, "noticed") {
+					if !w.gatewaysExtension.checked {
+						w.gatewaysEnd = w.gatewaysEnd.Add(stall)
+					}
+					w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Stalled(stall) })
+				}
 			},
 			"": func(t *rapid.T) { w.check(t) },
 		}
