@@ -39,6 +39,7 @@ func TestFlagsThatCannotWorkAreRefused(t *testing.T) {
 		"--rule-priority=32764":                        "--rule-priority, --mark: rule priority 32764",
 		"--speaker-as=8103":                            "no effect with --speaker=bird: add --speaker=external",
 		"--speaker=external --lb-bgp-port=1":           "no effect with --speaker=external: another program",
+		"--speaker=external --lb-bgp-hold-time=9s":     "no effect with --speaker=external: another program",
 		"--speaker=external":                           "--speaker-as is required",
 		"--speaker=external --speaker-local=127.0.0.2": "--speaker-local=127.0.0.2: FRR has no route to it",
 		"--speaker=external --speaker-address=x":       "--speaker-address=x: ",

@@ -133,7 +133,7 @@ func TestRenderRefusesUnsafeNames(t *testing.T) {
 
 func TestOptionsInConfiguration(t *testing.T) {
 	in := fullInput()
-	in.KernelScanTime = 7500 * time.Millisecond
+	in.KernelScanTime, in.LoopbackHoldTime = 7500*time.Millisecond, 7*time.Second
 	content, err := render(in)
 	harness.Must(t, err)
 	in.ECMP, in.Password, in.Sessions[0].Password = false, "", ""
@@ -142,6 +142,7 @@ func TestOptionsInConfiguration(t *testing.T) {
 	for text, n := range map[string][2]int{
 		"router id 1.2.3.4;":                        {1, 1},
 		"scan time 7;":                              {2, 2}, // of both families
+		"hold time 7;":                              {1, 1},
 		"kernel table 4096;":                        {2, 2},
 		"merge paths yes;":                          {2, 0},
 		"local 127.0.0.1 port 1790 as 4200000001;":  {1, 1},

@@ -34,8 +34,10 @@ type Options struct {
 	// Password unless that is empty.
 	LoopbackPort uint16
 	Password     string
-	TableID      uint32
-	ECMP         bool
+	// LoopbackHoldTime is the hold time of that session in whole seconds. Default: 3 s, the minimum.
+	LoopbackHoldTime time.Duration
+	TableID          uint32
+	ECMP             bool
 	// VRRP lists the next hops of static default routes. If set, gateways' routes are not imported.
 	VRRP []netip.Addr
 	// ImportAll imports all routes of gateways except VIPs, not only default routes.

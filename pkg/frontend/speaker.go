@@ -49,7 +49,7 @@ func (p *process) newSpeaker(o Options) (bgpSpeaker, announce.Options) {
 	o.BIRD.Ordered = func() bool { return p.Source.Value().Load().Config.OnePodAtATime }
 	return bird.NewSupervisor(o.BIRD), announce.Options{
 		Local: bird.LoopbackAnnouncer, Peer: netip.AddrPortFrom(bird.LoopbackBIRD, o.BIRD.LoopbackPort),
-		PeerAS: bird.LoopbackPeerAS, Password: o.BIRD.Password,
+		PeerAS: bird.LoopbackPeerAS, Password: o.BIRD.Password, HoldTime: o.BIRD.LoopbackHoldTime,
 	}
 }
 

@@ -167,7 +167,7 @@ func (s *Server) Reporter(service string) func(error) {
 
 const (
 	// HungDecision is the limit for loops that decide about VIPs. After this time BIRD has withdrawn
-	// all VIPs (hold time 3 s), and the lease of readiness has expired.
+	// all VIPs (default hold time 3 s), and the lease of readiness has expired.
 	HungDecision = 10 * time.Second
 	// HungTask is the limit for other loops. It exceeds each bounded step. The longest steps take 10
 	// s: an exchange with the kernel, a check of BIRD's configuration, the start of BIRD.

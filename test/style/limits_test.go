@@ -26,12 +26,12 @@ const (
 	// SCTP (950), the probe from beyond the gateways (1 340), several checks and slow start (370),
 	// the feedback of probes to lb (1 200), speakers of other programs (1 380), BIRD, GoBGP and BMP
 	// among them (1 150) and their names in messages (37), frr-k8s (400), host mode (740), raised
-	// capabilities (32), ranges of VIPs in FRR's lists (47).
-	maxProductLines = 84_336
+	// capabilities (32), ranges of VIPs in FRR's lists (47), stalls (153).
+	maxProductLines = 84_489
 	maxMethods      = 40
 	// 9 of vipgate, 18 of vipgate-probe, 9 of its feedback to lb, 12 of speakers of other programs, 3 of
-	// host mode.
-	maxFlags = 191
+	// host mode, 1 of stalls.
+	maxFlags = 192
 	// maxPhrases is the number of stilted phrases per 10 000 words of comments.
 	maxPhrases = 15.0
 )

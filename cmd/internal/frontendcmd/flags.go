@@ -16,6 +16,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/announce"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/gate"
@@ -27,6 +28,9 @@ import (
 // DefaultID is the SPIFFE ID of a frontend with the development authority.
 const DefaultID = "spiffe://vipgate.local/frontend"
 
+// maxHoldTime is the longest hold time of the session with BIRD.
+const maxHoldTime = 5 * time.Minute
+
 // KernelFlags are the flags of source routing.
 type KernelFlags struct {
 	TableID      uint32 `name:"table-id" help:"Routing table of the gateways' routes; vipgate uses the next one, too." default:"4096" placeholder:"N" group:"Kernel"`
@@ -37,13 +41,14 @@ type KernelFlags struct {
 
 // BirdFlags are the flags of BIRD.
 type BirdFlags struct {
-	RouterID       netip.Addr `name:"router-id" help:"BGP router id; derived from the pod or machine when absent." placeholder:"ADDR" group:"BGP"`
-	BirdDir        string     `help:"Directory of BIRD's configuration, and of what survives a restart: drains by an operator, the last good configuration." default:"/etc/bird" type:"path" placeholder:"DIR" group:"BIRD"`
-	BirdSocket     string     `help:"BIRD's control socket." default:"/var/run/bird/bird.ctl" type:"path" placeholder:"SOCKET" group:"BIRD"`
-	BirdExecutable string     `help:"BIRD; looked up when absent." placeholder:"PATH" group:"BIRD"`
-	LBBGPPort      uint16     `name:"lb-bgp-port" help:"Port of BIRD's session with the frontend on 127.0.0.1." default:"1790" placeholder:"PORT" group:"BIRD"`
-	ImportRoutes   string     `help:"Routes that are taken from gateways: default, only default routes; all, every route except those of VIPs." enum:"default,all" default:"default" group:"BGP"`
-	ImportLimit    uint32     `help:"Most routes that are taken from one gateway; further ones are ignored." default:"1000" placeholder:"N" group:"BGP"`
+	RouterID       netip.Addr    `name:"router-id" help:"BGP router id; derived from the pod or machine when absent." placeholder:"ADDR" group:"BGP"`
+	BirdDir        string        `help:"Directory of BIRD's configuration, and of what survives a restart: drains by an operator, the last good configuration." default:"/etc/bird" type:"path" placeholder:"DIR" group:"BIRD"`
+	BirdSocket     string        `help:"BIRD's control socket." default:"/var/run/bird/bird.ctl" type:"path" placeholder:"SOCKET" group:"BIRD"`
+	BirdExecutable string        `help:"BIRD; looked up when absent." placeholder:"PATH" group:"BIRD"`
+	LBBGPPort      uint16        `name:"lb-bgp-port" help:"Port of BIRD's session with the frontend on 127.0.0.1." default:"1790" placeholder:"PORT" group:"BIRD"`
+	LBBGPHoldTime  time.Duration `name:"lb-bgp-hold-time" help:"Hold time of this session: VIPs of a frontend that hangs stay advertised for so long, and a stall of the pod for two thirds of it ends no session." default:"3s" group:"BIRD"`
+	ImportRoutes   string        `help:"Routes that are taken from gateways: default, only default routes; all, every route except those of VIPs." enum:"default,all" default:"default" group:"BGP"`
+	ImportLimit    uint32        `help:"Most routes that are taken from one gateway; further ones are ignored." default:"1000" placeholder:"N" group:"BGP"`
 }
 
 // Flags are the flags of a running frontend.
@@ -102,7 +107,7 @@ func (f *KernelFlags) options() kernel.Options {
 func (f *BirdFlags) Options(routing *KernelFlags) bird.Options {
 	return bird.Options{
 		Executable: f.BirdExecutable, Dir: f.BirdDir, Socket: f.BirdSocket, LoopbackPort: f.LBBGPPort,
-		RouterID: f.RouterID, TableID: routing.TableID, ECMP: routing.ECMP,
+		LoopbackHoldTime: f.LBBGPHoldTime, RouterID: f.RouterID, TableID: routing.TableID, ECMP: routing.ECMP,
 		ImportAll: f.ImportRoutes == "all", ImportLimit: f.ImportLimit,
 	}
 }
@@ -147,6 +152,12 @@ func (f *Flags) Check(r *cli.Refusals) {
 func (f *Flags) checkBIRD(r *cli.Refusals) {
 	r.Socket("--bird-socket", f.BirdSocket)
 	r.If(f.LBBGPPort == 0, "--lb-bgp-port=0: a port lies between 1 and 65535, such as 1790")
+	hold, least := f.LBBGPHoldTime, announce.DefaultHoldTime
+	r.If(hold == 0, "--lb-bgp-hold-time=0: the session would never expire, and VIPs of a frontend that hangs "+
+		"stay advertised; use at least %v", least)
+	r.If(hold > 0 && hold < least, "--lb-bgp-hold-time=%v: at least %v (RFC 4271)", hold, least)
+	r.If(hold%time.Second != 0, "--lb-bgp-hold-time=%v: BGP has whole seconds", hold)
+	r.Within("--lb-bgp-hold-time", hold, 0, maxHoldTime)
 	// Without this check, the frontend would start and try BIRD again and again.
 	executable := bird.Executable(f.BirdExecutable)
 	_, err := exec.LookPath(executable)
