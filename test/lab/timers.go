@@ -27,7 +27,7 @@ const (
 // Timers as arguments of the programs.
 var (
 	LBTimers       = []string{"--lease=" + Lease.String()}
-	FrontendTimers = []string{} // the hold time of the session with BIRD has no option
+	FrontendTimers = []string{fmt.Sprintf("--lb-bgp-hold-time=%ds", HoldSeconds)}
 )
 
 // Timers as fields of a gateway in the trench file.
