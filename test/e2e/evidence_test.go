@@ -160,18 +160,6 @@ func (f *fixture) stop(p *lab.Process) {
 	f.wantExit(p, 0)
 }
 
-// stopDrained ends a process with SIGTERM. A second one ends its drain, once the gateway has
-// received every VIP de-preferred.
-func (f *fixture) stopDrained(p *lab.Process, vips ...string) {
-	f.t.Helper()
-	mark := f.mark()
-	f.must(p.Signal(syscall.SIGTERM))
-	for _, vip := range vips {
-		f.waitUpdate(mark, vip, depreferred)
-	}
-	f.stop(p)
-}
-
 // wantRunning fails if a process has ended.
 func (f *fixture) wantRunning(processes ...*lab.Process) {
 	f.t.Helper()
