@@ -113,7 +113,7 @@ const resultMark = "\x16"
 
 var (
 	resultPattern  = regexp.MustCompile(resultMark + `--- (PASS|FAIL|SKIP): (\S+) \(`)
-	sectionPattern = regexp.MustCompile(resultMark + `=== \w+ +([^\s/]+)`)
+	sectionPattern = regexp.MustCompile(resultMark + `=== \w+ *([^\s/]*)`)
 )
 
 // ranOnce returns an error unless each test has one result for each of count runs.
