@@ -9,6 +9,7 @@
 #   PROOF_FLOWS        flows that live through every change (1000)
 #   PROOF_MOVES        scalings, after which all flows move (50)
 #   PROOF_SMALL        the tests that CI leaves out unless their files change (1)
+#   PROOF_HARDSHIP     the whole suite on a machine that stalls, and on half of a processor (1)
 #   PROOF_LOGS         where the logs go (.cache/proof)
 set -euo pipefail
 
@@ -64,6 +65,13 @@ done < <(models)
 	env VIPGATE_TEST_FLOWS="$flows" go test ./test/e2e -run '^TestFlowsSurviveSequence$' -count 1 -v
 [ "$moves" = 0 ] || stage "$moves scalings before flows move" \
 	go test ./test/e2e -run '^TestFlowsMoveAfterScaling$' -count "$moves" -timeout 0
+
+if [ "${PROOF_HARDSHIP:-1}" != 0 ]; then
+	for mode in stalls half; do
+		stage "the whole suite, $mode" \
+			env VIPGATE_TEST_PATIENCE=6 test/setup/hardship.sh $mode test/setup/test.sh unit core rest
+	done
+fi
 
 if [ "$faults" != 0 ]; then
 	go build -o bin/ ./cmd/lb ./cmd/frontend ./test/chaos

@@ -28,6 +28,8 @@ export VIPGATE_TEST_KUBE=0
 # The same sequences of the models in each run, and few: "make proof" has other seeds, and 1 000.
 export RAPID_SEED="${RAPID_SEED:-1}" RAPID_CHECKS="${RAPID_CHECKS:-30}"
 processors=$(nproc)
+# minutes N is a bound for N minutes' work; VIPGATE_TEST_PATIENCE multiplies it for a slow machine.
+minutes() { echo $(($1 * ${VIPGATE_TEST_PATIENCE:-1}))m; }
 # Only the race detector needs cgo. With it, the programs and their packages would be built twice.
 export CGO_ENABLED=0
 race() { CGO_ENABLED=1 go test -race "$@"; }
@@ -42,14 +44,14 @@ unit() {
 	all=$(go list ./pkg/... ./cmd/... ./test/... |
 		grep -vE '/test/(bench|birds|demo|docs|e2e|install|kube-e2e|kubernetes|node|replay|style)(/|$)|/test/lab$')
 	pure=$(set_of pure)
-	stage "unit tests, pure packages" go test -vet=off -timeout 10m $(grep -xFf <(echo "$pure") <<<"$all")
+	stage "unit tests, pure packages" go test -vet=off -timeout "$(minutes 10)" $(grep -xFf <(echo "$pure") <<<"$all")
 	# The tests wait for timers of BGP and of BIRD more than they compute.
-	stage "unit tests, race detector" race -vet=off -p $((2 * processors)) -timeout 10m $(grep -vxFf <(echo "$pure") <<<"$all")
+	stage "unit tests, race detector" race -vet=off -p $((2 * processors)) -timeout "$(minutes 10)" $(grep -vxFf <(echo "$pure") <<<"$all")
 }
 
 # end_to_end NAME FLAGS... never takes results from the cache, which does not know all programs.
 end_to_end() {
-	stage "$1" go test -vet=off -count=1 -p 2 -parallel $((2 * processors)) -timeout 30m "${@:2}"
+	stage "$1" go test -vet=off -count=1 -p 2 -parallel $((2 * processors)) -timeout "$(minutes 30)" "${@:2}"
 }
 
 # core prints a pattern of the tests in the files that the failure table names, and of each speaker.
