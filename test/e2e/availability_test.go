@@ -84,15 +84,21 @@ func (f *fixture) withdrawnAfter(cause string, mark int, since time.Time, vips .
 	return slices.Min(took)
 }
 
-// wantFirst fails unless a process has printed a text since a length of its output, and another
-// text not before.
+// wantFirst waits until a process has printed a text since a length of its output, and fails if it
+// printed another text before.
 func (f *fixture) wantFirst(p *lab.Process, from int, first, other string) {
 	f.t.Helper()
-	text := p.Output()[from:]
-	at, before := strings.Index(text, first), strings.Index(text, other)
-	if at < 0 || before >= 0 && before < at {
-		f.t.Errorf("%s has not printed %q before %q:\n%s", p.Name, first, other, text)
-	}
+	f.waitFor(func() error {
+		text := p.Output()[from:]
+		before, _, found := strings.Cut(text, first)
+		if strings.Contains(before, other) {
+			f.t.Fatalf("%s has printed %q before %q:\n%s", p.Name, other, first, text)
+		}
+		if !found {
+			return fmt.Errorf("%s has not printed %q", p.Name, first)
+		}
+		return nil
+	})
 }
 
 // A load balancer of Meridio announces and withdraws all VIPs; its death withdraws them

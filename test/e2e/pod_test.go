@@ -37,7 +37,7 @@ func (f *fixture) podTermRound(round int) {
 	vips := []string{vipA4, vipA6, vipB4, vipB6}
 	mark := f.mark()
 	f.must(f.pod.StartLB(longDrain))
-	f.must(f.pod.StartFrontend(longDrain))
+	f.must(f.pod.StartFrontend(visibleDrain))
 	f.wantRoutes(vips...)
 
 	both := []*lab.Process{f.pod.LB, f.pod.Frontend}
@@ -47,10 +47,6 @@ func (f *fixture) podTermRound(round int) {
 	for _, p := range both {
 		f.must(p.Signal(syscall.SIGTERM))
 	}
-	for _, vip := range vips {
-		f.waitUpdate(mark, vip, depreferred)
-	}
-	f.must(f.pod.Frontend.Signal(syscall.SIGTERM)) // the end of its drain
 	f.wantExit(f.pod.LB, 0)
 	f.wantExit(f.pod.Frontend, 0)
 	// The LB stopped because it was notified, not because of its timeout.
