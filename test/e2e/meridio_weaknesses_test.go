@@ -182,7 +182,8 @@ func TestBIRDConfigurationIsReplaced(t *testing.T) {
 }
 
 // The loss of a gateway session is handled when BIRD detects it, which TestLogLineTriggersPoll of
-// pkg/bird proves. A poll each second would detect losses that are 1.2 s apart after 0, 0.2, 0.4 … s.
+// pkg/bird proves. A poll each second would detect losses that are 1.2 s apart after 0, 0.2, 0.4 …
+// seconds.
 func TestSessionLossIsNotPolled(t *testing.T) {
 	t.Parallel()
 	f := newServing(t, 1)
