@@ -39,7 +39,7 @@ func endOfChange(t *testing.T, mortal, step string) string {
 	t.Helper()
 	f := newDataPlaneFixtureOf(t, 1, 3)
 	f.start(longGrace)
-	g, err := f.Load(f.ctx, 100, 12, load.Config{})
+	g, err := f.Load(f.ctx, 30, 12, load.Config{}) // four pods at a time
 	f.must(err)
 	defer g.Stop(f.ctx)
 	f.must(g.WaitFlows(f.ctx))
