@@ -49,11 +49,11 @@ test-changed: check-root check-go ## Run tests of make proof whose files changed
 	@test/setup/changed.sh
 
 .PHONY: test-kube
-test-kube: check-root check-go $(TOOLS)/kube-apiserver $(TOOLS)/kubectl $(TOOLS)/helm $(TOOLS)/frr-k8s-controller ## Run the tests that need a Kubernetes API server, and start one for them
+test-kube: check-root check-go $(TOOLS)/kube-apiserver $(TOOLS)/helm ## Run the tests that need a Kubernetes API server, and start one for them
 	@test/setup/test-kube.sh
 
 .PHONY: test-node
-test-node: check-root check-go $(TOOLS)/kubelet $(TOOLS)/kubectl images ## Run the quickstart on a real kubelet and containerd: rollouts, a drain, force deletes (builds for 20 minutes once)
+test-node: check-root check-go $(TOOLS)/kubelet images ## Run the quickstart on a real kubelet and containerd: rollouts, a drain, force deletes (builds for 20 minutes once)
 	@test/setup/test-node.sh
 
 .PHONY: bench
@@ -201,25 +201,19 @@ $(TOOLS)/gofumpt: tools/lint/go.mod tools/lint/go.sum
 	@out="$$PWD/$(TOOLS)"; cd tools/lint && $(GO) build -o "$$out/" tool
 	@touch $@
 
-# The API server of test/kubernetes, and its etcd.
+# The API server of test/kubernetes with its etcd, and kubectl, which consists of the same packages.
 $(TOOLS)/kube-apiserver: tools/kubernetes/go.mod tools/kubernetes/go.sum test/setup/kubernetes.sh
 	@mkdir -p $(TOOLS)
-	@echo "kube-apiserver and etcd (several minutes when cold)"
+	@echo "kube-apiserver, etcd and kubectl (several minutes when cold)"
 	@test/setup/kubernetes.sh $(TOOLS)
 
-$(TOOLS)/kubectl: tools/kubectl/go.mod tools/kubectl/go.sum tools/kubectl/main.go
-	@mkdir -p $(TOOLS)
-	@echo "building kubectl (some minutes when cold)"
-	@out="$$PWD/$(TOOLS)"; cd tools/kubectl && $(GO) build -ldflags '-s -w' -o "$$out/" .
-	@touch $@
-
-$(TOOLS)/helm: tools/helm/go.mod tools/helm/go.sum
+$(TOOLS)/helm: tools/manifests/go.mod tools/manifests/go.sum
 	@mkdir -p $(TOOLS)
 	@echo "building helm (some minutes when cold)"
-	@out="$$PWD/$(TOOLS)"; cd tools/helm && $(GO) build -ldflags '-s -w' -o "$$out/" tool
+	@out="$$PWD/$(TOOLS)"; cd tools/manifests && $(GO) build -ldflags '-s -w' -o "$$out/" helm.sh/helm/v4/cmd/helm
 	@touch $@
 
-# It renders FRR's configuration in test/kube-e2e.
+# It renders FRR's configuration in test/kube-e2e, when an input changed.
 $(TOOLS)/frr-k8s-controller: tools/frr-k8s/go.mod tools/frr-k8s/go.sum
 	@mkdir -p $(TOOLS)
 	@echo "building frr-k8s (some minutes when cold)"

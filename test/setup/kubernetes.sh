@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds etcd, kube-apiserver and further programs of Kubernetes, if named, into the given folder,
-# unless those of tools/kubernetes/go.mod exist already: a checkout makes go.mod newer than a cached
-# binary.
+# Builds etcd, kube-apiserver, kubectl and further programs of Kubernetes, if named, into the given
+# folder, unless those of tools/kubernetes/go.mod exist already: a checkout makes go.mod newer than a
+# cached binary.
 set -euo pipefail
 out=$(cd "$1" && pwd)
 shift
@@ -20,6 +20,6 @@ build() {
 	touch "$out/$1"
 }
 build etcd go.etcd.io/etcd/server/v3 go.etcd.io/etcd/server/v3
-for program in kube-apiserver "$@"; do
+for program in kube-apiserver kubectl "$@"; do
 	build "$program" "k8s.io/kubernetes/cmd/$program" k8s.io/kubernetes
 done
