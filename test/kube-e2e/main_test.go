@@ -29,5 +29,5 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	goleak.VerifyTestMain(m, leaks()...)
+	goleak.VerifyTestMain(kubernetes.Main(m), leaks()...)
 }

@@ -8,8 +8,10 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,6 +31,9 @@ const (
 	Variable = "VIPGATE_TEST_KUBE"
 	// Lacks is their reason in the skip list of `make test`.
 	Lacks = "an API server, which make test-kube provides"
+	// Prefix is the prefix of the names of tests that call Start, outside of the folder test: `make
+	// test-kube` runs these tests of a package, and `make test` the others.
+	Prefix = "TestAPIServer"
 
 	// binaryVariable overrides the pinned kube-apiserver.
 	binaryVariable = "VIPGATE_KUBE_APISERVER"
@@ -42,16 +47,19 @@ const (
 // Cluster is an API server with its etcd. It is safe for concurrent use, except for StopServer,
 // StartServer and Compact.
 type Cluster struct {
-	t      testing.TB
-	dir    string // short: paths of unix sockets are limited to 108 bytes
-	binary string
-	extra  []string   // arguments of kube-apiserver
-	node   netip.Addr // address of the API server for nodes and pods; zero without nodes
-	port   int
-	ca     *authority
-	admin  *rest.Config
-	etcd   *process
-	server *process // nil while it is stopped
+	t        testing.TB
+	dir      string // short: paths of unix sockets are limited to 108 bytes
+	binary   string
+	extra    []string   // arguments of kube-apiserver
+	node     netip.Addr // address of the API server for nodes and pods; zero without nodes
+	port     int
+	bound    int // socket that reserves the port
+	ca       *authority
+	admin    *rest.Config
+	etcd     *process
+	server   *process // nil while it is stopped
+	services int      // APIServices without custom resources
+	resets   int
 }
 
 // Option changes how a cluster is started.
@@ -120,14 +128,20 @@ func repository() (string, error) {
 }
 
 // Start starts etcd and kube-apiserver on free ports, with RBAC, and waits until the API server is
-// ready and has the namespace default. Both end with the test.
+// ready and has the namespace default. Both end with the test, unless they are kept for the next
+// test of the package: see [Main].
 func Start(t testing.TB, options ...Option) *Cluster {
 	t.Helper()
 	if os.Getenv(Variable) == "0" {
+		harness.Must(t, checkName(t.Name()))
 		lab.Skip(t, Lacks)
 	}
 	harness.Must(t, errors.Join(Missing()...))
-	c := &Cluster{t: t}
+	if len(options) == 0 {
+		return shared.start(t)
+	}
+	c := &Cluster{t: t, bound: -1}
+	t.Cleanup(func() { harness.Check(t, c.end()) })
 	for _, o := range options {
 		o(c)
 	}
@@ -137,7 +151,17 @@ func Start(t testing.TB, options ...Option) *Cluster {
 	return c
 }
 
-// create starts the cluster. Its processes and files end with the test, also after an error.
+// checkName returns an error if `make test-kube` would not run a test that starts a cluster. In
+// the folder test it runs all tests of a package.
+func checkName(test string) error {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || strings.Contains(info.Path, "/test/") || strings.HasPrefix(test, Prefix) {
+		return nil
+	}
+	return fmt.Errorf("%s starts an API server: name it %s..., so that make test-kube runs it", test, Prefix)
+}
+
+// create starts the cluster. The caller ends it, also after an error.
 func (c *Cluster) create() (err error) {
 	if c.binary, err = findServer(); err != nil {
 		return err
@@ -157,37 +181,48 @@ func (c *Cluster) create() (err error) {
 	if err := c.startEtcd(); err != nil {
 		return err
 	}
-	return c.startServer()
-}
-
-// createFolder creates the cluster's folder, which is removed with the test after the end of its
-// processes.
-func (c *Cluster) createFolder() (err error) {
-	if c.dir == "" {
-		if err := removeLeftovers(); err != nil {
-			return fmt.Errorf("leftovers of an earlier run: %w", err)
-		}
-		if c.dir, err = os.MkdirTemp(tempDir, fmt.Sprintf("vk-%d-", os.Getpid())); err != nil {
-			return err
-		}
+	if err := c.startServer(); err != nil {
+		return err
 	}
-	c.t.Cleanup(func() {
-		for _, p := range []*process{c.server, c.etcd} {
-			harness.Check(c.t, p.kill())
-		}
-		harness.Check(c.t, os.RemoveAll(c.dir))
-	})
-	return nil
+	client := c.etcdClient()
+	defer client.CloseIdleConnections()
+	services, err := keys(client, apiServices)
+	c.services = len(services)
+	return err
 }
 
-// reservePort binds a free port, without listening, until the end of the test. kube-apiserver
+// createFolder creates the cluster's folder.
+func (c *Cluster) createFolder() (err error) {
+	if c.dir != "" {
+		return nil
+	}
+	if err := removeLeftovers(); err != nil {
+		return fmt.Errorf("leftovers of an earlier run: %w", err)
+	}
+	c.dir, err = os.MkdirTemp(tempDir, fmt.Sprintf("vk-%d-", os.Getpid()))
+	return err
+}
+
+// end ends the processes and removes the folder.
+func (c *Cluster) end() error {
+	errs := []error{c.server.kill(), c.etcd.kill()}
+	if c.bound >= 0 {
+		errs = append(errs, unix.Close(c.bound))
+	}
+	if c.dir != "" {
+		errs = append(errs, os.RemoveAll(c.dir))
+	}
+	return errors.Join(errs...)
+}
+
+// reservePort binds a free port, without listening, until the end of the cluster. kube-apiserver
 // shares it (SO_REUSEPORT), so that no other process gets it while the server is stopped.
 func (c *Cluster) reservePort() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("failed to reserve a port: %w", err)
 	}
-	c.t.Cleanup(func() { unix.Close(fd) })
+	c.bound = fd
 	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1),
 		unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
 	if err != nil {
@@ -215,7 +250,7 @@ func (c *Cluster) serverArgs() []string {
 	}
 	if c.node.IsValid() {
 		clients = []string{
-			"--bind-address=0.0.0.0", "--authorization-mode=Node,RBAC", "--allow-privileged",
+			"--bind-address=0.0.0.0", "--authorization-mode=Node,RBAC",
 			"--kubelet-preferred-address-types=InternalIP",
 		}
 	}
@@ -231,7 +266,7 @@ func (c *Cluster) serverArgs() []string {
 		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112",
 		// Disables the lookup of the host's address and name.
 		"--endpoint-reconciler-type=none", "--advertise-address=192.0.2.1", "--external-hostname=localhost",
-		"--enable-priority-and-fairness=false", "--profiling=false", "--v=0",
+		"--allow-privileged", "--enable-priority-and-fairness=false", "--profiling=false", "--v=0",
 	}, clients, c.extra)
 }
 

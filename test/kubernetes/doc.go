@@ -9,6 +9,7 @@
 // only the test changes Pods: a deleted Pod with a node name and a grace period remains, with its
 // deletion timestamp, until the test deletes it with a grace period of zero.
 //
-// A [Cluster]'s processes and files end with its test. The next Start removes the leftovers of a
-// killed run: the folder's name contains the ID of the process that created it.
+// A [Cluster]'s processes and files end with its test, or with the last test of a package that uses
+// [Main]. The next Start removes the leftovers of a killed run: the folder's name contains the ID of
+// the process that created it.
 package kubernetes

@@ -81,6 +81,37 @@ func (c *Cluster) compact() error {
 	return post(client, "compaction", map[string]any{"revision": put.Header.Revision, "physical": true}, nil)
 }
 
+// Prefixes of the API server's keys.
+const (
+	registry    = "/registry/"
+	apiServices = registry + "apiregistration.k8s.io/apiservices/"
+)
+
+// keys returns the keys with a prefix, in their order.
+func keys(client *http.Client, prefix string) ([]string, error) {
+	var found struct {
+		KVs []struct {
+			Key []byte `json:"key"`
+		} `json:"kvs"`
+	}
+	end := []byte(prefix)
+	end[len(end)-1]++
+	request := map[string]any{"key": []byte(prefix), "range_end": end, "keys_only": true}
+	if err := post(client, "range", request, &found); err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, kv := range found.KVs {
+		all = append(all, string(kv.Key))
+	}
+	return all, nil
+}
+
+// deleteRange deletes the keys from first to last.
+func deleteRange(client *http.Client, first, last string) error {
+	return post(client, "deleterange", map[string]any{"key": []byte(first), "range_end": []byte(last + "\x00")}, nil)
+}
+
 // post calls a method of etcd's KV service; answer may be nil.
 func post(client *http.Client, method string, request, answer any) error {
 	body, err := json.Marshal(request)

@@ -131,15 +131,15 @@ const none = "no such file"
 func TestSecretByWatch(t *testing.T) {
 	for name, c := range map[string]struct {
 		account string
-		args    []string
+		options []kubernetes.Option
 	}{
 		"role of Meridio":  {"meridio-fes", nil},
 		"role for a name":  {"named", nil},
-		"no streamed list": {"meridio-fes", []string{"--feature-gates=WatchList=false"}},
-		"no watch cache":   {"meridio-fes", []string{"--watch-cache=false"}},
+		"no streamed list": {"meridio-fes", []kubernetes.Option{kubernetes.WithArgs("--feature-gates=WatchList=false")}},
+		"no watch cache":   {"meridio-fes", []kubernetes.Option{kubernetes.WithArgs("--watch-cache=false")}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newSecretFixture(t, kubernetes.WithArgs(c.args...))
+			f := newSecretFixture(t, c.options...)
 			end := f.start(c.account, f.Address())
 			f.problem("Secret red/bgp-auth does not exist")
 			f.Apply(t, passwords("gw-a", "FIRST"))

@@ -74,7 +74,7 @@ func startCluster(t *testing.T) (client *kubernetes.Clientset, all, quickstart o
 	}
 	// The programs of the cluster are those of the main module.
 	t.Chdir(root)
-	c := cluster.Start(t, cluster.WithArgs("--allow-privileged=true"))
+	c := cluster.Start(t)
 	for _, text := range manifests {
 		c.Apply(t, text)
 	}
