@@ -85,7 +85,7 @@ func (all closers) Close() error {
 	return nil
 }
 
-func TestEventsTwiceAndOutOfOrder(t *testing.T) {
+func TestAPIServerEventsTwice(t *testing.T) {
 	f := newFixture(t)
 	f.addPod("trench-a", "web-1", "10.0.0.1")
 	f.run(f.repeating(f.ServiceAccount(t, "trench-a", "kube")))

@@ -11,7 +11,7 @@ import (
 )
 
 // Each planted cause between a Service and the trench file is named at its step, with a remedy.
-func TestExplainService(t *testing.T) {
+func TestAPIServerExplainsService(t *testing.T) {
 	f := newFixture(t)
 	i := f.run(nil)
 	i.awaitCurrent()

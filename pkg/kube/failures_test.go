@@ -44,7 +44,7 @@ func behindProxy(t *testing.T) (*fixture, *kubernetes.Proxy, *instance) {
 	return f, proxy, k
 }
 
-func TestServerStops(t *testing.T) {
+func TestAPIServerStops(t *testing.T) {
 	f, k := withPod(t)
 	k.awaitCurrent()
 	before := f.stamp()
@@ -76,7 +76,7 @@ func (i *instance) serving(name string) bool {
 	return false
 }
 
-func TestStartWithoutServer(t *testing.T) {
+func TestAPIServerAwayAtStart(t *testing.T) {
 	f, k := withPod(t)
 	before := f.stamp()
 	config := f.ServiceAccount(t, "trench-a", "kube")
@@ -105,7 +105,7 @@ func (i *instance) staleFile() string {
 	return string(b)
 }
 
-func TestSlowServer(t *testing.T) {
+func TestAPIServerSlow(t *testing.T) {
 	f := newFixture(t)
 	f.addPod("trench-a", "web-1", "10.0.0.1")
 	proxy := f.Proxy(t)
@@ -117,7 +117,7 @@ func TestSlowServer(t *testing.T) {
 	k.awaitCurrent()
 }
 
-func TestHungServer(t *testing.T) {
+func TestAPIServerHangs(t *testing.T) {
 	f, proxy, k := behindProxy(t)
 	before := f.stamp()
 
@@ -131,7 +131,7 @@ func TestHungServer(t *testing.T) {
 	k.awaitCurrent()
 }
 
-func TestCompaction(t *testing.T) {
+func TestAPIServerCompacts(t *testing.T) {
 	f := newFixture(t)
 	f.addPod("trench-a", "web-1", "10.0.0.1")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -197,7 +197,7 @@ func (s *scanned) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func TestServerClosesConnections(t *testing.T) {
+func TestAPIServerClosesConnections(t *testing.T) {
 	f, proxy, k := behindProxy(t)
 	before := f.stamp()
 	proxy.Cut()
@@ -210,7 +210,7 @@ func TestServerClosesConnections(t *testing.T) {
 	k.awaitCurrent()
 }
 
-func TestTokenIsRefusedAndRotated(t *testing.T) {
+func TestAPIServerRefusesOldToken(t *testing.T) {
 	f, proxy, k := behindProxy(t)
 	before := f.stamp()
 
@@ -227,7 +227,7 @@ func TestTokenIsRefusedAndRotated(t *testing.T) {
 	k.awaitCurrent()
 }
 
-func TestTokenIsRefusedAtStart(t *testing.T) {
+func TestAPIServerRefusesFirstToken(t *testing.T) {
 	f := newFixture(t)
 	config := f.ServiceAccount(t, "trench-a", "kube")
 	harness.Must(t, os.WriteFile(config.BearerTokenFile, []byte("expired"), 0o600))
@@ -241,7 +241,7 @@ func TestTokenIsRefusedAtStart(t *testing.T) {
 	k.awaitCurrent()
 }
 
-func TestInvalidTrench(t *testing.T) {
+func TestAPIServerInvalidTrench(t *testing.T) {
 	f, k := withPod(t)
 	k.awaitCurrent()
 	before := f.stamp()
@@ -259,7 +259,7 @@ func TestInvalidTrench(t *testing.T) {
 	f.awaitContent("trench-a.web:")
 }
 
-func TestTrenchDeleted(t *testing.T) {
+func TestAPIServerTrenchDeleted(t *testing.T) {
 	f := newFixture(t)
 	k := f.run(nil)
 	f.awaitContent("trench-a.web:")
@@ -273,7 +273,7 @@ func TestTrenchDeleted(t *testing.T) {
 	f.awaitContent(onePod)
 }
 
-func TestServiceDeleted(t *testing.T) {
+func TestAPIServerServiceDeleted(t *testing.T) {
 	f, _ := withPod(t)
 	f.remove(serviceResource, "web")
 	f.awaitContent("")

@@ -98,9 +98,10 @@ type fixture struct {
 	file    string // the trench file
 }
 
-func newFixture(t *testing.T, options ...kubernetes.Option) *fixture {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	f := &fixture{Cluster: kubernetes.Start(t, options...), t: t}
+	t.Parallel()
+	f := &fixture{Cluster: kubernetes.Start(t), t: t}
 	client, err := rest.HTTPClientFor(f.Admin())
 	harness.Must(t, err)
 	t.Cleanup(client.CloseIdleConnections)

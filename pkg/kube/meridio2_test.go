@@ -77,6 +77,7 @@ type meridio2Fixture struct {
 
 func newMeridio2Fixture(t *testing.T) *meridio2Fixture {
 	t.Helper()
+	t.Parallel()
 	f := &meridio2Fixture{Cluster: kubernetes.Start(t), T: t, file: filepath.Join(t.TempDir(), "trench.yaml")}
 	client, err := rest.HTTPClientFor(f.Admin())
 	harness.Must(t, err)
@@ -204,7 +205,7 @@ func (f *meridio2Fixture) awaitGate(family vip.Family, status corev1.ConditionSt
 	})
 }
 
-func TestMeridio2Objects(t *testing.T) {
+func TestAPIServerMeridio2Objects(t *testing.T) {
 	f := newMeridio2Fixture(t)
 	f.checkSwap()
 	f.addRouter("router-a", "169.254.10.150", "BGP", bgp)
@@ -252,7 +253,7 @@ func TestMeridio2Objects(t *testing.T) {
 	}
 }
 
-func TestMeridio2ReadinessGates(t *testing.T) {
+func TestAPIServerMeridio2Gates(t *testing.T) {
 	f := newMeridio2Fixture(t)
 	f.addRouter("router-a", "169.254.10.150", "BGP", bgp)
 	f.run()
@@ -286,7 +287,7 @@ func TestMeridio2ReadinessGates(t *testing.T) {
 	f.awaitGate(vip.IPv6, corev1.ConditionFalse, "FrontendUnreachable")
 }
 
-func TestMeridio2GatesOutlastAnOutage(t *testing.T) {
+func TestAPIServerMeridio2Outage(t *testing.T) {
 	f := newMeridio2Fixture(t)
 	f.frontend.up("router-a", "169.254.10.150")
 	_, stop := f.run()

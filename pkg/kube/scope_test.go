@@ -9,7 +9,7 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-func TestNamespacesChange(t *testing.T) {
+func TestAPIServerNamespacesChange(t *testing.T) {
 	f, k := withPod(t)
 	f.addNamespace("apps")
 	f.addPod("apps", "api-1", "10.0.1.1")
@@ -35,7 +35,7 @@ func TestNamespacesChange(t *testing.T) {
 	}
 }
 
-func TestKeyFiles(t *testing.T) {
+func TestAPIServerKeyFiles(t *testing.T) {
 	f := newFixture(t)
 	k := f.run(nil)
 	f.awaitContent("trench-a.web:")
@@ -69,7 +69,7 @@ func TestKeyFiles(t *testing.T) {
 	await.True(t, "no key file", func() bool { return key() == "" })
 }
 
-func TestChangesOfPods(t *testing.T) {
+func TestAPIServerPodsChange(t *testing.T) {
 	f := newFixture(t)
 	f.run(nil)
 	f.addPod("trench-a", "web-1", "10.0.0.1")
@@ -86,7 +86,7 @@ func TestChangesOfPods(t *testing.T) {
 	f.awaitContent("")
 }
 
-func TestNothingIsWrittenTwice(t *testing.T) {
+func TestAPIServerNothingTwice(t *testing.T) {
 	f, k := withPod(t)
 	before := f.stamp()
 	k.stop()

@@ -267,14 +267,15 @@ type kube struct {
 	stop     func() // stops it and waits
 }
 
-// fast sets short intervals of the election and of reports.
+// fast sets short intervals of retries and of reports. No Lease expires and no probe fails because
+// the test was not scheduled for some seconds.
 func fast(p *Publisher) {
-	p.timing = timing{
-		lease: 3 * time.Second, renew: 2 * time.Second, retry: 200 * time.Millisecond,
-		report: 50 * time.Millisecond, renewal: time.Hour, restore: time.Hour,
-	}
-	p.frontend.probe = 500 * time.Millisecond
+	p.timing.retry = 200 * time.Millisecond
+	p.timing.report, p.timing.renewal, p.timing.restore = 50*time.Millisecond, time.Hour, time.Hour
 }
+
+// shortLease lets the Lease of a publisher expire within a test.
+func shortLease(p *Publisher) { p.timing.lease, p.timing.renew = 3*time.Second, 2*time.Second }
 
 // kube starts the kube of a pod, which ends with the test.
 func (l *lab) kube(pod string, config *rest.Config, s *frontendv1.Status, changes ...func(*Publisher)) *kube {

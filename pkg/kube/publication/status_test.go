@@ -31,7 +31,7 @@ func TestAPIServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Apply(t, string(reports))
-	for _, x := range []struct {
+	tests := []struct {
 		name string
 		run  func(*lab)
 	}{
@@ -49,10 +49,16 @@ func TestAPIServer(t *testing.T) {
 		{"Static_addresses", testStaticAddresses},
 		{"From_Service", testFromService},
 		{"RBAC_missing", testRBACMissing},
-		{"Server_away", testServerAway},
-	} {
-		t.Run(x.name, func(t *testing.T) { x.run(newLab(t, c)) })
 	}
+	t.Run("Server", func(t *testing.T) {
+		for _, x := range tests {
+			t.Run(x.name, func(t *testing.T) {
+				t.Parallel()
+				x.run(newLab(t, c))
+			})
+		}
+	})
+	t.Run("Server_away", func(t *testing.T) { testServerAway(newLab(t, c)) })
 }
 
 // awaitPass waits until a leader has evaluated the Service web again: it waits for the status of a
@@ -96,7 +102,7 @@ func (l *lab) patchReport(name, patch string) {
 }
 
 func testReport(l *lab) {
-	k := l.kube("a-0", l.config, both())
+	k := l.kube("a-0", l.config, both(), func(p *Publisher) { p.frontend.probe = 500 * time.Millisecond })
 	await.True(l, "both VIPs in the report", func() bool { return l.report("a-0").Advertised == 2 })
 	k.frontend.status.Set(noTargets())
 	await.True(l, "the reason in the report", func() bool {
@@ -308,9 +314,9 @@ func testLeasePassesOn(l *lab) {
 func testLeaseLost(l *lab) {
 	l.apply(web("20.0.0.1"))
 	proxy := l.cluster.Proxy(l.T)
-	a := l.kube("a-0", proxy.Config(l.config), both())
+	a := l.kube("a-0", proxy.Config(l.config), both(), shortLease)
 	await.True(l, "the first leader", func() bool { return a.State().Load().Leading })
-	b := l.kube("a-1", l.config, both())
+	b := l.kube("a-1", l.config, both(), shortLease)
 	l.awaitIngress("20.0.0.1")
 	proxy.Cut()
 	await.True(l, "the second leader", func() bool { return b.State().Load().Leading })
