@@ -1,17 +1,13 @@
 package kubee2e
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -27,12 +23,9 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-var updateFRRK8s = flag.Bool("update", false, "write test/e2e/testdata/frr-k8s/*.conf instead of comparing them")
-
 const (
 	frrK8sData      = "test/e2e/testdata/frr-k8s/"
 	frrK8sNamespace = "frr-k8s-system"
-	frrK8sVariable  = "VIPGATE_TEST_FRR_K8S"
 )
 
 // installFRRK8s applies the definitions of frr-k8s, and the node of the first trench pod.
@@ -48,69 +41,6 @@ kind: Node
 metadata: {name: node-1, labels: {kubernetes.io/hostname: node-1}}
 `)
 }
-
-// TestFRRK8sRenders merges FRRConfigurations with the controller of frr-k8s: MetalLB's alone, with
-// that of the chart, and with that of a second trench. The text is what FRR loads in test/e2e.
-func TestFRRK8sRenders(t *testing.T) {
-	controller := cmp.Or(os.Getenv(frrK8sVariable), "../../bin/tools/frr-k8s-controller")
-	if _, err := os.Stat(controller); err != nil {
-		lab.Skip(t, "bin/tools/frr-k8s-controller (make test-kube builds it)")
-	}
-	f := newCluster(t)
-	f.installFRRK8s()
-	f.cluster.Apply(t, f.manifest(frrK8sData+"metallb.yaml"))
-	dir := t.TempDir()
-	conf, reloader := filepath.Join(dir, "frr.conf"), filepath.Join(dir, "reloader.pid")
-	sleep := exec.Command("sh", "-c", "trap '' HUP; exec sleep infinity")
-	f.must(sleep.Start())
-	t.Cleanup(func() { _ = sleep.Process.Kill(); _ = sleep.Wait() })
-	f.must(os.WriteFile(reloader, fmt.Append(nil, sleep.Process.Pid), 0o600))
-	command := exec.Command(controller, "--node-name=node-1", "--namespace="+frrK8sNamespace,
-		"--metrics-bind-address=0", "--health-probe-bind-address=0", "--bgp-debounce-timeout=100")
-	command.Env = append(os.Environ(), "KUBECONFIG="+f.cluster.Kubeconfig(t, f.cluster.Admin()),
-		"FRR_CONFIG_FILE="+conf, "FRR_RELOADER_PID_FILE="+reloader)
-	var log strings.Builder
-	command.Stdout, command.Stderr = &log, &log
-	f.must(command.Start())
-	t.Cleanup(func() {
-		_ = command.Process.Kill()
-		_ = command.Wait()
-		if t.Failed() {
-			t.Log(log.String())
-		}
-	})
-
-	vipgate := f.manifest(frrK8sData + "vipgate.yaml")
-	second := strings.NewReplacer("vipgate-trench-a-trench-a", "vipgate-trench-b-trench-b", "169.254.100.1",
-		"169.254.100.2", "20.0.0.1", "20.0.1.1", "2000::1", "2000::2").Replace(vipgate)
-	for _, step := range []struct{ manifest, neighbor, golden string }{
-		{"", "neighbor 192.0.2.1 ", "metallb.conf"},
-		{vipgate, "neighbor 169.254.100.1 ", "vipgate.conf"},
-		{second, "neighbor 169.254.100.2 ", "two.conf"},
-	} {
-		if step.manifest != "" {
-			f.cluster.Apply(t, step.manifest)
-		}
-		var text []byte
-		f.wait(func(context.Context) (err error) {
-			text, err = os.ReadFile(conf)
-			if err == nil && !strings.Contains(string(text), step.neighbor) {
-				err = errors.New("not rendered yet")
-			}
-			return err
-		})
-		got := hostname.ReplaceAllString(string(text), "hostname node-1")
-		golden := filepath.Join("../..", frrK8sData, step.golden)
-		if *updateFRRK8s {
-			f.must(os.WriteFile(golden, []byte(got), 0o644))
-		}
-		if got != f.manifest(frrK8sData+step.golden) {
-			t.Errorf("%s differs (-update writes it); rendered:\n%s", golden, got)
-		}
-	}
-}
-
-var hostname = regexp.MustCompile(`(?m)^hostname .*$`)
 
 // TestFRRK8sSessions has kube write the BGPSessionStates of its node for the frontend: not before it
 // is allowed to read them, the node's and the default VRF's only, and after each change.
