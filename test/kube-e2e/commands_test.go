@@ -42,6 +42,7 @@ type user struct {
 // user with programs of bin/tools.
 func newUser(t *testing.T, programs ...string) *user {
 	t.Helper()
+	t.Parallel()
 	root, err := filepath.Abs("../..")
 	harness.Must(t, err)
 	tools := filepath.Join(root, "bin", "tools")
@@ -51,7 +52,7 @@ func newUser(t *testing.T, programs ...string) *user {
 		}
 	}
 	u := &user{t: t, dir: t.TempDir(), root: root}
-	u.cluster = kubernetes.Start(t, kubernetes.WithArgs("--allow-privileged=true"))
+	u.cluster = kubernetes.Start(t)
 	u.env = []string{
 		"KUBECONFIG=" + u.cluster.Kubeconfig(t, u.cluster.Admin()), "HOME=" + u.dir,
 		"PATH=" + strings.Join([]string{tools, binaries, "/usr/bin", "/bin"}, ":"),
@@ -146,7 +147,7 @@ status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
 func (u *user) wantAddresses(namespace string, addresses ...string) {
 	u.t.Helper()
 	ctx := harness.Context(u.t, waitTimeout)
-	err := lab.Eventually(ctx, pollInterval, func() error {
+	err := lab.Eventually(ctx, processInterval, func() error {
 		out, err := u.run("kubectl -n "+namespace+" get service web", "")
 		for _, address := range addresses {
 			if !strings.Contains(out, address) {

@@ -3,6 +3,7 @@ package kubee2e
 import (
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,10 +19,10 @@ var yamlBlock = regexp.MustCompile("(?s)```yaml\n(.*?)```")
 func TestObjectsOfTheDocument(t *testing.T) {
 	text, err := os.ReadFile("../../docs/kubernetes.md")
 	harness.Must(t, err)
-	t.Chdir("../..")
+	t.Parallel()
 	c := kubernetes.Start(t)
-	for _, name := range append(definitions, "deployments/example/namespace.yaml") {
-		manifest, err := os.ReadFile(name)
+	for _, name := range append(slices.Clone(definitions), "deployments/example/namespace.yaml") {
+		manifest, err := os.ReadFile("../../" + name)
 		harness.Must(t, err)
 		c.Apply(t, string(manifest))
 	}

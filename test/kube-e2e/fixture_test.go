@@ -17,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/kubernetes"
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/admin"
 )
 
 const (
@@ -33,6 +34,8 @@ const (
 	// waitTimeout bounds every wait for a required event, far above the expected time.
 	waitTimeout  = 60 * time.Second
 	pollInterval = 10 * time.Millisecond
+	// processInterval is the interval of polls that start a process.
+	processInterval = 300 * time.Millisecond
 )
 
 // base is the directory of the Role that users apply.
@@ -43,6 +46,8 @@ var definitions = []string{
 	"deployments/kubernetes/crd.yaml", "deployments/kubernetes/reports.yaml", "deployments/kubernetes/admission.yaml",
 }
 
+// trench has timers that do not expire while the machine stalls. A closed port still fails a check
+// without delay.
 const trench = `
 apiVersion: vipgate.io/v1alpha1
 kind: Trench
@@ -53,9 +58,9 @@ spec:
     name: attractor-a
     vips: [20.0.0.1/32, "2000::1/128"]
     gateways:
-      - {name: gateway-a4, address: GATEWAY4}
-      - {name: gateway-a6, address: "GATEWAY6"}
-  defaults: {drainTime: 1s, check: {interval: 100ms, timeout: 100ms, rise: 2, fall: 5}}
+      - {name: gateway-a4, address: GATEWAY4, holdTime: 240s}
+      - {name: gateway-a6, address: "GATEWAY6", holdTime: 240s}
+  defaults: {drainTime: 4s, check: {interval: 500ms, timeout: 500ms, fastInterval: 10ms, rise: 1, fall: 10}}
 `
 
 const service = `
@@ -118,6 +123,7 @@ func newSecuredFixture(t *testing.T, password string) *fixture {
 // the first Trench.
 func newCluster(t *testing.T) *fixture {
 	t.Helper()
+	t.Parallel()
 	f := &fixture{t: t, cluster: kubernetes.Start(t)}
 	client, err := rest.HTTPClientFor(f.cluster.Admin())
 	f.must(err)
@@ -177,8 +183,13 @@ func (f *fixture) must(err error) {
 // wait waits until condition returns nil.
 func (f *fixture) wait(condition func(context.Context) error) {
 	f.t.Helper()
+	f.waitEvery(pollInterval, condition)
+}
+
+func (f *fixture) waitEvery(interval time.Duration, condition func(context.Context) error) {
+	f.t.Helper()
 	ctx := harness.Context(f.t, waitTimeout)
-	f.must(lab.Eventually(ctx, pollInterval, func() error { return condition(ctx) }))
+	f.must(lab.Eventually(ctx, interval, func() error { return condition(ctx) }))
 }
 
 // podName returns the name of a trench pod; pods are numbered from 1.
@@ -243,8 +254,7 @@ func (f *fixture) startTrenchPods() {
 	f.t.Helper()
 	for _, p := range f.Pods {
 		f.wait(func(ctx context.Context) error {
-			_, err := p.Run(ctx, "kube", "healthcheck", "--service=Readiness")
-			return err
+			return admin.WantServing(ctx, filepath.Join(p.Dir, "kube.sock"), "Readiness")
 		})
 		if _, err := os.Stat(p.TrenchFile()); err != nil {
 			f.t.Fatalf("kube is ready without a trench file: %v", err)

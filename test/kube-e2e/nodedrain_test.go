@@ -74,7 +74,7 @@ func (f *fixture) drainedByOperator(g *load.Generator) {
 	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue,
 		"20.0.0.1: advertised by 1 of 2 pods: drained by an operator (trench-a-1)")
 	// The condition can precede the call of the other pod's kube by an instant.
-	f.wait(func(ctx context.Context) error {
+	f.waitEvery(processInterval, func(ctx context.Context) error {
 		out, err := f.operate(ctx, 2, "drain", "--all")
 		if err == nil {
 			_, err = f.operate(ctx, 2, "undrain")
@@ -92,7 +92,7 @@ func (f *fixture) drainedByOperator(g *load.Generator) {
 // wantOperated runs a command of a pod's frontend until its output contains a text.
 func (f *fixture) wantOperated(pod int, text string, args ...string) {
 	f.t.Helper()
-	f.wait(func(ctx context.Context) error {
+	f.waitEvery(processInterval, func(ctx context.Context) error {
 		out, err := f.operate(ctx, pod, args...)
 		return f.contains(out, err, text)
 	})
@@ -135,7 +135,7 @@ func (f *fixture) bindNodes() {
 // wantKubeStatus waits until the status of a kube contains a text.
 func (f *fixture) wantKubeStatus(pod int, text string) {
 	f.t.Helper()
-	f.wait(func(ctx context.Context) error {
+	f.waitEvery(processInterval, func(ctx context.Context) error {
 		p := f.Pods[pod-1]
 		out, err := p.Run(ctx, "kube", "status", "--admin-socket=unix://"+filepath.Join(p.Dir, "kube.sock"))
 		return f.contains(out, err, text)

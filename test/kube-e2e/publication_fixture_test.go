@@ -126,6 +126,7 @@ type publisherPod struct {
 
 func newPublishers(t *testing.T, pods, ingresses int, manifests ...string) *publishers {
 	t.Helper()
+	t.Parallel()
 	dir := t.TempDir()
 	p := &publishers{t: t, audit: filepath.Join(dir, "audit.log")}
 	policy := filepath.Join(dir, "policy.yaml")

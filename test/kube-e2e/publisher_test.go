@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.yaml.in/yaml/v4"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -96,6 +97,7 @@ type publisher struct {
 
 func newPublisher(t *testing.T) *publisher {
 	t.Helper()
+	t.Parallel()
 	p := &publisher{T: t, cluster: kubernetes.Start(t)}
 	client, err := rest.HTTPClientFor(p.cluster.Admin())
 	p.must(err)
@@ -166,8 +168,13 @@ func (p *publisher) file(path string) string {
 
 func (p *publisher) wait(condition func(context.Context) error) {
 	p.Helper()
+	p.waitEvery(pollInterval, condition)
+}
+
+func (p *publisher) waitEvery(interval time.Duration, condition func(context.Context) error) {
+	p.Helper()
 	ctx := harness.Context(p, waitTimeout)
-	p.must(lab.Eventually(ctx, pollInterval, func() error { return condition(ctx) }))
+	p.must(lab.Eventually(ctx, interval, func() error { return condition(ctx) }))
 }
 
 // role applies the Role of the base with the rules of components, without the rules of a resource.
@@ -243,7 +250,7 @@ func (p *publisher) wantPublished(reason, message string) {
 // wantStatus waits until `kube status` contains a text, and checks its exit status.
 func (p *publisher) wantStatus(good bool, text string) {
 	p.Helper()
-	p.wait(func(ctx context.Context) error {
+	p.waitEvery(processInterval, func(ctx context.Context) error {
 		out, err := p.pod.Run(ctx, "kube", "status", "--admin-socket="+p.socket())
 		if !strings.Contains(out, text) || good != (err == nil) {
 			return fmt.Errorf("status %v, want %q:\n%s", err, text, out)

@@ -2,6 +2,7 @@ package kubee2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -77,7 +78,7 @@ func TestServiceLife(t *testing.T) {
 func (f *fixture) wantExplained(status int, object string, parts ...string) {
 	f.t.Helper()
 	p := f.Pods[0]
-	f.wait(func(ctx context.Context) error {
+	f.waitEvery(processInterval, func(ctx context.Context) error {
 		out, err := p.Run(ctx, "kube", "explain", object, "--frontend-admin-socket=unix://"+p.FrontendAdmin(),
 			"--admin-socket=unix://"+filepath.Join(p.Dir, "kube.sock"))
 		line := strings.Join(strings.Fields(out), " ")
@@ -156,6 +157,7 @@ func (f *fixture) editPolicies(g *load.Generator) {
 // maxUnavailable 0 and minReadySeconds for the checks of the trench.
 func (f *fixture) rollingUpdate(g *load.Generator, old, fresh []*lab.App) {
 	f.t.Helper()
+	f.wantRemembered(old)
 	for n := range old {
 		f.kubelet.create(fresh[n])
 		f.kubelet.run(fresh[n])
@@ -172,6 +174,37 @@ func (f *fixture) rollingUpdate(g *load.Generator, old, fresh []*lab.App) {
 	f.wantAnswers(g, fresh...)
 	f.wantCondition(v1alpha1.Generations, metav1.ConditionTrue, old[0].Name)
 	f.wantUpdates(1) // no pod withdrew a VIP in between, or announced it differently
+}
+
+// wantRemembered waits until a set of targets has been in force for so long that kube records it when
+// it ends: for 3 s, in whole seconds.
+func (f *fixture) wantRemembered(apps []*lab.App) {
+	f.t.Helper()
+	var want []string
+	for _, app := range apps {
+		want = append(want, app.Name)
+	}
+	f.wait(func(ctx context.Context) error {
+		s, err := f.core.Services(namespace).Get(ctx, serviceName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var record struct {
+			Current struct {
+				Targets [][]string
+				Until   time.Time
+			}
+		}
+		c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.Group+"/"+v1alpha1.Generations)
+		if c == nil {
+			return errors.New("no set of targets is recorded")
+		}
+		f.must(json.Unmarshal([]byte(c.Message), &record))
+		if !slices.Equal(record.Current.Targets[0], want) || time.Since(record.Current.Until) < 4*time.Second {
+			return fmt.Errorf("the recorded targets are %+v, want %v for 4 s", record.Current, want)
+		}
+		return nil
+	})
 }
 
 // apiServerAway stops the API server under traffic, and starts it again.

@@ -42,8 +42,8 @@ func TestTurns(t *testing.T) {
 
 	before := f.sessions()
 	began := time.Now()
-	f.patchTrench(`[{"op": "add", "path": "/spec/attractor/gateways/0/holdTime", "value": "6s"},
-		{"op": "add", "path": "/spec/attractor/gateways/1/holdTime", "value": "6s"}]`)
+	f.patchTrench(`[{"op": "add", "path": "/spec/attractor/gateways/0/holdTime", "value": "200s"},
+		{"op": "add", "path": "/spec/attractor/gateways/1/holdTime", "value": "200s"}]`)
 	f.wait(func(context.Context) error {
 		for session, since := range f.sessions() {
 			if since.Equal(before[session]) {

@@ -245,7 +245,7 @@ func (p *plugin) want(status int, parts ...string) wanted { return wanted{p, sta
 // by runs a command until it has the wanted result.
 func (w wanted) by(args ...string) {
 	w.t.Helper()
-	w.wait(func(ctx context.Context) error {
+	w.waitEvery(processInterval, func(ctx context.Context) error {
 		out, status := w.run(ctx, args...)
 		line := strings.Join(strings.Fields(out), " ")
 		for _, part := range w.parts {
