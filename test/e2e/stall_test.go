@@ -1,0 +1,76 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// A stall of the machine withdraws no VIP while hold times permit (docs/architecture.md#the-two-leases).
+// All checks and all timers of lb and frontend that a test does not name have their defaults.
+func TestStallKeepsVIPs(t *testing.T) {
+	nft := []string{"--dataplane=nftables"}
+	for _, test := range []struct {
+		name     string
+		stall    time.Duration
+		hold     int // of the gateways in seconds
+		lb       []string
+		frontend []string
+	}{
+		{"gateways with 3 s", time.Second, 3, nil, nil},
+		{"gateways with 9 s", 2 * time.Second, 9, nil, nil},
+		{"gateways with 9 s, nftables", 2 * time.Second, 9, nft, nil},
+		{"all with 9 s, nftables", 5 * time.Second, 9, nft, []string{"--lb-bgp-hold-time=9s"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			text := strings.ReplaceAll(usualTrench(), ", interval: 100ms, timeout: 100ms, rise: 1, fall: 2", ", via: address")
+			if test.hold != 3 {
+				text = strings.ReplaceAll(text, "{name: gateway-", fmt.Sprintf("{holdTime: %ds, name: gateway-", test.hold))
+				f.regateway(func(c *lab.GatewayConfig) { c.HoldSeconds = test.hold })
+			}
+			f.must(f.pod.WriteTrench(text))
+			f.up(f.target1, f.target2)
+			f.must(f.pod.StartLB(test.lb...))
+			f.must(f.pod.StartFrontend(test.frontend...))
+			f.wantRoutes(every()...)
+			for round := range 2 {
+				sessions, mark := f.sessions(), f.mark()
+				took := f.stall(test.stall)
+				// Any timer that the stall brought to its end expires in this time.
+				f.waitPast(time.Now().Add(4 * time.Second))
+				t.Logf("round %d: a stall of %v", round, took.Round(time.Millisecond))
+				f.wantNoUpdates(mark, every()...)
+				if now := f.sessions(); fmt.Sprint(now) != fmt.Sprint(sessions) {
+					t.Errorf("sessions were %v and are %v", sessions, now)
+				}
+			}
+			if out := f.pod.LB.Output(); strings.Contains(out, "overdue") {
+				t.Error("lb found targets overdue")
+			}
+		})
+	}
+}
+
+// stall stops all processes of the pod and of the gateway, as a stall of the machine does, after the
+// KEEPALIVE of a full second. It returns the time for which they did not run.
+func (f *fixture) stall(d time.Duration) time.Duration {
+	f.t.Helper()
+	f.waitPast(time.Now().Truncate(time.Second).Add(1200 * time.Millisecond))
+	pids := []int{f.pod.LB.PID(), f.pod.Frontend.PID(), f.birdPID(), f.gateway.Process.PID()}
+	began := time.Now()
+	for _, signal := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
+		for _, pid := range pids {
+			f.must(syscall.Kill(pid, signal))
+		}
+		if signal == syscall.SIGSTOP {
+			f.waitPast(began.Add(d))
+		}
+	}
+	return time.Since(began)
+}
