@@ -159,8 +159,8 @@ func TestOrderExpires(t *testing.T) {
 	expect(true, 6, 2) // a failed refresh is followed by a write
 }
 
-// After a stall of the process that ends before the elements expire, they are refreshed as soon as the
-// next order arrives, although the lease awoke before its sender.
+// After a stall of the process that ends before the elements expire, they are refreshed as soon as
+// the next order arrives, although the lease awoke before its sender.
 func TestStallKeepsOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &ruleset{generation: 7}

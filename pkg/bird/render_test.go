@@ -140,11 +140,11 @@ func TestOptionsInConfiguration(t *testing.T) {
 	without, err := render(in)
 	harness.Must(t, err)
 	for text, n := range map[string][2]int{
-		"router id 1.2.3.4;":                        {1, 1},
-		"scan time 7;":                              {2, 2}, // of both families
-		"hold time 7;":                              {1, 1},
-		"kernel table 4096;":                        {2, 2},
-		"merge paths yes;":                          {2, 0},
+		"router id 1.2.3.4;": {1, 1},
+		"scan time 7;":       {2, 2}, // of both families
+		"hold time 7;":       {1, 1},
+		"kernel table 4096;": {2, 2},
+		"merge paths yes;":   {2, 0},
 		"local 127.0.0.1 port 1790 as 4200000001;":  {1, 1},
 		"neighbor 127.0.0.2 as 4200000000;":         {1, 1},
 		"password \"":                               {2, 0},

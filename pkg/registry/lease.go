@@ -349,8 +349,8 @@ func (registry *Registry) terminate(reg *registration, now time.Time, drain time
 	registry.touch(reg.stream)
 }
 
-// expire ends expired grace periods and drains, and returns the time of the next expiry. late is the
-// delay of the call.
+// expire ends expired grace periods and drains, and returns the time of the next expiry. late is
+// the delay of the call.
 func (registry *Registry) expire(now time.Time, late time.Duration) (next time.Time) {
 	registry.mu.Lock()
 	var ended, left []*registration

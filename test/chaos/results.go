@@ -88,8 +88,10 @@ func results(runs []Summary) (string, error) {
 func (h Hold) markdown() string {
 	cells := []string{h.Cause, "0", "–", "–", "–", short(h.Bound), "–"}
 	if h.Times > 0 {
-		cells = []string{h.Cause, fmt.Sprint(h.Times), h.cell(h.Median), h.cell(h.P99), h.cell(h.Longest), short(h.Bound),
-			fmt.Sprint(h.Exceeded)}
+		cells = []string{
+			h.Cause, fmt.Sprint(h.Times), h.cell(h.Median), h.cell(h.P99), h.cell(h.Longest), short(h.Bound),
+			fmt.Sprint(h.Exceeded),
+		}
 	}
 	return "|" + strings.Join(cells, "|") + "|\n"
 }

@@ -10,8 +10,9 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// A stall of the machine withdraws no VIP while hold times permit (docs/architecture.md#the-two-leases).
-// All checks and all timers of lb and frontend that a test does not name have their defaults.
+// A stall of the machine withdraws no VIP while hold times permit
+// (docs/architecture.md#the-two-leases). All checks and all timers of lb and frontend that a test
+// does not name have their defaults.
 func TestStallKeepsVIPs(t *testing.T) {
 	nft := []string{"--dataplane=nftables"}
 	for _, test := range []struct {
@@ -57,8 +58,8 @@ func TestStallKeepsVIPs(t *testing.T) {
 	}
 }
 
-// stall stops all processes of the pod and of the gateway, as a stall of the machine does, after the
-// KEEPALIVE of a full second. It returns the time for which they did not run.
+// stall stops all processes of the pod and of the gateway, as a stall of the machine does, after
+// the KEEPALIVE of a full second. It returns the time for which they did not run.
 func (f *fixture) stall(d time.Duration) time.Duration {
 	f.t.Helper()
 	f.waitPast(time.Now().Truncate(time.Second).Add(1200 * time.Millisecond))

@@ -176,8 +176,8 @@ func (f *fixture) rollingUpdate(g *load.Generator, old, fresh []*lab.App) {
 	f.wantUpdates(1) // no pod withdrew a VIP in between, or announced it differently
 }
 
-// wantRemembered waits until a set of targets has been in force for so long that kube records it when
-// it ends: for 3 s, in whole seconds.
+// wantRemembered waits until a set of targets has been in force for so long that kube records it
+// when it ends: for 3 s, in whole seconds.
 func (f *fixture) wantRemembered(apps []*lab.App) {
 	f.t.Helper()
 	var want []string

@@ -15,14 +15,14 @@ go build -ldflags '-s -w' -o $out/ ./cmd/... ./test/demo ./test/meridiotest/meri
 go build -C tools -o ../bin/tools/ github.com/fullstorydev/grpcurl/cmd/grpcurl
 ln -sfn ../tools $out/tools
 
-# Overlays: no build of the product has these hooks.
-overlay() { # DIR PROGRAM... builds with the files of DIR/overlay/ in place of those in pkg/
+# Overlays: no build of the product has these hooks. A pattern such as ./... does not match _overlay.
+overlay() { # DIR PROGRAM... builds with the files of DIR/_overlay/ in place of those in pkg/
 	local dir=$1 file separator=''
 	shift
 	{
 		printf '{"Replace": {'
-		(cd "$dir/overlay" && find pkg -name '*.go' -type f) | sort | while read -r file; do
-			printf '%s"%s": "%s"' "$separator" "$file" "$dir/overlay/$file"
+		(cd "$dir/_overlay" && find pkg -name '*.go' -type f) | sort | while read -r file; do
+			printf '%s"%s": "%s"' "$separator" "$file" "$dir/_overlay/$file"
 			separator=', '
 		done
 		printf '}}\n'
@@ -31,7 +31,7 @@ overlay() { # DIR PROGRAM... builds with the files of DIR/overlay/ in place of t
 }
 # taste FILE FUNCTION VIPS writes FILE with a call of crash.Taste at the begin of a function.
 taste() {
-	local target=$out/poisoned/overlay/$1
+	local target=$out/poisoned/_overlay/$1
 	mkdir -p "$(dirname "$target")"
 	sed -e "/^func .* $2(/a crash.Taste($3)" -e 's|^import ($|&\n"github.com/vipgate/vipgate/test/crash"|' "$1" >"$target"
 	[ "$(diff "$1" "$target" | grep -c '^>')" = 2 ] || {
@@ -39,8 +39,8 @@ taste() {
 		exit 1
 	}
 }
-mkdir -p $out/crash/overlay/pkg/dataplane
-cat >$out/crash/overlay/pkg/dataplane/crash.go <<-'END'
+mkdir -p $out/crash/_overlay/pkg/dataplane
+cat >$out/crash/_overlay/pkg/dataplane/crash.go <<-'END'
 	package dataplane
 
 	import "github.com/vipgate/vipgate/test/crash"

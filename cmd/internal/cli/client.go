@@ -171,9 +171,9 @@ func Interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 	return ctx, cancel
 }
 
-// Following is Interruptible for a command that prints until it is interrupted. Its context also ends
-// when a standard output that is a pipe has no reader: a write would notice that only with the next
-// event.
+// Following is Interruptible for a command that prints until it is interrupted. Its context also
+// ends when a standard output that is a pipe has no reader: a write would notice that only with the
+// next event.
 func Following(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := Interruptible(ctx)
 	if stdout := os.Stdout; isPipe(stdout) {

@@ -49,7 +49,8 @@ var (
 		"speaker-password-file", "gateway-state", "speaker-socket",
 	}
 	birdFlags = []string{
-		"bird-socket", "bird-executable", "lb-bgp-port", "lb-bgp-hold-time", "import-routes", "import-limit", "ecmp", "static-vips",
+		"bird-socket", "bird-executable", "lb-bgp-port", "lb-bgp-hold-time", "import-routes", "import-limit", "ecmp",
+		"static-vips",
 	}
 )
 

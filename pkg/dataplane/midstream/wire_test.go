@@ -19,9 +19,9 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// wire exchanges single packets with the pod of a fixture in place of the client and its targets. All
-// of its packets are sent on one processor, whose backlog keeps their order: a probe that arrives
-// shows that each packet before it has arrived, too, or was dropped.
+// wire exchanges single packets with the pod of a fixture in place of the client and its targets.
+// All of its packets are sent on one processor, whose backlog keeps their order: a probe that
+// arrives shows that each packet before it has arrived, too, or was dropped.
 type wire struct {
 	*fixture
 	client  *tap
@@ -173,14 +173,11 @@ func (tap *tap) drain(t *testing.T) (frames []frame) {
 		packet := slices.Clone(buf[14:n])
 		switch kind := binary.BigEndian.Uint16(buf[12:]); {
 		case kind == unix.ETH_P_IP && n >= 14+24:
-			frames = append(frames, frame{
-				vip.IPv4, binary.BigEndian.Uint16(packet[20:]), binary.BigEndian.Uint16(packet[22:]), uint16(packet[1] >> 2), packet,
-			})
+			ports := binary.BigEndian.Uint32(packet[20:])
+			frames = append(frames, frame{vip.IPv4, uint16(ports >> 16), uint16(ports), uint16(packet[1] >> 2), packet})
 		case kind == unix.ETH_P_IPV6 && n >= 14+44:
-			point := binary.BigEndian.Uint16(packet) >> 6 & 0x3f
-			frames = append(frames, frame{
-				vip.IPv6, binary.BigEndian.Uint16(packet[40:]), binary.BigEndian.Uint16(packet[42:]), point, packet,
-			})
+			ports, point := binary.BigEndian.Uint32(packet[40:]), binary.BigEndian.Uint16(packet)>>6&0x3f
+			frames = append(frames, frame{vip.IPv6, uint16(ports >> 16), uint16(ports), point, packet})
 		}
 	}
 }
