@@ -145,6 +145,7 @@ func TestOptionsInConfiguration(t *testing.T) {
 		"hold time 7;":       {1, 1},
 		"kernel table 4096;": {2, 2},
 		"merge paths yes;":   {2, 0},
+
 		"local 127.0.0.1 port 1790 as 4200000001;":  {1, 1},
 		"neighbor 127.0.0.2 as 4200000000;":         {1, 1},
 		"password \"":                               {2, 0},
