@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 
@@ -86,22 +87,30 @@ func TestReset(t *testing.T) {
 		}}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
+	await.True(t, "the API server has created its objects", func() bool {
+		all := c.everything(t)
+		return len(all["v1 services"]) == 1 && len(all["v1 configmaps"]) == 2 &&
+			len(all["networking.k8s.io/v1 ipaddresses"]) == 1
+	})
 	fresh := fmt.Sprint(c.everything(t))
 	for _, field := range []string{"first", "second"} {
 		c.Apply(t, strings.ReplaceAll(litter, "FIELD", field))
 		c.ServiceAccount(t, "left", "left")
 		await.True(t, "the policy is in force", func() bool { return secret() != nil })
-		pods, err := objects.Resource(schema.GroupVersionResource{Version: "v1", Resource: "pods"}).Watch(t.Context(),
-			metav1.ListOptions{})
+		pods, err := objects.Resource(schema.GroupVersionResource{Version: "v1", Resource: "pods"}).Watch(
+			harness.Context(t, await.Timeout), metav1.ListOptions{})
 		harness.Must(t, err)
 		harness.Must(t, c.reset())
 		harness.Must(t, secret())
+		deleted := false
 		for event := range pods.ResultChan() {
-			if event.Type == "DELETED" {
+			if deleted = event.Type == watch.Deleted; deleted {
 				break
 			}
 		}
-		pods.Stop()
+		if pods.Stop(); !deleted {
+			t.Error("a watch of Pods did not receive the deletion")
+		}
 		if after := fmt.Sprint(c.everything(t)); after != fresh {
 			t.Errorf("after a reset\n%s\nwant\n%s", after, fresh)
 		}

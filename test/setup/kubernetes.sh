@@ -9,13 +9,12 @@ cd "$(dirname "$0")/../../tools/kubernetes"
 
 # build NAME PACKAGE MODULE
 build() {
-	local want version
+	local want
 	want=$(go list -m -f '{{ .Version }}' "$3")
-	# Clients such as helm ask for it, and it shows what a cached binary is.
-	version=k8s.io/component-base/version.gitVersion=$want
-	if [[ $(go version -m "$out/$1" 2>/dev/null) != *"-X $version\""* ]]; then
+	if [[ $(go version -m "$out/$1" 2>/dev/null) != *"	mod	$3	$want	"* ]]; then
 		echo "building $1 $want"
-		go build -ldflags "-s -w -X $version" -o "$out/$1" "$2"
+		# Clients such as helm ask for the version.
+		go build -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$want" -o "$out/$1" "$2"
 	fi
 	touch "$out/$1"
 }
