@@ -31,7 +31,8 @@ const (
 	clients      = 4
 )
 
-// hostTrench is the trench file of every node.
+// hostTrench is the trench file of every node. A hung API server is detected after 5 s: busy ones,
+// of which several start on one machine, answer within that time.
 const hostTrench = `trench: kubernetes
 attractor:
   name: api
@@ -44,7 +45,8 @@ streams:
       http: {port: %[3]d, path: /readyz, status: 200, tls: {caFile: %[4]s, certFile: %[5]s, keyFile: %[6]s}}
       interval: 500ms
       timeout: 500ms
-      fall: 2
+      fastInterval: 10ms
+      fall: 10
     targets: [{name: self, ips: [127.0.0.1]}]
 `
 
@@ -169,7 +171,7 @@ func (node *controlPlaneNode) start() {
 		return p
 	}
 	node.LB = run("lb", "--socket=unix://"+node.Socket(), "--admin-socket=unix://"+node.LBAdmin(),
-		"--state-dir="+node.StateDir(), "--vip-interface=lo")
+		"--state-dir="+node.StateDir(), "--vip-interface=lo", "--lease=10s")
 	node.Frontend = run("frontend", "--lb-socket=unix://"+node.Socket(), "--admin-socket=unix://"+node.FrontendAdmin(),
 		"--external-interface="+lab.External, "--bird-dir="+node.BirdDir(), "--bird-socket="+node.BirdSocket())
 }
