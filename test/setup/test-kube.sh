@@ -25,7 +25,7 @@ packages=$(go list -f '{{ .ImportPath }} {{ .TestImports }} {{ .XTestImports }}'
 stage "API server, race detector" env CGO_ENABLED=1 go test -race -vet=off -count=1 -run '^TestAPIServer' -timeout 15m $packages
 stage "API server itself" env CGO_ENABLED=1 go test -race -vet=off -count=1 -timeout 15m ./test/kubernetes
 stage "API server, manifests" go test -C tools/manifests -vet=off -count=1 -run '^TestAPIServer' .
-stage "API server, end to end" go test -vet=off -count=1 -timeout 20m ./test/kube-e2e
+stage "API server, end to end" go test -vet=off -count=1 -parallel "$((2 * $(nproc)))" -timeout 20m ./test/kube-e2e
 if [ -s "$VIPGATE_TEST_SKIPPED" ]; then
 	echo "NOT TESTED, because this machine lacks something:"
 	sort -u "$VIPGATE_TEST_SKIPPED" | sed 's/^/  - /'
