@@ -205,7 +205,8 @@ func (c *controller) update() time.Time {
 // evaluate evaluates the gate and publishes the decisions. cause is the time of the input; update
 // is nil unless the input came from the source. The caller holds mu.
 func (c *controller) evaluate(now, cause time.Time, update *readiness.Update) {
-	// BIRD's sessions were not read during a stall of this process: their state is as old as before it.
+	// BIRD's sessions were not read during a stall of this process: their state is as old as before
+	// it.
 	if stall := now.Sub(c.beatBy); stall > stalledAfter && !c.beatBy.IsZero() {
 		c.gate.Stalled(stall)
 		c.beatBy = now

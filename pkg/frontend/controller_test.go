@@ -189,6 +189,7 @@ func TestStallKeepsGateways(t *testing.T) {
 					c.update()
 				}
 			})
+			<-time.After(time.Second) // longer than a lease is extended
 			if d := decision(); d.Advertisement != gate.Announced {
 				t.Errorf("after a stall: %+v", d)
 			}

@@ -598,6 +598,9 @@ func TestStallKeepsSessions(t *testing.T) {
 	b.g.Gateways(Gateways{At: at, Up: [2]bool{true, true}})
 	b.updateLB(func(*LBUpdate) {})
 	b.want(vipA, Announced, Ready)
+	if at := b.g.Deadline(b.now); !at.Equal(b.now.Add(time.Millisecond)) {
+		t.Errorf("next deadline after %v", at.Sub(b.now))
+	}
 	b.now = b.g.Deadline(b.now)
 	b.updateLB(func(*LBUpdate) {})
 	b.want(vipA, Withdrawn, NoGateway)

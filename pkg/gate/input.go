@@ -108,10 +108,10 @@ const reconnectTime = 1500 * time.Millisecond
 // second.
 const maxSessionAge = 3 * time.Second
 
-// lateAfter is the maximum delay of a timely lease check after the end of the lease. A later check
-// indicates that this process was starved and that a renewal may wait in a socket buffer, or in a
-// load balancer that was starved, too. The lease is then extended once by the delay, at most by
-// maxExtension, and no VIP is raised in that time.
+// lateAfter is the maximum delay of a timely lease check after the end of the lease. A later
+// check indicates that this process was starved and that a renewal may wait in a socket buffer, or
+// in a load balancer that was starved, too. The lease is then extended once by the delay, at most
+// by maxExtension, and no VIP is raised in that time.
 const (
 	lateAfter    = 50 * time.Millisecond
 	maxExtension = 200 * time.Millisecond

@@ -103,7 +103,9 @@ func (n *network) hang(host string) (release func()) {
 	return func() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		delete(n.hung, host)
+		if n.hung[host] == c {
+			delete(n.hung, host)
+		}
 		close(c)
 	}
 }

@@ -2,7 +2,6 @@ package healthcheck
 
 import (
 	"net"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -58,8 +57,8 @@ func TestOwnStallIsNotOverdue(t *testing.T) {
 	})
 }
 
-// A target whose checks do not run is overdue after a stall: in time if the evaluations run, and after
-// as many heartbeats as fit into that time if each of them is late.
+// A target whose checks do not run is overdue after a stall: in time if the evaluations run, and
+// after as many heartbeats as fit into that time if each of them is late.
 func TestStallsDelayOverdueByTheirLength(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -86,39 +85,47 @@ func TestStallsDelayOverdueByTheirLength(t *testing.T) {
 	}
 }
 
-// The first failure that is noticed late does not count, even with a fall of 1: its check is repeated
-// immediately. The next one counts.
+// The first failure that is noticed late does not count, even with a fall of 1: its check is
+// repeated immediately. The next one counts, however late.
 func TestLateFailureIsRepeated(t *testing.T) {
 	stalled(t, func(t *testing.T, n *network, c *Checker, _ func(time.Duration)) {
-		// fails lets the running check fail after the time.
-		fails := func(after time.Duration) {
-			release := n.hang("10.0.0.1")
+		// started lets the next check start, which hangs until the result is called.
+		started := func() (release func()) {
+			release = n.hang("10.0.0.1")
 			for before := len(n.dialed()); len(n.dialed()) == before; {
 				advance(10 * time.Millisecond)
 			}
-			advance(after)
-			release()
+			return release
+		}
+		want := func(when string, state State) {
+			t.Helper()
 			synctest.Wait()
-			c.Evaluate(time.Now())
+			if c.Evaluate(time.Now()); c.List()[0].State != state {
+				t.Errorf("%s: %+v", when, c.List())
+			}
 		}
 		late := testCheck.Timeout + starvedAfter + time.Millisecond
-		before := len(n.dialed())
-		if fails(late); c.List()[0].State != Ready || c.List()[0].LastError != "" || len(n.dialed()) != before+2 {
-			t.Errorf("a late failure and a success after %d checks: %+v", len(n.dialed())-before, c.List())
+		release, before := started(), len(n.dialed())
+		advance(late)
+		release()
+		want("a late failure and a success", Ready)
+		if c.List()[0].LastError != "" || len(n.dialed()) != before+1 {
+			t.Errorf("after %d more checks: %+v", len(n.dialed())-before, c.List())
 		}
-		advance(time.Second)
-		n.refuse("10.0.0.1", syscall.ECONNREFUSED)
-		if fails(late); c.List()[0].State != NotReady {
-			t.Errorf("a late failure and another one: %+v", c.List())
-		}
-		n.refuse("10.0.0.1", nil)
+		release = started()
+		advance(late)
+		again := n.hang("10.0.0.1")
+		release()
+		want("a late failure", Ready)
+		advance(late)
+		again()
+		want("two late failures", NotReady)
 		advance(3 * time.Second)
-		if c.Evaluate(time.Now()); c.List()[0].State != Ready {
-			t.Errorf("after successes: %+v", c.List())
-		}
-		if fails(testCheck.Timeout); c.List()[0].State != NotReady {
-			t.Errorf("a failure in time: %+v", c.List())
-		}
+		want("successes", Ready)
+		release = started()
+		advance(testCheck.Timeout)
+		release()
+		want("a failure in time", NotReady)
 	})
 }
 

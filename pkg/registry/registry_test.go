@@ -200,8 +200,8 @@ func TestEndOfGrace(t *testing.T) {
 	}
 }
 
-// A stall of the process at the end of a grace period extends it once: a new registration may wait to
-// be read.
+// A stall of the process at the end of a grace period extends it once: a new registration may wait
+// to be read.
 func TestStallExtendsGraceOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newLocalFixture(t, Options{OnGone: targetset.Drop})

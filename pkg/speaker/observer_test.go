@@ -141,8 +141,8 @@ func TestShortExports(t *testing.T) {
 	})
 }
 
-// An answer that is missing after a stall of this process is no silence of the speaker, but the
-// next ones are.
+// An answer that is missing after a stall of this process does not count against the speaker, but
+// the next ones do.
 func TestOwnStallIsNotSilence(t *testing.T) {
 	observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
 		const stall = 10 * time.Second

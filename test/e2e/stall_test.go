@@ -11,8 +11,8 @@ import (
 )
 
 // A stall of the machine withdraws no VIP while hold times permit
-// (docs/architecture.md#the-two-leases). All checks and all timers of lb and frontend that a test
-// does not name have their defaults.
+// (docs/architecture.md#the-two-leases). All checks, and all timers of lb and frontend that a test
+// does not name, have their defaults.
 func TestStallKeepsVIPs(t *testing.T) {
 	nft := []string{"--dataplane=nftables"}
 	for _, test := range []struct {
