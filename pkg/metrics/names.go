@@ -70,9 +70,9 @@ var (
 	CallsHandled = counter("grpc_server_handled_total",
 		"Calls ended, by how; a stream ends when its reader goes.",
 		"grpc_type", "grpc_service", "grpc_method", "grpc_code")
-	callsMessagesReceived = counter("grpc_server_msg_received_total",
+	_ = counter("grpc_server_msg_received_total",
 		"Messages that came in calls and streams.", "grpc_type", "grpc_service", "grpc_method")
-	callsMessagesSent = counter("grpc_server_msg_sent_total",
+	_ = counter("grpc_server_msg_sent_total",
 		"Messages sent in calls and streams, heartbeats among them.", "grpc_type", "grpc_service", "grpc_method")
 )
 

@@ -22,10 +22,10 @@ func TestStallKeepsVIPs(t *testing.T) {
 		lb       []string
 		frontend []string
 	}{
-		{"gateways with 3 s", time.Second, 3, nil, nil},
+		{"gateways with 3 s, nftables", time.Second, 3, nft, nil},
 		{"gateways with 9 s", 2 * time.Second, 9, nil, nil},
 		{"gateways with 9 s, nftables", 2 * time.Second, 9, nft, nil},
-		{"all with 9 s, nftables", 5 * time.Second, 9, nft, []string{"--lb-bgp-hold-time=9s"}},
+		{"all with 9 s, nftables", 4 * time.Second, 9, nft, []string{"--lb-bgp-hold-time=9s"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
