@@ -176,26 +176,35 @@ func Interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 // next event.
 func Following(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := Interruptible(ctx)
-	if stdout := os.Stdout; isPipe(stdout) {
-		go func() { // ends with the process
-			waitForClose(int(stdout.Fd()))
-			cancel()
-		}()
+	stdout, ended := os.Stdout, make(chan struct{})
+	if !isPipe(stdout) {
+		return ctx, cancel
 	}
-	return ctx, cancel
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil && !closed(int(stdout.Fd()), readerPoll) {
+		}
+		cancel()
+	}()
+	return ctx, func() {
+		cancel()
+		<-ended
+	}
 }
+
+// readerPoll bounds the time by which the end of a command that follows is delayed.
+const readerPoll = 100 * time.Millisecond
 
 func isPipe(file *os.File) bool {
 	info, err := file.Stat()
 	return err == nil && info.Mode()&(fs.ModeNamedPipe|fs.ModeSocket) != 0
 }
 
-// waitForClose waits until the other end of a pipe is closed.
-func waitForClose(fd int) {
+// closed waits until the other end of a pipe is closed, and reports whether it is within a time.
+func closed(fd int, within time.Duration) bool {
 	// Poll reports POLLERR and POLLHUP without a request.
-	for err := error(unix.EINTR); err == unix.EINTR; {
-		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, -1)
-	}
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, int(within.Milliseconds()))
+	return n > 0 || err != nil && err != unix.EINTR
 }
 
 // Control sequences of xterm. The alternate screen has no scrollback, and leaving it restores the
