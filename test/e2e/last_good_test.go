@@ -29,6 +29,7 @@ type lastGood struct {
 func newLastGood(t *testing.T, program string) *lastGood {
 	t.Helper()
 	f := newFixture(t)
+	f.pod.ProductTimers = true // a hang is found by a heartbeat that is missing
 	f.up(f.target1, f.target2)
 	p := &lastGood{
 		fixture: f, program: program, state: f.pod.StateDir(), start: f.pod.StartLB, wait: f.waitLB,

@@ -30,12 +30,11 @@ func TestStallKeepsVIPs(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			text := strings.ReplaceAll(usualTrench(), ", interval: 100ms, timeout: 100ms, rise: 1, fall: 2", ", via: address")
-			if test.hold != 3 {
-				text = strings.ReplaceAll(text, "{name: gateway-", fmt.Sprintf("{holdTime: %ds, name: gateway-", test.hold))
-				f.regateway(func(c *lab.GatewayConfig) { c.HoldSeconds = test.hold })
-			}
-			f.must(f.pod.WriteTrench(text))
+			f.pod.ProductTimers = true
+			f.regateway(func(c *lab.GatewayConfig) { c.HoldSeconds = test.hold })
+			f.must(f.pod.WriteTrench(strings.NewReplacer(
+				lab.CheckTimers, "via: address", lab.HoldTime, fmt.Sprintf("holdTime: %ds", test.hold),
+			).Replace(usualTrench())))
 			f.up(f.target1, f.target2)
 			f.must(f.pod.StartLB(test.lb...))
 			f.must(f.pod.StartFrontend(test.frontend...))

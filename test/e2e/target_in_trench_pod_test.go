@@ -93,7 +93,7 @@ func TestTargetInTrenchPod(t *testing.T) {
 		return err
 	}))
 	f.must(p.Kill())
-	f.shell(filepath.Join(binaries, "target") + " cleanup")
+	f.shell("'" + filepath.Join(binaries, "target") + "' cleanup")
 	f.waitOutput("2 of 2 VIPs ready", "status")
 	f.must(f.WantVia(f.ctx, 1))
 
