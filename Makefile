@@ -220,7 +220,8 @@ $(TOOLS)/frr-k8s-controller: tools/frr-k8s/go.mod tools/frr-k8s/go.sum
 	@out="$$PWD/$(TOOLS)"; cd tools/frr-k8s && $(GO) build -ldflags '-s -w' -o "$$out/" tool
 
 # The node of test/node.
-$(TOOLS)/kubelet: export CGO_ENABLED := 1
+# A kubelet needs cgo; the others share most packages with it.
+$(TOOLS)/kubelet $(TOOLS)/kube-apiserver: export CGO_ENABLED := 1
 $(TOOLS)/kubelet: tools/kubernetes/go.mod tools/kubernetes/go.sum
 	@mkdir -p $(TOOLS)
 	@echo "kubelet, kube-controller-manager and kube-scheduler (20 minutes when cold)"
