@@ -421,7 +421,9 @@ func TestLossOfOneGatewayOfTwoKinds(t *testing.T) {
 			w := newInterop(t, kindA, func(*lab.GatewayConfig) {})
 			ns, err := w.SecondGateway()
 			w.must(err)
-			b := w.startRouter(kindB, ns, lab.GatewayB())
+			config := lab.GatewayB()
+			config.HoldSeconds = 9 // the loss of a family is detected by it
+			b := w.startRouter(kindB, ns, config)
 			w.must(w.pod.WriteTrench(edited(t, lineA6, lineA6+"\n    "+lineB4+"\n    "+lineB6)))
 			w.up(w.target1)
 			w.startPod()

@@ -92,10 +92,11 @@ func TestWeightsShareFlows(t *testing.T) {
 			f := newWeights(t)
 			f.startPods(bird, weighed(t, 1), weighed(t, 2, 3, 4))
 			f.wantWeights(25, 75)
-			g, err := f.Load(f.ctx, 1000, 0, load.Config{})
+			// With 2 000 flows 5 % are five standard deviations.
+			g, err := f.Load(f.ctx, 200, 0, load.Config{})
 			f.must(err)
 			defer g.Stop(f.ctx)
-			f.must(g.WaitAnswered(f.ctx, 4000))
+			f.must(g.WaitAnswered(f.ctx, 2000))
 			result := g.Now()
 			if share := 100 * result.ByTarget["target-1"] / result.Answered; share < 20 || share > 30 {
 				t.Errorf("target-1 has %d %% of the flows, want 25: %v", share, result.ByTarget)
