@@ -36,7 +36,8 @@ func TestUsageOfProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if after.cpu < before.cpu || after.peak < before.peak || before.cpu <= 0 || before.peak <= 0 {
+	// The kernel counts resident pages for each processor, and adds them up late: within 1 MiB.
+	if after.cpu < before.cpu || after.peak < before.peak-1 || before.cpu <= 0 || before.peak <= 0 {
 		t.Errorf("used %+v, later %+v", before, after)
 	}
 }
