@@ -38,9 +38,11 @@ func (r Route) Equal(o Route) bool {
 // RouteWatcher polls a gateway's routing table and keeps every change of it. A change that is
 // reverted between two polls is missed.
 type RouteWatcher struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	asking  sync.Mutex // of control
 	control *Control
-	cancel  context.CancelFunc
-	done    chan struct{}
 
 	mu      sync.Mutex
 	history []Snapshot // never empty
@@ -72,6 +74,8 @@ func (g *Gateway) WatchRoutes(ctx context.Context, interval time.Duration) (*Rou
 }
 
 func (w *RouteWatcher) poll() (Snapshot, error) {
+	w.asking.Lock()
+	defer w.asking.Unlock()
 	out, err := w.control.Command(learned)
 	if err != nil {
 		return Snapshot{}, fmt.Errorf("read the routing table of the gateway: %w", err)
@@ -117,6 +121,9 @@ func (w *RouteWatcher) Last() Snapshot {
 	defer w.mu.Unlock()
 	return w.history[len(w.history)-1]
 }
+
+// Now polls and returns the table. Last can be older than what another client of BIRD already saw.
+func (w *RouteWatcher) Now() (Snapshot, error) { return w.poll() }
 
 // Since returns the last snapshot before t and every later one.
 func (w *RouteWatcher) Since(t time.Time) []Snapshot {
