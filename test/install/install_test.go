@@ -89,9 +89,11 @@ func TestInstall(t *testing.T) {
 func TestTwoCommands(t *testing.T) {
 	commands := scripts(t, "README.md", "two-commands", 1)[0]
 	clone := t.TempDir()
-	command(t, "bash", "-euo", "pipefail", "-c", "cd "+root+" && git ls-files -z --cached --others --exclude-standard |"+
-		" xargs -0 sh -c 'for f; do [ ! -e \"$f\" ] || printf \"%s\\0\" \"$f\"; done' sh |"+
-		" tar --null -T - -cf - | tar -C "+clone+" -xf -")
+	command(t, "bash", "-euo", "pipefail", "-c", `
+		cd "$1"
+		git ls-files -z --cached --others --exclude-standard |
+			while IFS= read -rd "" file; do [ ! -e "$file" ] || printf "%s\0" "$file"; done |
+			tar --null -T - -cf - | tar -C "$2" -xf -`, "bash", root, clone)
 	mounts := []string{clone, "/root/vipgate"}
 	for variable, path := range map[string]string{
 		"GOROOT": "/usr/local/go", "GOCACHE": "/root/.cache/go-build", "GOMODCACHE": "/root/go/pkg/mod",
@@ -108,7 +110,7 @@ func TestTwoCommands(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s%v\n%s", line, err, out)
 		}
-		if strings.HasPrefix(line, "make test ") && !strings.Contains(out, "nothing was skipped") {
+		if strings.HasPrefix(line, "make test") && !strings.Contains(out, "nothing was skipped") {
 			t.Errorf("%s%s", line, out)
 		}
 	}
