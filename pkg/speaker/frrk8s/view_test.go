@@ -57,3 +57,28 @@ func TestView(t *testing.T) {
 	_, _, err = view.Sessions(t.Context())
 	harness.WantError(t, err, "failed to read the sessions of frr-k8s in "+path)
 }
+
+// FuzzView reads any list of sessions in a file of now: an error, or both families of each session.
+func FuzzView(f *testing.F) {
+	f.Add([]byte(`[{"peer":"192.0.2.1","state":"Established"},{"peer":"2001-0db8-0000-0000-0000-0000-0000-0001"}]`))
+	f.Add([]byte(`[{"peer":"eth1","state":"Idle","bfd":"N/A"}, null, {}]`))
+	f.Add([]byte(`[{"peer":"fe80::1%eth0-1"}]`))
+	f.Add([]byte(`{`))
+	view := NewView(filepath.Join(f.TempDir(), "trench.yaml"+Suffix))
+	f.Fuzz(func(t *testing.T, sessions []byte) {
+		written, err := json.Marshal(time.Now())
+		harness.Must(t, err)
+		text := slices.Concat([]byte(`{"written":`), written, []byte(`,"sessions":`), sessions, []byte("}"))
+		harness.Must(t, os.WriteFile(view.path, text, 0o600))
+		_, got, err := view.Sessions(t.Context())
+		if err != nil && got != nil {
+			t.Errorf("%v, with sessions %v", err, got)
+		}
+		for i, session := range got {
+			if len(got)%len(vip.Families) != 0 || session.Family != vip.Families[i%len(vip.Families)] ||
+				session.Peer.IsValid() && session.Name != "" {
+				t.Errorf("session %d: %+v", i, session)
+			}
+		}
+	})
+}

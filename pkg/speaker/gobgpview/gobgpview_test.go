@@ -1,6 +1,7 @@
 package gobgpview
 
 import (
+	"math"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -59,4 +60,33 @@ func TestFamilyNeedsOffer(t *testing.T) {
 			t.Errorf("%s: %+v", name, sessions)
 		}
 	}
+}
+
+// FuzzPeer reads a neighbor of any content: its sessions have known families, and none is up that
+// is not established.
+func FuzzPeer(f *testing.F) {
+	family := &gobgpv1.AfiSafi{Config: &gobgpv1.AfiSafiConfig{Family: encode(vip.IPv6)}}
+	for _, peer := range []*gobgpv1.Peer{
+		{Conf: &gobgpv1.PeerConf{NeighborAddress: "192.0.2.1"}, AfiSafis: []*gobgpv1.AfiSafi{family}},
+		{
+			State:    &gobgpv1.PeerState{SessionState: established, RemoteCap: [][]byte{{0xff}}},
+			AfiSafis: []*gobgpv1.AfiSafi{family},
+		},
+		{State: &gobgpv1.PeerState{SessionState: math.MaxUint32}, AfiSafis: []*gobgpv1.AfiSafi{family}},
+	} {
+		b, err := proto.Marshal(peer)
+		harness.Must(f, err)
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var peer gobgpv1.Peer
+		if proto.Unmarshal(b, &peer) != nil {
+			return
+		}
+		for _, session := range sessionsOf(&peer) {
+			if int(session.Family) >= len(vip.Families) || session.Up && session.State != "Established" {
+				t.Errorf("%+v", session)
+			}
+		}
+	})
 }
