@@ -65,7 +65,7 @@ func TestLBStartsWithWrongSysctls(t *testing.T) {
 			f.shell(command[1])
 		}
 		for _, v := range f.VIPs {
-			via, viaErr := f.Via(f.ctx, v)
+			via, viaErr := f.Via(v)
 			if err = errors.Join(err, viaErr); err == nil && !slices.Equal(via, []int{1}) {
 				err = fmt.Errorf("%s leads to the pods %v; status:\n%s", v, via, status)
 			}

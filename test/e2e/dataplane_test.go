@@ -284,7 +284,7 @@ func TestLastTargetRemovedAfterWithdrawal(t *testing.T) {
 	f.must(lab.Eventually(f.ctx, time.Millisecond, func() error {
 		rounds++
 		serves := serving()
-		via, err := f.Via(f.ctx, f.VIPs[0])
+		via, err := f.Via(f.VIPs[0])
 		if err != nil {
 			return err
 		}
@@ -304,7 +304,7 @@ func TestLastTargetRemovedAfterWithdrawal(t *testing.T) {
 		f.must(a.Start())
 	}
 	f.must(lab.Eventually(f.ctx, time.Millisecond, func() error {
-		via, err := f.Via(f.ctx, f.VIPs[0])
+		via, err := f.Via(f.VIPs[0])
 		if err == nil && len(via) > 0 && !serving() {
 			t.Fatal("the gateway sends to a VIP that has no target in the kernel")
 		}

@@ -75,7 +75,7 @@ func TestLBWatchesSysctls(t *testing.T) {
 	via := func(vip netip.Addr, want ...int) {
 		t.Helper()
 		f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
-			got, err := f.Via(f.ctx, vip)
+			got, err := f.Via(vip)
 			if err == nil && !slices.Equal(got, want) {
 				err = fmt.Errorf("%s leads to the pods %v, want %v", vip, got, want)
 			}

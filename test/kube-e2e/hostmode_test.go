@@ -314,7 +314,7 @@ func (f *controlPlaneFixture) want(nodes ...int) {
 
 // via returns an error if the gateway has a route to the VIP.
 func (f *controlPlaneFixture) via() error {
-	nodes, err := f.Via(f.t.Context(), f.VIPs[0])
+	nodes, err := f.Via(f.VIPs[0])
 	if err == nil && len(nodes) > 0 {
 		err = fmt.Errorf("the gateway sends requests to the nodes %v, and none answers", nodes)
 	}

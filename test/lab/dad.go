@@ -4,7 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Option changes how long IPv6 addresses stay tentative. The default is the kernel's duplicate
@@ -42,13 +47,36 @@ func (n *NetNS) awaitDAD(dev string) error {
 	defer cancel()
 	return errors.Join(
 		Eventually(ctx, 5*time.Millisecond, func() error {
-			out, err := n.Run(ctx, "ip", "-6", "address", "show", "dev", dev, "tentative")
-			if err == nil && out != "" {
-				err = fmt.Errorf("duplicate address detection continues in %s: %s", n.name, out)
+			tentative, err := n.tentative(dev)
+			if err == nil && len(tentative) > 0 {
+				err = fmt.Errorf("duplicate address detection continues in %s: %v", n.name, tentative)
 			}
 			return err
 		}),
 		n.Sysctl("net.ipv6.conf."+dev+".router_solicitation_delay", "1"),
 		n.Sysctl("net.ipv6.neigh."+dev+".retrans_time_ms", "1000"),
 	)
+}
+
+// tentative returns the addresses of an interface that are tentative, from if_inet6: address, three
+// numbers, flags in hexadecimal digits, interface.
+func (n *NetNS) tentative(dev string) (addresses []string, err error) {
+	err = n.Do(func() error {
+		list, err := os.ReadFile("/proc/thread-self/net/if_inet6")
+		if err != nil {
+			return fmt.Errorf("addresses in %s: %w", n.name, err)
+		}
+		for line := range strings.Lines(string(list)) {
+			fields := strings.Fields(line)
+			flags, err := strconv.ParseUint(fields[4], 16, 32)
+			if err != nil {
+				return fmt.Errorf("addresses in %s: %w", n.name, err)
+			}
+			if fields[5] == dev && flags&unix.IFA_F_TENTATIVE != 0 {
+				addresses = append(addresses, fields[0])
+			}
+		}
+		return nil
+	})
+	return addresses, err
 }

@@ -136,7 +136,7 @@ func Eventually(ctx context.Context, interval time.Duration, condition func() er
 			last = err
 		}
 		select {
-		case <-time.After(max(interval, min(2*time.Since(start), 100*time.Millisecond))):
+		case <-time.After(max(interval, min(4*time.Since(start), 250*time.Millisecond))):
 		case <-ctx.Done():
 			return fmt.Errorf("%w (waited until: %v)", last, ctx.Err())
 		}

@@ -2,7 +2,6 @@ package lab
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -103,64 +102,37 @@ func (t *Topology) ReturnGateway() error {
 
 // Via returns the pods to which the first gateway's kernel sends packets to a VIP, none when it
 // has no route to it.
-func (t *Topology) Via(ctx context.Context, vip netip.Addr) ([]int, error) {
-	return t.viaOf(ctx, t.Gateway, vip)
-}
+func (t *Topology) Via(vip netip.Addr) ([]int, error) { return t.viaOf(t.Gateway, vip) }
 
 // viaOf is Via of any gateway.
-func (t *Topology) viaOf(ctx context.Context, gateway *NetNS, vip netip.Addr) ([]int, error) {
-	weights, err := t.weightsOf(ctx, gateway, vip)
+func (t *Topology) viaOf(gateway *NetNS, vip netip.Addr) ([]int, error) {
+	weights, err := t.weightsOf(gateway, vip)
 	return slices.Sorted(maps.Keys(weights)), err
 }
 
 // Weights returns the weights of the pods in the first gateway's kernel, 0 for a single next hop.
-func (t *Topology) Weights(ctx context.Context, vip netip.Addr) (map[int]int, error) {
-	return t.weightsOf(ctx, t.Gateway, vip)
-}
+func (t *Topology) Weights(vip netip.Addr) (map[int]int, error) { return t.weightsOf(t.Gateway, vip) }
 
-func (t *Topology) weightsOf(ctx context.Context, gateway *NetNS, vip netip.Addr) (map[int]int, error) {
-	family := "-4"
-	if vip.Is6() {
-		family = "-6"
-	}
-	out, err := gateway.Run(ctx, "ip", family, "-json", "route", "show", netip.PrefixFrom(vip, vip.BitLen()).String())
+func (t *Topology) weightsOf(gateway *NetNS, vip netip.Addr) (map[int]int, error) {
+	hops, err := gateway.nextHops(netip.PrefixFrom(vip, vip.BitLen()))
 	if err != nil {
 		return nil, err
 	}
-	type hop struct {
-		Gateway string `json:"gateway"`
-		Weight  int    `json:"weight"`
-		Via     struct {
-			Host string `json:"host"`
-		} `json:"via"`
-	}
-	var routes []struct {
-		hop
-		Nexthops []hop `json:"nexthops"`
-	}
-	if err := json.Unmarshal([]byte(out), &routes); err != nil {
-		return nil, fmt.Errorf("routes to %s at the gateway: %w: %s", vip, err, out)
-	}
 	weights := map[int]int{}
-	for _, r := range routes {
-		for _, h := range append(r.Nexthops, r.hop) {
-			for n := range t.Pods {
-				if h.Gateway != "" && slices.Contains(t.hopNames(n+1), h.Gateway) {
-					weights[n+1] = h.Weight
-				}
+	for n := range t.Pods {
+		for _, address := range t.hopAddresses(n + 1) {
+			if weight, has := hops[address]; has {
+				weights[n+1] = weight
 			}
 		}
 	}
 	return weights, nil
 }
 
-// hopNames returns the addresses by which a pod may appear as a next hop.
-func (t *Topology) hopNames(pod int) []string {
+// hopAddresses returns the addresses by which a pod may appear as a next hop.
+func (t *Topology) hopAddresses(pod int) []netip.Addr {
 	external := PodExternal(pod)
-	return []string{
-		external[0].String(), external[1].String(),
-		addr("fe80::76:67ff:fe02:%x", t.Pods[pod-1].replaced<<8|pod).String(),
-	}
+	return []netip.Addr{external[0], external[1], addr("fe80::76:67ff:fe02:%x", t.Pods[pod-1].replaced<<8|pod)}
 }
 
 // WantVia waits until the kernel of each gateway sends packets to any of the VIPs to exactly
@@ -170,7 +142,7 @@ func (t *Topology) WantVia(ctx context.Context, pods ...int) error {
 	return Eventually(ctx, pollInterval, func() error {
 		for i, gateway := range t.gateways() {
 			for _, vip := range t.VIPs {
-				got, err := t.viaOf(ctx, gateway, vip)
+				got, err := t.viaOf(gateway, vip)
 				if err != nil {
 					return err
 				}
