@@ -53,7 +53,7 @@ func (f *fixture) wantOutput(command []string, parts ...string) {
 func TestPolicyOfEachKind(t *testing.T) {
 	t.Parallel()
 	for _, kind := range kinds {
-		for _, bird := range []string{"2.0", "2.17", "3.4"} {
+		for _, bird := range lab.BIRDs() {
 			t.Run(string(kind)+" "+bird, func(t *testing.T) {
 				t.Parallel()
 				testPolicy(t, kind, bird, lab.GatewayAS)
@@ -61,7 +61,8 @@ func TestPolicyOfEachKind(t *testing.T) {
 		}
 	}
 	// LOCAL_PREF is for iBGP only.
-	for kind, bird := range map[lab.Kind]string{lab.KindBIRD: "2.0", lab.KindFRR: "2.17", lab.KindGoBGP: "3.4"} {
+	for kind, newer := range map[lab.Kind]string{lab.KindBIRD: "2.0", lab.KindFRR: "2.17", lab.KindGoBGP: "3.4"} {
+		bird := lab.NewerBIRD(newer)
 		t.Run(string(kind)+" "+bird+" iBGP", func(t *testing.T) {
 			t.Parallel()
 			testPolicy(t, kind, bird, lab.PodAS)

@@ -184,9 +184,9 @@ func TestTwoSites(t *testing.T) {
 		kind         lab.Kind
 		birdA, birdB string
 	}{
-		{lab.KindBIRD, "2.0", "3.4"},
-		{lab.KindFRR, "3.4", "2.17"},
-		{lab.KindGoBGP, "2.17", "2.0"},
+		{lab.KindBIRD, "2.0", lab.NewerBIRD("3.4")},
+		{lab.KindFRR, lab.NewerBIRD("3.4"), lab.NewerBIRD("2.17")},
+		{lab.KindGoBGP, lab.NewerBIRD("2.17"), "2.0"},
 	} {
 		t.Run(string(test.kind)+" "+test.birdA+" "+test.birdB, func(t *testing.T) {
 			t.Parallel()

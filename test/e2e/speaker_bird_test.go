@@ -157,7 +157,7 @@ func (d *daemon) confirms(old, changed string) {
 
 func TestForeignBIRD(t *testing.T) {
 	t.Parallel()
-	for _, version := range []string{"2.0", "2.17", "3.4"} {
+	for _, version := range lab.BIRDs() {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			newForeignBIRD(t, version, manyVIPs(1000)...).lives(t, "BIRD "+version, 5, 1000)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -75,9 +74,9 @@ func (f *fixture) waitFamilies(name string, ipv4, ipv6 bool) {
 // and replies leave by it.
 func TestUnnumberedGateway(t *testing.T) {
 	t.Parallel()
-	for _, bird := range append(olderBirds(t), "") {
+	for _, bird := range lab.BIRDs() {
 		for _, kind := range kinds {
-			t.Run(string(kind)+" and BIRD "+filepath.Base(filepath.Dir(bird)), func(t *testing.T) {
+			t.Run(string(kind)+" and BIRD "+bird, func(t *testing.T) {
 				t.Parallel()
 				need(t, kind)
 				f := newFixture(t)
@@ -86,17 +85,13 @@ func TestUnnumberedGateway(t *testing.T) {
 				f.must(f.Gateway.IP("addr", "flush", "dev", "trench0", "scope", "global"))
 				f.must(f.pod.WriteTrench(unnumberedTrench(t)))
 				f.up(f.target1)
-				var flags []string
-				if bird != "" {
-					flags = append(flags, "--bird-executable="+bird)
-				}
 				var router lab.Router
 				start := func() { router = f.printedRouter(kind, "INTERFACE", "trench0") }
 				if kind != lab.KindGoBGP { // which reads the neighbor table once
 					start()
 				}
 				begin := time.Now()
-				f.startPod(flags...)
+				f.startPod(podBIRD(t, bird))
 				if kind == lab.KindGoBGP {
 					f.waitFor(func() error {
 						out, err := f.Gateway.Run(t.Context(), "ip", "-6", "neigh", "show", "dev", "trench0", "nud", "all")
@@ -166,19 +161,6 @@ func TestMultihopGateway(t *testing.T) {
 			}
 		})
 	}
-}
-
-// olderBirds lists the executables of BIRD in bin/birds that a pod may have.
-func olderBirds(t *testing.T) (paths []string) {
-	t.Helper()
-	for _, version := range []string{"2.17.6", "3.4.0"} {
-		path, err := filepath.Abs("../../bin/birds/" + version + "/bird")
-		harness.Must(t, err)
-		if _, err := os.Stat(path); err == nil {
-			paths = append(paths, path)
-		}
-	}
-	return paths
 }
 
 // connectVIPs connects a client of a gateway with the VIPs of target 1.

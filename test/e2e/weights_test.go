@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -49,7 +48,7 @@ func (f *dataPlaneFixture) startPods(bird string, trench ...string) {
 	for i, pod := range f.Pods {
 		f.must(pod.WriteTrench(trench[i]))
 		f.must(pod.StartLB("--dataplane=nftables"))
-		f.must(pod.StartFrontend("--ecmp", "--bird-executable="+bird))
+		f.must(pod.StartFrontend("--ecmp", bird))
 	}
 }
 
@@ -59,7 +58,7 @@ func (f *dataPlaneFixture) wantWeights(pod1, pod2 int) {
 	f.t.Helper()
 	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
 		for _, v := range f.VIPs {
-			got, err := f.Weights(f.ctx, v)
+			got, err := f.Weights(v)
 			if err != nil {
 				return err
 			}
@@ -75,22 +74,11 @@ func (f *dataPlaneFixture) wantWeights(pod1, pod2 int) {
 // pods. The last target that fails is one UPDATE for each VIP.
 func TestWeightsShareFlows(t *testing.T) {
 	t.Parallel()
-	others, err := filepath.Glob("../../bin/birds/*/bird")
-	harness.Must(t, err)
-	for _, version := range []string{"2.0", "2.17.6", "3.4.0"} {
+	for _, version := range lab.BIRDs() {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
-			bird := lab.BIRD()
-			if version != "2.0" {
-				i := slices.IndexFunc(others, func(path string) bool { return strings.Contains(path, version) })
-				if i < 0 {
-					lab.Skip(t, "BIRD "+version+" (test/setup/birds.sh)")
-				}
-				bird, err = filepath.Abs(others[i])
-				harness.Must(t, err)
-			}
 			f := newWeights(t)
-			f.startPods(bird, weighed(t, 1), weighed(t, 2, 3, 4))
+			f.startPods(podBIRD(t, version), weighed(t, 1), weighed(t, 2, 3, 4))
 			f.wantWeights(25, 75)
 			// With 2 000 flows 5 % are five standard deviations.
 			g, err := f.Load(f.ctx, 200, 0, load.Config{})
@@ -122,7 +110,7 @@ func TestWeightChangeMovesNoFlow(t *testing.T) {
 	t.Parallel()
 	f := newWeights(t)
 	all := viaAddress(weighed(t, 1, 2, 3, 4)) // only then do checks have an address of the pod
-	f.startPods(lab.BIRD(), all, all)
+	f.startPods(podBIRD(t, "2.0"), all, all)
 	f.wantWeights(50, 50)
 	g, err := f.Load(f.ctx, 0, 400, load.Config{})
 	f.must(err)
@@ -160,7 +148,7 @@ func TestWeightsOfWarmup(t *testing.T) {
 	warm := func(targets ...int) string {
 		return strings.Replace(weighed(t, targets...), "interval:", "warmup: 30s, interval:", 1)
 	}
-	f.startPods(lab.BIRD(), warm(1), warm(2, 3, 4))
+	f.startPods(podBIRD(t, "2.0"), warm(1), warm(2, 3, 4))
 	f.wantWeights(25, 75)
 
 	f.must(f.Targets[3].Unhealthy())
@@ -186,7 +174,7 @@ func TestWeightsOfWarmup(t *testing.T) {
 	}
 	var seen []int
 	f.must(lab.Eventually(harness.Context(t, 2*waitTimeout), 100*time.Millisecond, func() error {
-		weights, err := f.Weights(f.ctx, f.VIPs[0])
+		weights, err := f.Weights(f.VIPs[0])
 		if err == nil && !slices.Contains(seen, weights[2]) {
 			seen = append(seen, weights[2])
 		}

@@ -9,7 +9,7 @@ VIPGATE_TEST_KUBE=1
 VIPGATE_TEST_SKIPPED=$(mktemp)
 export VIPGATE_TEST_KUBE VIPGATE_TEST_SKIPPED
 export RAPID_SEED="${RAPID_SEED:-1}" RAPID_CHECKS="${RAPID_CHECKS:-30}"
-export CGO_ENABLED=0
+export CGO_ENABLED=0 GOFLAGS="${GOFLAGS:-} -ldflags=-w"
 stage "programs of the tests" test/setup/programs.sh
 # The controller of frr-k8s renders the same text from the same files.
 sha256sum --check --status test/e2e/testdata/frr-k8s/rendered.sha256 ||

@@ -251,7 +251,7 @@ func (f *fixture) wantExported(peer netip.Addr, vips ...string) {
 func kinds(t *testing.T, each func(t *testing.T, kind string)) {
 	t.Helper()
 	t.Parallel()
-	for _, version := range []string{"2.0", "2.17", "3.4", "GoBGP"} {
+	for _, version := range append(lab.BIRDs(), "GoBGP") {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			kind := "gobgp"
