@@ -81,11 +81,11 @@ chaos: check-root check-go ## Inject FAULTS=20 random faults from SEED=75 and ch
 	@$(BIN)/chaos --binaries=$(BIN) --faults=$(FAULTS) --seed=$(SEED) --json=$(BIN)/chaos-$(SEED).json $(if $(SPEAKER),--speaker=$(SPEAKER))
 
 .PHONY: replay
-replay: check-root check-go ## Replay 19 public incidents and write their table into docs/proof.md (INCIDENT=I7 for one)
+replay: check-root check-go ## Replay 19 public incidents and write their table into docs/proof.md (INCIDENT=I7: only shows one)
 	@test/setup/packages.sh demo
 	@$(MAKE) --no-print-directory build
 	@$(GO) build -o $(BIN)/ ./test/replay
-	@$(BIN)/replay --binaries=$(BIN) --json=$(BIN)/replay.json --document=docs/proof.md $(if $(INCIDENT),--incident=$(INCIDENT))
+	@$(BIN)/replay --binaries=$(BIN) --json=$(BIN)/replay.json $(if $(INCIDENT),--incident=$(INCIDENT),--document=docs/proof.md)
 
 FUZZTIME := 10s
 

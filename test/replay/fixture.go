@@ -33,6 +33,7 @@ type fixture struct {
 	text      string // the trench file
 	reference bool
 	scripts   [pods]*script // of the reference
+	servers   []*nameServer // of the targets, if the checks are DNS queries
 	lost      []update      // of gateways that ended, whose log has no withdrawals
 }
 
@@ -46,12 +47,19 @@ func open(ctx context.Context, s *scenario, binaries string, reference bool) (*f
 	if err != nil {
 		return nil, err
 	}
-	fx := &fixture{Topology: topology, scenario: s, text: trenchText(), reference: reference}
+	fx := &fixture{Topology: topology, scenario: s, text: trenchText(s), reference: reference}
 	errs := []error{fx.edit(s.before...), fx.StartGateways(func(c *lab.GatewayConfig) {
 		c.BFD, c.BFDMultiplier = !reference, 3
 	})}
 	for _, a := range fx.Targets {
 		errs = append(errs, a.Start())
+		if s.dns {
+			server, err := startNameServer(a.NS)
+			if err != nil {
+				return fx, err
+			}
+			fx.servers = append(fx.servers, server)
+		}
 	}
 	for pod := range pods {
 		fx.Pods[pod].ProductTimers = true
@@ -104,7 +112,11 @@ func kill(processes ...*lab.Process) error {
 // close ends everything.
 func (fx *fixture) close() error {
 	fx.stopScripts()
-	return fx.Topology.Close()
+	var errs []error
+	for _, server := range fx.servers {
+		errs = append(errs, server.close())
+	}
+	return errors.Join(append(errs, fx.Topology.Close())...)
 }
 
 func (fx *fixture) stopScripts() {
@@ -127,8 +139,12 @@ func (fx *fixture) logs() string {
 }
 
 // trenchText returns the trench file before an incident. Scenarios replace parts of it.
-func trenchText() string {
+func trenchText(s *scenario) string {
 	var b strings.Builder
+	check := fmt.Sprintf("tcp: {port: %d}", lab.HealthPort)
+	if s.dns {
+		check = dnsCheck
+	}
 	b.WriteString("trench: trench-a\nattractor:\n  name: attractor-a-1\n" +
 		"  vips: [20.0.0.1/32, \"2000::1/128\", 20.0.0.2/32, \"2000::2/128\"]\n  gateways:\n")
 	for _, g := range []lab.GatewayConfig{lab.GatewayA(), lab.GatewayB()} {
@@ -144,16 +160,13 @@ func trenchText() string {
     check: {%s, interval: 200ms, timeout: 200ms, rise: 2, fall: 2}
     drainTime: 1s
     targets:
-`, name, i+1, i+1, healthCheck)
+`, name, i+1, i+1, check)
 		for n := 2*i + 1; n <= 2*i+2; n++ {
 			b.WriteString(targetLine(n))
 		}
 	}
 	return b.String()
 }
-
-// healthCheck is the check of every stream.
-var healthCheck = fmt.Sprintf("tcp: {port: %d}", lab.HealthPort)
 
 // targetLine returns the line of a target in the trench file.
 func targetLine(n int) string {

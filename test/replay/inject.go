@@ -137,19 +137,19 @@ func moveOffline(_ context.Context, fx *fixture) error {
 		first, offline[0], offline[1], last))
 }
 
-// showDiff compares an edit with the configuration in force. The edit is not applied: a person
-// reads the VIPs that it withdraws.
-func showDiff(ctx context.Context, fx *fixture) error {
+// replaceVIP replaces a VIP by another one, although the comparison with the configuration in force
+// shows the loss.
+func replaceVIP(ctx context.Context, fx *fixture) error {
+	const before, after = "20.0.0.2/32", "20.0.0.9/32"
 	p, path := fx.Pods[0], filepath.Join(fx.Dir, "edited.yaml")
-	edited := strings.ReplaceAll(fx.text, "20.0.0.2/32", "20.0.0.9/32")
-	if err := os.WriteFile(path, []byte(edited), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(strings.ReplaceAll(fx.text, before, after)), 0o600); err != nil {
 		return err
 	}
 	out, err := p.Run(ctx, "frontend", "validate", "--diff", "--admin-socket=unix://"+p.FrontendAdmin(), path)
-	if err == nil && !strings.Contains(out, "- VIP 20.0.0.2/32") {
+	if err == nil && !strings.Contains(out, "- VIP "+before) {
 		err = fmt.Errorf("the diff does not show the withdrawal: %s", out)
 	}
-	return err
+	return errors.Join(err, fx.edit(before, after))
 }
 
 // replaceBIRD gives the BIRD of pod 2 another configuration, as an update of its package: the VIPs
@@ -162,8 +162,10 @@ func replaceBIRD(_ context.Context, fx *fixture) error {
 
 // failAnswers makes the targets of the first stream answer with errors.
 func failAnswers(_ context.Context, fx *fixture) error {
-	fx.Targets[0].Fail()
-	fx.Targets[1].Fail()
+	for n := range 2 {
+		fx.Targets[n].Fail()
+		fx.servers[n].failing.Store(true)
+	}
 	return nil
 }
 

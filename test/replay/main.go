@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/machine"
 )
 
 // options are the command line.
@@ -47,6 +48,10 @@ func main() {
 	flag.StringVar(&o.json, "json", "", "`file` for the results as JSON")
 	flag.StringVar(&o.keep, "keep", "", "`folder` for evidence and logs of every incident")
 	flag.Parse()
+	if o.document != "" && len(chosen) < len(scenarios()) {
+		fmt.Fprintln(os.Stderr, "replay: --document is the table of one run of all incidents: omit --incident, or --document")
+		os.Exit(2)
+	}
 	if err := o.run(chosen); err != nil {
 		fmt.Fprintf(os.Stderr, "replay: %v\n", err)
 		os.Exit(1)
@@ -60,7 +65,7 @@ func (o options) run(chosen []scenario) (err error) {
 	if err := o.complete(); err != nil {
 		return err
 	}
-	var rows []row
+	all := report{Machine: machine.Describe(ctx, o.binaries)}
 	var missed []string
 	for _, s := range chosen {
 		r := row{scenario: s, Vipgate: o.replay(ctx, &s, false)}
@@ -72,12 +77,12 @@ func (o options) run(chosen []scenario) (err error) {
 			r.Reference = &reference
 		}
 		fmt.Print(r)
-		rows = append(rows, r)
+		all.Rows = append(all.Rows, r)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 	}
-	if err = o.publish(rows); err == nil && len(missed) > 0 {
+	if err = o.publish(all); err == nil && len(missed) > 0 {
 		err = fmt.Errorf("missed: %s", strings.Join(missed, ", "))
 	}
 	return err

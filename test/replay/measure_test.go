@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vipgate/vipgate/test/machine"
 )
 
 var (
@@ -141,10 +143,12 @@ func TestWithin(t *testing.T) {
 
 func TestTable(t *testing.T) {
 	all := scenarios()
-	old := row{scenario: all[0], Met: true}.line() + row{scenario: all[1], Met: true}.line()
-	got := table([]row{{scenario: all[1], Vipgate: result{Worst: numbers{Dark: 20 * time.Millisecond}}}}, old)
+	got := report{Machine: machine.Machine{Commit: "0123456789ab"}, Rows: []row{
+		{scenario: all[0], Met: true},
+		{scenario: all[1], Vipgate: result{Worst: numbers{Dark: 20 * time.Millisecond}}},
+	}}.table()
 	if !strings.Contains(got, "| 0/0 | 1 met |") || !strings.Contains(got, "| 0/0.02 | 0 **missed** |") ||
-		strings.Count(got, "\n") != 4 {
-		t.Errorf("the second row is not replaced alone:\n%s", got)
+		!strings.Contains(got, "commit 0123456789ab") {
+		t.Errorf("the table has not each row, or no commit:\n%s", got)
 	}
 }

@@ -22,6 +22,7 @@ import (
 // birdc configure.
 type script struct {
 	pod      *lab.Pod
+	dns      bool         // the checks are DNS queries
 	external []netip.Addr // addresses of the pod toward the gateways
 	end      context.CancelFunc
 	loop     sync.WaitGroup
@@ -37,7 +38,7 @@ type script struct {
 // newScript returns the script of a pod with everything configured and healthy.
 func (fx *fixture) newScript(pod int) *script {
 	return &script{
-		pod: fx.Pods[pod], external: lab.PodExternal(pod + 1), targets: []int{1, 2, 3, 4},
+		pod: fx.Pods[pod], dns: fx.scenario.dns, external: lab.PodExternal(pod + 1), targets: []int{1, 2, 3, 4},
 		up: [2][]int{{1, 2}, {3, 4}}, listed: vips, hold: 3,
 		neighbors: [][]netip.Addr{lab.GatewayA().Local, lab.GatewayB().Local},
 	}
@@ -106,10 +107,13 @@ func (s *script) poll(ctx context.Context) {
 	}
 }
 
-// healthy reports whether a target accepts connections.
+// healthy reports whether a target accepts connections, or answers DNS queries.
 func (s *script) healthy(ctx context.Context, n int) bool {
 	bound, cancel := context.WithTimeout(ctx, time.Second/2)
 	defer cancel()
+	if s.dns {
+		return resolves(bound, s.pod.NS, lab.TargetAddrs(n)[0])
+	}
 	address := netip.AddrPortFrom(lab.TargetAddrs(n)[0], lab.HealthPort).String()
 	return s.pod.NS.Do(func() error {
 		conn, err := new(net.Dialer).DialContext(bound, "tcp", address)

@@ -10,7 +10,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// TestReplay runs two incidents in which the gate, and the repair of kernel state, decide.
+// TestReplay runs incidents in which the gate, the repair of kernel state, and a DNS check decide.
 func TestReplay(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("network namespaces need root: run as root")
@@ -18,7 +18,7 @@ func TestReplay(t *testing.T) {
 	programs, err := lab.Programs()
 	harness.Must(t, err)
 	o := options{binaries: programs, interval: 20 * time.Millisecond, observed: time.Second}
-	for _, id := range []string{"I8", "I11"} {
+	for _, id := range []string{"I8", "I11", "I13"} {
 		t.Run(id, func(t *testing.T) {
 			t.Parallel()
 			all := scenarios()

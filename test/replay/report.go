@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/vipgate/vipgate/test/machine"
 )
 
 // Marks of the table in the document.
@@ -63,28 +65,27 @@ func (r row) line() string {
 		seconds(r.Budget.Limit), verdict, r.Reference.cell())
 }
 
-// table returns the Markdown table. The rows of other incidents stay as they are in the old one.
-func table(rows []row, old string) string {
-	lines := map[string]string{}
-	for line := range strings.Lines(old) {
-		if words := strings.Fields(line); len(words) > 1 {
-			lines[words[1]] = line
-		}
-	}
-	for _, r := range rows {
-		lines[r.ID] = r.line()
-	}
-	text := "| incident | cause, as injected | vipgate | budget | reference |\n|---|---|---|---|---|\n"
-	for _, s := range scenarios() {
-		text += lines[s.ID]
+// report is a run of all incidents.
+type report struct {
+	machine.Machine
+	Rows []row `json:"rows"`
+}
+
+// table returns the Markdown table.
+func (r report) table() string {
+	text := fmt.Sprintf("%s, commit %s, %s,\nBIRD %s:\n\n"+
+		"| incident | cause, as injected | vipgate | budget | reference |\n|---|---|---|---|---|\n",
+		r.Date.UTC().Format(time.DateOnly), r.Commit, r.Machine, r.BIRD)
+	for _, row := range r.Rows {
+		text += row.line()
 	}
 	return text
 }
 
 // publish writes the results to the files of the command line.
-func (o options) publish(rows []row) error {
+func (o options) publish(r report) error {
 	if o.json != "" {
-		text, err := json.MarshalIndent(rows, "", "  ")
+		text, err := json.MarshalIndent(r, "", "  ")
 		if err = errors.Join(err, os.WriteFile(o.json, append(text, '\n'), 0o644)); err != nil {
 			return err
 		}
@@ -94,9 +95,9 @@ func (o options) publish(rows []row) error {
 	}
 	text, err := os.ReadFile(o.document)
 	before, rest, _ := strings.Cut(string(text), tableBegin)
-	old, after, found := strings.Cut(rest, tableEnd)
+	_, after, found := strings.Cut(rest, tableEnd)
 	if err != nil || !found {
 		return fmt.Errorf("%s cannot be read or lacks the marks of the table: %w", o.document, err)
 	}
-	return os.WriteFile(o.document, []byte(before+tableBegin+"\n"+table(rows, old)+"\n"+tableEnd+after), 0o644)
+	return os.WriteFile(o.document, []byte(before+tableBegin+"\n"+r.table()+"\n"+tableEnd+after), 0o644)
 }
