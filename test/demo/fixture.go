@@ -26,9 +26,9 @@ const (
 	appPort   = 5001
 	// appStream is the stream whose targets register.
 	appStream = "stream-3"
-	// grace is how long a registered target outlives its call, and drainTime how
-	// long it drains after that.
-	grace, drainTime = 2 * time.Second, time.Second
+	// grace is how long a registered target outlives its call, and drainTime how long it drains after
+	// that: longer than a machine stalls, so that the de-preferred routes are seen.
+	grace, drainTime = 2 * time.Second, 4 * time.Second
 )
 
 // service is a target with the VIPs that it alone serves.

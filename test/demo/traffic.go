@@ -28,7 +28,8 @@ type trafficScenario struct {
 // secondScenario changes one thing after the other.
 func secondScenario(p *printer, o options) *trafficScenario {
 	return &trafficScenario{
-		printer: p, options: o, scenarios: traffic.Scenarios(), trench: traffic.Options{Targets: 1},
+		printer: p, options: o, scenarios: traffic.Scenarios(),
+		trench: traffic.Options{Targets: 1, Downloads: true, Once: 2},
 		introduction: `
 Second act: real traffic, forwarded by the lb in the kernel (--dataplane=nftables)
 
@@ -37,12 +38,13 @@ Second act: real traffic, forwarded by the lb in the kernel (--dataplane=nftable
               spread flows        '-- pod 3: frontend, lb --'   each with "target run"
 
 Clients send 100 requests a second, each over a connection of its own, and keep 24
-long-lived flows, all half over IPv4 and half over IPv6. They are at both gateways: a
-flow comes through one, and its replies may leave through the other. Each target
-accepts the VIPs and replies through the pod of the flow by "target run". "broken"
-counts long-lived flows whose targets stayed, "of leavers" those whose targets were to
-end. Flows of a target that leaves end with it; a lost packet is sent again and shows
-in the gap.`,
+long-lived flows, of which half only receive; all half over IPv4 and half over IPv6.
+They are at both gateways: a flow comes through one, and its replies may leave through
+the other. Each target accepts the VIPs and replies through the pod of the flow by
+"target run" (target-2 by "target run --once", which has exited). "broken" counts
+long-lived flows whose targets stayed, "of leavers" those whose targets were to end.
+Flows of a target that leaves end with it; a lost packet is sent again and shows in the
+gap.`,
 		explanation: `
    Where the control loses nothing either, it is the kernel that forwards on (lb), the other
    pods that take over (frontend), or TCP that asks again after a second (death of a target).`,
@@ -52,7 +54,7 @@ in the gap.`,
 // thirdScenario returns a rollout during which a pod is lost.
 func thirdScenario(p *printer, o options) *trafficScenario {
 	return &trafficScenario{
-		printer: p, options: o, scenarios: traffic.Rollout(), trench: traffic.Options{BFD: true, Targets: 10},
+		printer: p, options: o, scenarios: traffic.Rollout(), trench: traffic.Options{BFD: true, Targets: 10, Downloads: true},
 		introduction: `
 Third act: a deployment rolls through 10 targets, and a node is lost on the way
 
@@ -128,6 +130,9 @@ func (a *trafficScenario) runScenarios(ctx context.Context, title string, o traf
 		if err := o.scenario.Check(o.row); err != nil {
 			return all, fmt.Errorf("%s: %w", o.scenario.Title, err)
 		}
+	}
+	if err := t.CheckAsymmetry(ctx); err != nil {
+		return all, err
 	}
 	if err := a.probe(ctx, t); err != nil {
 		return all, err

@@ -81,8 +81,13 @@ func (t *Trench) Run(ctx context.Context, s Scenario) (load.Row, error) {
 	return row, nil
 }
 
-// Check returns an error if a scenario lost requests or flows that it must keep.
+// Check returns an error if a scenario lost requests or flows that it must keep, or had no traffic
+// that it could lose.
 func (s Scenario) Check(row load.Row) error {
+	if row.Result.Answered == 0 || len(row.Result.Flows) == 0 {
+		return fmt.Errorf("only %d requests were answered, and there were %d flows", row.Result.Answered,
+			len(row.Result.Flows))
+	}
 	if s.Planned {
 		return row.Result.Lost(row.Left...)
 	}

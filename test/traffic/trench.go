@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -272,6 +273,23 @@ func (t *Trench) wantEgress(ctx context.Context, p *lab.Pod) error {
 }
 
 // app returns a target by its name.
+// CheckAsymmetry returns an error unless replies of either family left through the gateway that did
+// not forward their flow: each gateway only forwards the replies to the clients of its peer.
+func (t *Trench) CheckAsymmetry(ctx context.Context) error {
+	for _, gateway := range []*lab.NetNS{t.Gateway, t.Second} {
+		out, err := gateway.Run(ctx, "nstat", "-asz", "IpForwDatagrams", "Ip6OutForwDatagrams")
+		if err != nil {
+			return err
+		}
+		for _, counter := range []string{"IpForwDatagrams", "Ip6OutForwDatagrams"} {
+			if !regexp.MustCompile(counter + ` +[1-9]`).MatchString(out) {
+				return fmt.Errorf("gateway %s forwarded no reply:\n%s", gateway.Name(), out)
+			}
+		}
+	}
+	return nil
+}
+
 func (t *Trench) app(name string) *lab.App {
 	i := slices.IndexFunc(t.Targets, func(a *lab.App) bool { return a.Name == name })
 	return t.Targets[i] // names come from names()
