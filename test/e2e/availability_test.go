@@ -101,52 +101,6 @@ func (f *fixture) wantFirst(p *lab.Process, from int, first, other string) {
 	})
 }
 
-// A load balancer of Meridio announces and withdraws all VIPs; its death withdraws them
-// immediately (docs/adr/0031-availability-of-old-load-balancers.md).
-func TestMeridioLBGatesVIPs(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	old := f.startMeridioLB(f.pod.Socket())
-	f.startMeridioFrontend()
-	f.wantRoutes(every()...)
-	f.waitProtocol(availability.Service)
-	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
-	out, _ := f.run("frontend", "status", "--admin-socket=unix://"+f.pod.FrontendAdmin())
-	if !strings.Contains(out, "of Meridio (loadbalancer.v1.StreamAvailabilityService)") {
-		t.Errorf("the status does not show the protocol:\n%s", out)
-	}
-	out, _ = f.run("frontend", "events", "--admin-socket=unix://"+f.pod.FrontendAdmin())
-	if !strings.Contains(out, "load balancer of Meridio: one state for all VIPs") {
-		t.Errorf("the events do not show the protocol:\n%s", out)
-	}
-
-	mark := f.mark()
-	f.must(old.Signal(syscall.SIGUSR2))
-	f.wantRoutes()
-	f.must(old.Signal(syscall.SIGUSR1))
-	f.wantRoutes(every()...)
-	for _, v := range every() {
-		f.wantUpdates(mark, v, withdrawn, announced)
-	}
-
-	mark = f.mark()
-	killed, from := time.Now(), length(f.pod.Frontend)
-	f.must(old.Kill())
-	f.withdrawnAfter("killed", mark, killed, every()...)
-	f.wantFirst(f.pod.Frontend, from, "to=withdrawn reason=lb_lost", "load balancer probe failed")
-	old = f.startMeridioLB(f.pod.Socket())
-	f.wantRoutes(every()...)
-
-	mark = f.mark()
-	f.must(old.Signal(syscall.SIGTERM))
-	f.wantRoutes()
-	f.wantExit(old, 0)
-	for _, v := range every() {
-		f.wantUpdates(mark, v, withdrawn)
-	}
-	f.wantRunning(f.pod.Frontend)
-}
-
 // The probe detects a hung load balancer of Meridio, whose stream sends nothing between changes,
 // within the lease of a second and the probe interval of a second; the next answer restores the
 // VIPs.
@@ -156,6 +110,16 @@ func TestHungMeridioLBWithdraws(t *testing.T) {
 	old := f.startMeridioLB(f.pod.Socket())
 	f.startMeridioFrontend()
 	f.wantRoutes(every()...)
+	f.waitProtocol(availability.Service)
+	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
+	for command, want := range map[string]string{
+		"status": "of Meridio (loadbalancer.v1.StreamAvailabilityService)",
+		"events": "load balancer of Meridio: one state for all VIPs",
+	} {
+		if out, _ := f.run("frontend", command, "--admin-socket=unix://"+f.pod.FrontendAdmin()); !strings.Contains(out, want) {
+			t.Errorf("frontend %s does not show the protocol:\n%s", command, out)
+		}
+	}
 	for round := range 3 {
 		// Longer than a lease: the probes renew it.
 		mark := f.mark()

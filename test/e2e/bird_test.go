@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -94,17 +93,6 @@ func TestPausedBIRDKeepsVIPs(t *testing.T) {
 	for _, r := range records {
 		r.wantOnly(healthServing)
 	}
-}
-
-// No BGP listener is on a wildcard address (docs/bird.md#gateway-sessions).
-func TestNoWildcardBGPListener(t *testing.T) {
-	t.Parallel()
-	f := newServing(t, 1)
-	out := f.wantNoWildcard("-t")
-	harness.WantText(t, out,
-		"127.0.0.1:1790", lab.PodExternal4.String()+"%"+lab.External+":10179",
-		"["+lab.PodExternal6.String()+"]%"+lab.External+":10179",
-	)
 }
 
 // wantNoWildcard fails if a process of the pod listens on a wildcard address. It returns the

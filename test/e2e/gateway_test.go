@@ -649,26 +649,3 @@ func TestReflectedVIPIsIgnored(t *testing.T) {
 	f.down(f.target2)
 	none()
 }
-
-// A session without a hold time (RFC 4271 section 4.2: an offer of 0) never expires: a gateway
-// keeps the VIPs of a dead pod forever.
-func TestGatewayWithoutHoldTime(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	f.regateway(func(c *lab.GatewayConfig) { c.HoldSeconds = -1 })
-	f.up(f.target1)
-	f.startPod()
-	f.waitLog(f.pod.Frontend, `error="BGP Error: Unacceptable hold time`)
-	for _, name := range []string{"gateway-a4", "gateway-a6"} {
-		f.waitGateway(name, func(g *frontendv1.GatewayStatus) bool {
-			return !g.GetUp() && strings.Contains(g.GetLastError(), "hold time")
-		})
-	}
-	f.recordHealth("Egress").wait(healthNotServing)
-	f.wantRoutes()
-
-	f.regateway(func(c *lab.GatewayConfig) { c.HoldSeconds = 0 })
-	f.wantRoutes(vipA4, vipA6)
-	f.wantUpdates(0, vipA4, announced)
-	f.wantUpdates(0, vipA6, announced)
-}
