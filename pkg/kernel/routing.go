@@ -35,7 +35,7 @@ const (
 
 // Confirmed is the source routing that was observed in the kernel.
 type Confirmed struct {
-	// VIPs is the set of VIPs with source routing. It is immutable.
+	// VIPs is the set of VIPs with source routing that is not being removed. It is immutable.
 	VIPs vip.Set
 	// Err is the error of the last reconciliation; nil when everything is installed.
 	Err error
@@ -131,6 +131,9 @@ reconciliations:
 		desired, reconfigured := routing.desired.Get()
 		// Reset the counter before the reconciliation: removals during it belong to the next one.
 		removed := watch != nil && watch.removed.Swap(0) > 0
+		if desired != reconciler.desired {
+			routing.retract(*desired)
+		}
 		result := reconciler.reconcile(desired)
 		result.err = errors.Join(result.err, watchErr)
 		// Publish before the removal of leftovers, for which confirmed VIPs must not wait.
@@ -210,6 +213,18 @@ func (routing *Routing) trust(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
+	}
+}
+
+// retract revokes the confirmation of VIPs before a reconciliation removes them: one that is
+// configured again meanwhile must not be announced for what was in the kernel before.
+func (routing *Routing) retract(desired vip.Set) {
+	confirmed := routing.confirmed.Load()
+	kept := maps.Clone(confirmed.VIPs)
+	maps.DeleteFunc(kept, func(v vip.VIP, _ struct{}) bool { return !desired.Has(v) })
+	if len(kept) < len(confirmed.VIPs) {
+		confirmed.VIPs, confirmed.At = kept, time.Now()
+		routing.confirmed.Set(confirmed)
 	}
 }
 

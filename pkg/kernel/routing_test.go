@@ -1,8 +1,10 @@
 package kernel
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -56,6 +58,51 @@ func TestBaseBeforeConfigure(t *testing.T) {
 	}
 }
 
+// onRecord is a handler of logs that calls a function with each message.
+type onRecord struct {
+	slog.Handler
+	do func(message string)
+}
+
+func (h onRecord) Handle(ctx context.Context, r slog.Record) error {
+	h.do(r.Message)
+	return h.Handler.Handle(ctx, r)
+}
+
+func (h onRecord) WithAttrs(a []slog.Attr) slog.Handler {
+	return onRecord{h.Handler.WithAttrs(a), h.do}
+}
+
+// A VIP is not confirmed any more when the kernel loses its source routing: it may be configured
+// again while it is removed.
+func TestConfirmationEndsBeforeRemoval(t *testing.T) {
+	ns, o := lab.NewNetNS(t), testOptions(t)
+	both := vips("20.0.0.1/32", "20.0.0.2/32")
+	var r *Routing
+	var checked, late atomic.Int32
+	o.Log = slog.New(onRecord{o.Log.Handler(), func(message string) {
+		if message == "VIP set updated" { // and its new content is not yet published
+			checked.Add(1)
+			if desired, _ := r.desired.Get(); len(*desired) == 1 && r.Confirmed().Load().VIPs.Has(both[1]) {
+				late.Add(1)
+			}
+		}
+	}})
+	r = New(o)
+	running := startRouting(t, ns, r)
+	for range 2 {
+		r.Configure(both)
+		running.waitConfirmed(t, both...)
+		before := checked.Load()
+		r.Configure(both[:1])
+		await.True(t, "the removal", func() bool { return checked.Load() > before })
+		running.waitConfirmed(t, both[:1]...)
+	}
+	if n := late.Load(); n > 0 {
+		t.Errorf("a VIP was still confirmed after its removal, %d times", n)
+	}
+}
+
 func TestOverlappingAndAdjacentVIPs(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	r := start(t, ns, testOptions(t))
@@ -99,6 +146,7 @@ func TestOnlyDeltasAreWritten(t *testing.T) {
 	}
 	second.Configure(many[1:])
 	second.waitConfirmed(t, many[1:]...)
+	await.True(t, "the removal", func() bool { return generationIn(t, ns) != before })
 	if got := generationIn(t, ns); got != before+1 {
 		t.Errorf("one VIP less wrote %d transactions", got-before)
 	}
