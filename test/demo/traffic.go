@@ -54,7 +54,8 @@ gap.`,
 // thirdScenario returns a rollout during which a pod is lost.
 func thirdScenario(p *printer, o options) *trafficScenario {
 	return &trafficScenario{
-		printer: p, options: o, scenarios: traffic.Rollout(), trench: traffic.Options{BFD: true, Targets: 10, Downloads: true},
+		printer: p, options: o, scenarios: traffic.Rollout(),
+		trench: traffic.Options{BFD: true, Targets: 10, Downloads: true},
 		introduction: `
 Third act: a deployment rolls through 10 targets, and a node is lost on the way
 

@@ -116,7 +116,8 @@ func TestHungMeridioLBWithdraws(t *testing.T) {
 		"status": "of Meridio (loadbalancer.v1.StreamAvailabilityService)",
 		"events": "load balancer of Meridio: one state for all VIPs",
 	} {
-		if out, _ := f.run("frontend", command, "--admin-socket=unix://"+f.pod.FrontendAdmin()); !strings.Contains(out, want) {
+		out, _ := f.run("frontend", command, "--admin-socket=unix://"+f.pod.FrontendAdmin())
+		if !strings.Contains(out, want) {
 			t.Errorf("frontend %s does not show the protocol:\n%s", command, out)
 		}
 	}

@@ -7,10 +7,12 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
+	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -30,10 +32,11 @@ type nameServer struct {
 
 func startNameServer(ns *lab.NetNS) (*nameServer, error) {
 	s := &nameServer{}
+	listen := net.ListenConfig{Control: freebind}
 	for _, network := range []string{"udp4", "udp6"} {
 		var conn net.PacketConn
 		if err := ns.Do(func() (err error) {
-			conn, err = net.ListenPacket(network, ":53")
+			conn, err = listen.ListenPacket(context.Background(), network, ":53")
 			return err
 		}); err != nil {
 			return nil, errors.Join(err, s.close())
@@ -49,6 +52,17 @@ func startNameServer(ns *lab.NetNS) (*nameServer, error) {
 		s.readers.Go(func() { s.serve(read) })
 	}
 	return s, nil
+}
+
+// freebind lets a socket send from an IPv6 VIP, which is no address of an interface.
+func freebind(network, _ string, conn syscall.RawConn) (err error) {
+	if network != "udp6" {
+		return nil
+	}
+	failed := conn.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1)
+	})
+	return errors.Join(failed, err)
 }
 
 // reader receives a query and returns its length and a function that answers it.
@@ -124,13 +138,14 @@ func (s *nameServer) close() error {
 
 // resolves reports whether a name server answers without an error, as the check of a script does.
 func resolves(ctx context.Context, ns *lab.NetNS, server netip.Addr) bool {
-	resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (conn net.Conn, err error) {
+	dial := func(ctx context.Context, network, _ string) (conn net.Conn, err error) {
 		err = ns.Do(func() error {
 			conn, err = new(net.Dialer).DialContext(ctx, network, netip.AddrPortFrom(server, 53).String())
 			return err
 		})
 		return conn, err
-	}}
+	}
+	resolver := net.Resolver{PreferGo: true, Dial: dial}
 	_, err := resolver.LookupNetIP(ctx, "ip4", queried+".")
 	return err == nil
 }
