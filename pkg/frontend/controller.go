@@ -208,7 +208,7 @@ func (c *controller) evaluate(now, cause time.Time, update *readiness.Update) {
 	// BIRD's sessions were not read during a stall of this process: their state is as old as before
 	// it.
 	if stall := now.Sub(c.beatBy); stall > stalledAfter && !c.beatBy.IsZero() {
-		c.gate.Stalled(stall)
+		c.gate.Stalled(now, stall)
 		c.beatBy = now
 	}
 	changes := c.gate.Evaluate(now)

@@ -594,7 +594,7 @@ func TestStallKeepsSessions(t *testing.T) {
 	b.setState(vip.Ready, vipA)
 	const stall = time.Minute
 	b.now = b.now.Add(stall + maxSessionAge - time.Millisecond)
-	b.g.Stalled(stall)
+	b.g.Stalled(b.now, stall)
 	b.g.Gateways(Gateways{At: at, Up: [2]bool{true, true}})
 	b.updateLB(func(*LBUpdate) {})
 	b.want(vipA, Announced, Ready)
@@ -604,7 +604,42 @@ func TestStallKeepsSessions(t *testing.T) {
 	b.now = b.g.Deadline(b.now)
 	b.updateLB(func(*LBUpdate) {})
 	b.want(vipA, Withdrawn, NoGateway)
-	b.g.Stalled(stall)
+	b.g.Stalled(b.now, stall)
+	b.updateLB(func(*LBUpdate) {})
+	b.want(vipA, Withdrawn, NoGateway)
+}
+
+// A state that was read after the stall, but before the stall was noticed, has its usual validity.
+func TestStallKeepsNewSessions(t *testing.T) {
+	b := newFixture(t, Options{})
+	b.setState(vip.Ready, vipA)
+	const stall = time.Minute
+	b.now = b.now.Add(stall)
+	b.g.Gateways(Gateways{At: b.now, Up: [2]bool{true, true}})
+	b.now = b.now.Add(time.Millisecond)
+	b.g.Stalled(b.now, stall)
+	b.updateLB(func(*LBUpdate) {})
+	b.want(vipA, Announced, Ready)
+	b.now = b.now.Add(maxSessionAge)
+	b.updateLB(func(*LBUpdate) {})
+	b.want(vipA, Withdrawn, NoGateway)
+}
+
+// A state that was read before the stall, and arrives when the stall has been noticed, does not end
+// before the next one is due.
+func TestStallKeepsOldSessions(t *testing.T) {
+	b := newFixture(t, Options{})
+	b.setState(vip.Ready, vipA)
+	at := b.now.Add(time.Millisecond)
+	const stall = time.Minute
+	b.now = b.now.Add(stall)
+	b.g.Stalled(b.now, stall)
+	b.g.Gateways(Gateways{At: at, Up: [2]bool{true, true}})
+	b.evaluate()
+	b.now = b.now.Add(maxSessionAge - time.Millisecond)
+	b.updateLB(func(*LBUpdate) {})
+	b.want(vipA, Announced, Ready)
+	b.now = b.now.Add(time.Millisecond)
 	b.updateLB(func(*LBUpdate) {})
 	b.want(vipA, Withdrawn, NoGateway)
 }

@@ -12,18 +12,23 @@ type lease struct {
 	extended time.Time
 }
 
-// renew moves the end of the lease and allows an extension again.
+// renew moves the end of the lease and allows an extension again. A renewal that is older than a
+// stall keeps the end that the stall has moved.
 func (l *lease) renew(end time.Time) {
-	if end.Equal(l.renewed) {
-		return
+	switch {
+	case end.Equal(l.renewed):
+	case l.renewed.Before(l.end) && end.Before(l.end):
+		l.renewed = end
+	default:
+		*l = lease{renewed: end, end: end}
 	}
-	*l = lease{renewed: end, end: end}
 }
 
-// stall moves the end of a lease that was not found expired by a stall of this process.
-func (lease *lease) stall(duration time.Duration) {
-	if !lease.end.IsZero() && lease.extended.IsZero() {
-		lease.end = lease.end.Add(duration)
+// stall moves the end of a lease that was not found expired by a stall of this process, up to limit:
+// the stall may be older than the newest renewal.
+func (lease *lease) stall(duration time.Duration, limit time.Time) {
+	if !lease.end.IsZero() && lease.extended.IsZero() && lease.end.Before(limit) {
+		lease.end = earlier(lease.end.Add(duration), limit)
 	}
 }
 

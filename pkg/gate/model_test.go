@@ -515,7 +515,7 @@ func TestGateAgainstModel(t *testing.T) {
 					if !w.gatewaysExtension.checked {
 						w.gatewaysEnd = w.gatewaysEnd.Add(stall)
 					}
-					w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Stalled(stall) })
+					w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Stalled(w.now, stall) })
 				}
 			},
 			"": func(t *rapid.T) { w.check(t) },
