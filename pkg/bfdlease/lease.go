@@ -15,15 +15,13 @@ import (
 )
 
 const (
-	// Timeout is the timeout of set elements. It equals the hold time of the loopback session.
+	// Timeout is the timeout of set elements. It equals the default hold time of the loopback session.
 	Timeout = 3 * time.Second
 	// Interval is the time between two refreshes.
 	Interval = time.Second
 	// freshness is the maximum age of an order that is refreshed; an older order means that its
 	// sender hangs.
 	freshness = time.Second
-	// agingRetry is the interval of checks for a fresh order while the elements expire without one.
-	agingRetry = 50 * time.Millisecond
 )
 
 // Families is a set of address families.
@@ -58,7 +56,6 @@ type Lease struct {
 	gateways   []netip.Addr
 	written    bool      // the table contains the gateways and State.Attract
 	sessions   bool      // the last write had gateways
-	aging      bool      // families attract without a fresh order
 	refreshed  time.Time // last write or refresh with the full Timeout
 	generation uint32    // of the ruleset after the last write; 0 if unknown
 }
@@ -88,8 +85,10 @@ func (lease *Lease) State() *latest.Value[State] { return &lease.state }
 // Attract orders the families that attract traffic. It does not block. Each call is also a
 // heartbeat: the lease of an order older than a second is not refreshed.
 func (lease *Lease) Attract(now time.Time, families Families) {
-	lease.heard.Store(int64(now.Sub(lease.began)))
-	if lease.ordered.Load() != families {
+	heard := int64(now.Sub(lease.began))
+	// After a stall Run may have found the last order too old, and retries after the elements expired.
+	late := heard-lease.heard.Swap(heard) > int64(freshness)
+	if late || lease.ordered.Load() != families {
 		lease.ordered.Set(families)
 	}
 }
@@ -142,9 +141,6 @@ func (lease *Lease) Run(ctx context.Context) error {
 		}
 		err := lease.apply(time.Now(), lease.ordered.Load())
 		wait := Interval
-		if lease.aging {
-			wait = agingRetry // after a stall of this process, the next order is due now
-		}
 		if err != nil {
 			wait = failures.Next()
 		} else {
@@ -172,7 +168,6 @@ func (lease *Lease) apply(now time.Time, ordered Families) error {
 		// briefly starved of CPU time must not lose its sessions.
 		attract[family] = len(lease.gateways) > 0 && ordered[family] && (fresh || state.Attract[family] && rest > 0)
 	}
-	lease.aging = !fresh && attract != Families{}
 	if fresh {
 		rest = Timeout
 	}

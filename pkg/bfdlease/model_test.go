@@ -160,22 +160,27 @@ func TestOrderExpires(t *testing.T) {
 }
 
 // After a stall of the process the lease may awake before the sender of its orders. It refreshes
-// the elements soon after the next order, before they expire.
-func TestStallKeepsOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		k := &ruleset{generation: 7}
-		l := k.lease()
-		l.Attract(time.Now().Add(-freshness/2), Families{true})
-		stop := harness.Run(t, l.Run)
-		defer stop()
-		<-time.After(Interval + agingRetry/2) // the lease has found the order too old
-		l.Attract(time.Now(), Families{true})
-		<-time.After(2 * agingRetry)
-		synctest.Wait()
-		if len(k.refreshed) != 1 || !l.State().Load().Attract[0] {
-			t.Errorf("refreshed %d times, state %+v", len(k.refreshed), l.State().Load())
-		}
-	})
+// the elements with the next order, or writes them again if they have expired.
+func TestOrderAfterStall(t *testing.T) {
+	for _, stall := range []time.Duration{Interval, Timeout - 1, Timeout, 10 * Timeout} {
+		synctest.Test(t, func(t *testing.T) {
+			k := &ruleset{generation: 7}
+			l := k.lease()
+			l.Attract(time.Now().Add(-freshness/2), Families{true})
+			stop := harness.Run(t, l.Run)
+			defer stop()
+			<-time.After(stall) // until Run has found the order too old
+			synctest.Wait()
+			if attracts := l.State().Load().Attract[0]; attracts != (stall < Timeout) {
+				t.Errorf("after %v without an order: attracts %v", stall, attracts)
+			}
+			l.Attract(time.Now(), Families{true})
+			synctest.Wait()
+			if kept := len(k.refreshed) + len(k.writes); kept < 2 || !l.State().Load().Attract[0] {
+				t.Errorf("after %v: refreshed %d times, state %+v", stall, len(k.refreshed), l.State().Load())
+			}
+		})
+	}
 }
 
 // A family attracts only with a fresh order, even while another family is refreshed.
