@@ -63,7 +63,7 @@ func apply(conn *nft.Conn, b *builder, before, after []Stream, known bool) (diff
 	}
 	writer := writer{conn: conn, transaction: nft.Transaction{Table: table}}
 	switch {
-	case !known || resized(before, after):
+	case !known || resized(before, after) || sharesID(before) || sharesID(after):
 		before, known = nil, false
 		difference, _, err = conn.Ensure(b.table(after))
 	case len(before) == 0:
@@ -106,6 +106,16 @@ func resized(before, after []Stream) bool {
 		next := find(after, stream.Name)
 		return next != nil && next.Size != stream.Size
 	})
+}
+
+// sharesID reports whether two streams have the same ID: its element in denialsMap cannot be derived
+// from one of them alone.
+func sharesID(streams []Stream) bool {
+	ids := map[uint32]bool{}
+	for i := range streams {
+		ids[streams[i].id()] = true
+	}
+	return len(ids) < len(streams)
 }
 
 // find returns the stream with a name, nil for none.

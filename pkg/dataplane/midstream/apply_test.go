@@ -118,6 +118,38 @@ func TestApplyDifferences(t *testing.T) {
 	}
 }
 
+// Streams with equal IDs come and go without an error, and lead to the same tables.
+func TestApplyEqualIDs(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	var conn *nft.Conn
+	harness.Must(t, ns.Do(func() (err error) {
+		conn, err = nft.Dial()
+		return err
+	}))
+	t.Cleanup(func() { harness.Must(t, conn.Close()) })
+	one, other := streams()[vip.IPv4][1], streams()[vip.IPv4][1]
+	one.Name, other.Name = "costarring", "liquid"
+	if one.id() != other.id() {
+		t.Fatalf("IDs %x and %x", one.id(), other.id())
+	}
+	// Fwmarks belong to one stream.
+	other.FWMarks, other.Everyone = map[uint32]plan.LinkAddress{}, map[uint32]netip.Addr{}
+	for fwmark, address := range one.Everyone {
+		other.FWMarks[fwmark+100], other.Everyone[fwmark+100] = one.FWMarks[fwmark], address
+	}
+	known := Streams{}
+	for step, list := range [][]Stream{{one}, {one, other}, {other}, {one, other}, {one}, {other}} {
+		next := Streams{vip.IPv4: list}
+		if _, err := Apply(conn, Mode{Mask: 0xffffff}, next, &known); err != nil {
+			t.Fatalf("step %d: %v", step, err)
+		}
+		if difference, err := Apply(conn, Mode{Mask: 0xffffff}, next, nil); difference != "" || err != nil {
+			t.Fatalf("step %d: %q, %v", step, difference, err)
+		}
+		known = next
+	}
+}
+
 // randomStream returns a stream that asks earlier targets or all of them. Streams share link-layer
 // addresses.
 func randomStream(random *rand.Rand, family vip.Family, number uint32) Stream {
