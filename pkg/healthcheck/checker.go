@@ -443,7 +443,7 @@ func (checker *Checker) apply(probe probe, outcome outcome, now time.Time) (befo
 	first := !entry.judged
 	delete(checker.waiting, entry)
 	// At a failure that is noticed late the answer may have waited for this process, or had no time to
-	// arrive. It counts only if the next check fails, too.
+	// arrive. It is not counted, and the check is repeated: that failure counts, however late.
 	late := now.Sub(probe.began) > probe.plan.Timeout+starvedAfter
 	if outcome.verdict == failed && late && !entry.starved && !entry.overdue {
 		outcome.verdict, outcome.reason = starved, entry.LastError

@@ -93,7 +93,7 @@ type TargetOptions struct {
 }
 
 const (
-	// BeatsPerLease is how many heartbeats go into one lease (docs/architecture.md#the-two-leases).
+	// BeatsPerLease is the least number of heartbeats per lease (docs/architecture.md#the-two-leases).
 	BeatsPerLease = 3
 	// maxBeat bounds the time between two heartbeats, and so until an evaluation finds an overdue
 	// target or a stall of this process, for long leases.
