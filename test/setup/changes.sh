@@ -18,7 +18,8 @@ base() {
 	repository rev-parse --verify --quiet HEAD^ || echo HEAD
 }
 
+# changed_files fails if the base commit is not in the clone: an empty list would mean no change.
 changed_files() {
-	repository diff --name-only --relative "$(base)"
+	repository diff --name-only --relative "$(base)" || return
 	repository ls-files --others --exclude-standard
 }

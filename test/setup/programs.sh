@@ -39,6 +39,8 @@ taste() {
 		exit 1
 	}
 }
+# The files of an earlier commit may replace others.
+rm -rf $out/crash/_overlay $out/poisoned/_overlay
 mkdir -p $out/crash/_overlay/pkg/dataplane
 cat >$out/crash/_overlay/pkg/dataplane/crash.go <<-'END'
 	package dataplane

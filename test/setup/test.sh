@@ -94,7 +94,7 @@ if [ -s "$VIPGATE_TEST_SKIPPED" ]; then
 	echo "NOT TESTED, because this machine lacks something:"
 	sort -u "$VIPGATE_TEST_SKIPPED" | sed 's/^/  - /'
 elif [ $status = 0 ]; then
-	echo "every other test ran and passed: nothing was skipped"
+	echo "all other tests of $* ran and passed: nothing was skipped"
 fi
 rm -f "$VIPGATE_TEST_SKIPPED"
 exit $status
