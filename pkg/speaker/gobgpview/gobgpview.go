@@ -131,8 +131,8 @@ func (view *View) Sessions(ctx context.Context) (version string, sessions []spea
 	return view.api.version, sessions, err
 }
 
-// states are the states of a session, RFC 4271 section 8.2.2.
-var states = [...]string{"Unknown", "Idle", "Connect", "Active", "OpenSent", "OpenConfirm", "Established"}
+// states are the states of a session, RFC 4271 section 8.2.2. The last one is for later numbers.
+var states = [...]string{"Unknown", "Idle", "Connect", "Active", "OpenSent", "OpenConfirm", "Established", "Unknown"}
 
 const established = 6
 
