@@ -53,6 +53,8 @@ type follower struct {
 
 	removed  int       // removed routes that BIRD was already asked to restore
 	exported time.Time // time of the last such request
+	// exportDue ends the wait for the next one; nil without a wait.
+	exportDue <-chan time.Time
 	warned   bool      // logged that lb and frontend share a SPIFFE ID
 
 	started, advertised bool
@@ -150,6 +152,7 @@ func (f *follower) Run(ctx context.Context) error {
 			f.route()
 		case <-birdChanged:
 		case <-routedChanged:
+		case <-f.exportDue:
 		// These inputs change with a decision, so their bookkeeping waits for the UPDATE.
 		case <-announcedChanged:
 			f.observer.queue.Settle(ctx, journal.UpdateDelay) // the loop checks ctx
@@ -193,13 +196,20 @@ func (f *follower) showIdentity() {
 }
 
 const (
-	exportInterval = time.Second     // least time between exports, if another process keeps removing routes
+	// exportInterval is the least time between exports, if another process keeps removing routes: one
+	// that flushes tables does so for one family after the other.
+	exportInterval = 200 * time.Millisecond
 	birdSettles    = 5 * time.Second // in which a new BIRD removes the routes of its predecessor
 )
 
 // exportRoutes makes BIRD restore routes that another process removed.
 func (f *follower) exportRoutes(routed kernel.Confirmed) {
-	if routed.Removed == f.removed || time.Since(f.exported) < exportInterval {
+	f.exportDue = nil
+	if routed.Removed == f.removed {
+		return
+	}
+	if wait := exportInterval - time.Since(f.exported); wait > 0 {
+		f.exportDue = time.After(wait)
 		return
 	}
 	f.removed, f.exported = routed.Removed, time.Now()
