@@ -55,7 +55,7 @@ type follower struct {
 	exported time.Time // time of the last such request
 	// exportDue ends the wait for the next one; nil without a wait.
 	exportDue <-chan time.Time
-	warned   bool      // logged that lb and frontend share a SPIFFE ID
+	warned    bool // logged that lb and frontend share a SPIFFE ID
 
 	started, advertised bool
 	startBy             time.Time // end of ReadyTimeout; zero while it does not run

@@ -173,7 +173,9 @@ func (gate *Gate) Gateways(gateways Gateways) {
 
 // Stalled moves the end of the validity of the sessions' state by the duration of a stall of this
 // process until now, in which it could not be read, at most to the end for a state read now.
-func (gate *Gate) Stalled(now time.Time, d time.Duration) { gate.gatewayLease.stall(d, now.Add(maxSessionAge)) }
+func (gate *Gate) Stalled(now time.Time, d time.Duration) {
+	gate.gatewayLease.stall(d, now.Add(maxSessionAge))
+}
 
 // Announcer sets the state of the announcer's session.
 func (gate *Gate) Announcer(announcer Announcer) { gate.announcer = announcer }
