@@ -31,7 +31,7 @@ export RAPID_SEED="${RAPID_SEED:-1}" RAPID_CHECKS="${RAPID_CHECKS:-30}"
 processors=$(nproc)
 # minutes N is a bound for N minutes' work; VIPGATE_TEST_PATIENCE multiplies it for a slow machine.
 minutes() { echo $(($1 * ${VIPGATE_TEST_PATIENCE:-1}))m; }
-# Without debug information a test program is linked in two thirds of the time.
+# Without debug information a test program is linked in three quarters of the time.
 export GOFLAGS="${GOFLAGS:-} -ldflags=-w"
 # Only the race detector needs cgo. With it, the programs and their packages would be built twice.
 export CGO_ENABLED=0
