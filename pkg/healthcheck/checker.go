@@ -308,9 +308,9 @@ func (checker *Checker) judge(entry *entry, now time.Time) {
 // of changes; about once a second it visits all targets.
 func (checker *Checker) Evaluate(now time.Time) Evaluation {
 	checker.mu.Lock()
-	checker.forgive(now)
+	stalled := checker.forgive(now)
 	overdue := checker.scan(now)
-	result := Evaluation{Synced: checker.synced}
+	result := Evaluation{Synced: checker.synced, Stalled: stalled}
 	for key := range checker.dirty {
 		was, known := checker.reported[key]
 		if target := checker.streams[key.Stream][key]; target != nil {
@@ -332,11 +332,13 @@ func (checker *Checker) Evaluate(now time.Time) Evaluation {
 }
 
 // forgive moves the deadlines by the time for which this process stalled: its checks stalled, too.
-// Between two calls of Evaluate at most Heartbeat counts, which bounds the time until a target
+// It returns that time. Between two calls of Evaluate at most Heartbeat counts, which bounds the time until a target
 // without checks is overdue in a process that stalls again and again.
-func (checker *Checker) forgive(now time.Time) {
-	late := now.Sub(checker.evaluateBy)
-	if checker.Heartbeat > 0 && !checker.evaluateBy.IsZero() && late > starvedAfter {
+func (checker *Checker) forgive(now time.Time) (late time.Duration) {
+	by := checker.evaluateBy
+	checker.evaluateBy = now.Add(checker.Heartbeat)
+	if checker.Heartbeat > 0 && !by.IsZero() && now.Sub(by) > starvedAfter {
+		late = now.Sub(by)
 		for _, targets := range checker.streams {
 			for _, target := range targets {
 				for _, entry := range target.members {
@@ -350,7 +352,7 @@ func (checker *Checker) forgive(now time.Time) {
 			}
 		}
 	}
-	checker.evaluateBy = now.Add(checker.Heartbeat)
+	return late
 }
 
 // scan finds the targets that became overdue. Checks only move deadlines into the future, so no

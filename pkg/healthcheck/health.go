@@ -62,4 +62,7 @@ type Evaluation struct {
 	// Synced reports whether the first configuration was applied and each of its targets had a
 	// verdict. It stays true.
 	Synced bool
+	// Stalled is how much later than a Heartbeat after the previous one this call was; 0 for at most
+	// 50 ms, or without a Heartbeat.
+	Stalled time.Duration
 }

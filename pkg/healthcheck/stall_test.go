@@ -36,7 +36,9 @@ func stalled(t *testing.T, test func(t *testing.T, n *network, c *Checker, stall
 			stop()
 			advance(d)
 			stop = func() {}
-			c.Evaluate(time.Now())
+			if got := c.Evaluate(time.Now()).Stalled; got != d-heartbeat {
+				t.Errorf("a stall of %v is %v late", d, got)
+			}
 			stop = rerun(t, c)
 		})
 	})

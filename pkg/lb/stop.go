@@ -12,6 +12,11 @@ import (
 // configuration of BIRD and reloads it, without a report.
 const unreportedWithdraw = 1500 * time.Millisecond
 
+// stopBeat is the time between two looks at the clock during a stop. Of a longer one only this time
+// counts: the rest is a stall of this process, whose frontend may have withdrawn and whose reports
+// wait to be read.
+const stopBeat = 50 * time.Millisecond
+
 // drain announces the stop and waits until the frontend reported every VIP as withdrawn or is gone.
 // For a frontend of Meridio it waits for the drain time, and at least for unreportedWithdraw.
 func (p *process) drain(ctx context.Context, again <-chan struct{}) {
@@ -24,17 +29,17 @@ func (p *process) drain(ctx context.Context, again <-chan struct{}) {
 	away := p.table.State()
 	p.Log.Info("going away: waiting for the frontend to withdraw", "drain_for", p.DrainTime,
 		"at_most", p.DrainTime+stopMargin)
-	limit := time.After(p.DrainTime + stopMargin)
-	unreported := time.NewTimer(max(p.DrainTime, unreportedWithdraw))
-	defer unreported.Stop()
-	drained := false // unreported has fired
-	alone := time.NewTimer(serving.FrontendGone)
-	defer alone.Stop()
+	beat := time.NewTicker(stopBeat)
+	defer beat.Stop()
+	// The time since the start without stalls, and the part of it since the frontend was there.
+	var ran, alone time.Duration
+	last := start
 	after := func() slog.Attr { return slog.Duration("after", time.Since(start).Round(time.Millisecond)) }
 	for {
 		report, changed := p.server.Report().Get()
 		watching, watchingChanged := p.availability.Watching().Get()
 		// A frontend of Meridio does not report its withdrawals, so only time ends this wait.
+		drained := ran >= max(p.DrainTime, unreportedWithdraw)
 		waits := watching > 0 && !drained
 		applied := !away.Synced || serving.Applied(report, away.Position)
 		// A frontend that stops at the same time may be gone already; its last report still counts.
@@ -47,21 +52,22 @@ func (p *process) drain(ctx context.Context, again <-chan struct{}) {
 			p.Log.Info("a frontend of Meridio had the time to withdraw; stopping", after())
 			return
 		case report.Connected || waits:
-			alone.Stop()
-		default:
-			alone.Reset(serving.FrontendGone)
+			alone = 0
+		case alone >= serving.FrontendGone:
+			p.Log.Info("no frontend is connected; stopping", after())
+			return
+		}
+		if ran >= p.DrainTime+stopMargin {
+			p.Log.Warn("the frontend did not withdraw in time; stopping", "advertised", report.Advertised, after())
+			return
 		}
 		select {
 		case <-changed:
 		case <-watchingChanged:
-		case <-unreported.C:
-			drained = true
-		case <-alone.C:
-			p.Log.Info("no frontend is connected; stopping", after())
-			return
-		case <-limit:
-			p.Log.Warn("the frontend did not withdraw in time; stopping", "advertised", report.Advertised, after())
-			return
+		case <-beat.C:
+			now := time.Now()
+			step := min(now.Sub(last), stopBeat)
+			ran, alone, last = ran+step, alone+step, now
 		case <-again:
 			p.Log.Warn("second signal; stopping without waiting", "advertised", report.Advertised)
 			return

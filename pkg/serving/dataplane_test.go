@@ -242,6 +242,23 @@ func TestHoldsAreBounded(t *testing.T) {
 		p.later(1)
 		p.wantRole("s", "b", vip.IPv4, plan.Down)
 	})
+	t.Run("stall of this process", func(t *testing.T) {
+		p := twoTargets(t)
+		p.health("s", "a", healthcheck.NotReady)
+		p.confirm()
+		p.health("s", "b", healthcheck.NotReady)
+		p.reports(vipA, vip6)
+		const stall = testWithdrawTime + time.Second
+		for range 2 {
+			p.now = p.now.Add(stall)
+			p.check(healthcheck.Evaluation{Stalled: stall})
+			p.wantRole("s", "b", vip.IPv4, plan.Serving)
+		}
+		p.later(testWithdrawTime - 1)
+		p.wantRole("s", "b", vip.IPv4, plan.Serving)
+		p.later(1)
+		p.wantRole("s", "b", vip.IPv4, plan.Down)
+	})
 	t.Run("frontend gone", func(t *testing.T) {
 		p := twoTargets(t)
 		p.health("s", "a", healthcheck.NotReady)

@@ -371,6 +371,16 @@ func (forwarding *forwarding) holdBack(now time.Time, key holdKey, need []vip.VI
 	return false
 }
 
+// stalled moves the ends of holds by a stall of this process: reports of the frontend wait to be
+// read.
+func (forwarding *forwarding) stalled(stall time.Duration) {
+	if stall > 0 {
+		for _, held := range forwarding.holds {
+			held.ends = held.ends.Add(stall)
+		}
+	}
+}
+
 // withdrew reports whether a complete report advertises none of the VIPs.
 func (f *Frontend) withdrew(vips []vip.VIP) bool {
 	if !f.Complete || f.Advertised == 0 {

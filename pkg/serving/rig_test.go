@@ -60,7 +60,11 @@ func newRig(t testing.TB, o Options, members map[string][]targetset.Member) *rig
 func (r *rig) of(stream string) []targetset.Member { return slices.Clone(r.members[stream]) }
 
 func (r *rig) evaluate(changed ...healthcheck.Health) Result {
-	result := r.e.Evaluate(r.now, healthcheck.Evaluation{Changed: changed})
+	return r.check(healthcheck.Evaluation{Changed: changed})
+}
+
+func (r *rig) check(e healthcheck.Evaluation) Result {
+	result := r.e.Evaluate(r.now, e)
 	inOrder := slices.IsSortedFunc(result.Changed, func(x, y readiness.VIPReadiness) int {
 		return vip.Compare(x.VIP, y.VIP)
 	})

@@ -57,6 +57,27 @@ func TestStallKeepsVIPs(t *testing.T) {
 	}
 }
 
+// A stall of lb does not use up the time in which the frontend withdraws at lb's end.
+func TestStallDuringStop(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.up(f.target1, f.target2)
+	f.must(f.pod.StartLB(noDrain))
+	f.must(f.pod.StartFrontend(noDrain))
+	f.wantRoutes(every()...)
+	f.must(f.pod.Frontend.Signal(syscall.SIGSTOP))
+	f.must(f.pod.LB.Signal(syscall.SIGTERM))
+	f.waitLog(f.pod.LB, "going away")
+	f.must(f.pod.LB.Signal(syscall.SIGSTOP))
+	f.must(f.pod.Frontend.Signal(syscall.SIGCONT))
+	f.waitPast(time.Now().Add(3 * time.Second)) // longer than lb waits
+	f.must(f.pod.LB.Signal(syscall.SIGCONT))
+	f.wantExit(f.pod.LB, 0)
+	if out := f.pod.LB.Output(); !strings.Contains(out, "every VIP is withdrawn; stopping") {
+		t.Errorf("lb ended without the frontend's withdrawal:\n%s", f.pod.LB.Tail(5))
+	}
+}
+
 // stall stops all processes of the pod and of the gateway, as a stall of the machine does, after
 // the KEEPALIVE of a full second. It returns the time for which they did not run.
 func (f *fixture) stall(d time.Duration) time.Duration {
