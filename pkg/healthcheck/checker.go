@@ -332,8 +332,8 @@ func (checker *Checker) Evaluate(now time.Time) Evaluation {
 }
 
 // forgive moves the deadlines by the time for which this process stalled: its checks stalled, too.
-// It returns that time. Between two calls of Evaluate at most Heartbeat counts, which bounds the time until a target
-// without checks is overdue in a process that stalls again and again.
+// It returns that time. Between two calls of Evaluate at most Heartbeat counts, which bounds the
+// time until a target without checks is overdue in a process that stalls again and again.
 func (checker *Checker) forgive(now time.Time) (late time.Duration) {
 	by := checker.evaluateBy
 	checker.evaluateBy = now.Add(checker.Heartbeat)
