@@ -12,7 +12,6 @@ import (
 
 // gatewayRemedies maps parts of BIRD's error or of the state to the remedy; the first one counts.
 var gatewayRemedies = []struct{ part, next string }{
-	{"pending", "`frontend apply-now` makes the change without its turn"},
 	{"Bad peer AS", "correct remoteASN or localASN of the gateway in the trench file, or the neighbor at the router"},
 	{"Neighbor lost", "`ip -br link`: is the interface toward the gateways up? Then the link, `ping ADDRESS` from here"},
 	{"Connection closed", "`ping ADDRESS` from here; does BGP run at the router?"},
@@ -32,7 +31,11 @@ var gatewayRemedies = []struct{ part, next string }{
 func gatewayRemedy(gateway *frontendv1.GatewayStatus) string {
 	// BIRD needs quotes around a name with a hyphen, and the shell must not remove them.
 	inspect := "`birdc \"show protocols all 'NBR-" + gateway.GetName() + "'\"`"
-	text := strings.Join([]string{gateway.GetState(), gateway.GetLastError(), gateway.GetChange()}, " ")
+	if strings.HasPrefix(gateway.GetChange(), "change pending") {
+		return "`frontend apply-now` makes the change without its turn; " + inspect
+	}
+	// The parameters of a change are no errors.
+	text := gateway.GetState() + " " + gateway.GetLastError()
 	for _, remedy := range gatewayRemedies {
 		if strings.Contains(text, remedy.part) {
 			return strings.ReplaceAll(remedy.next, "ADDRESS", gateway.GetAddress()) + "; " + inspect
@@ -50,10 +53,10 @@ func gatewayRemedy(gateway *frontendv1.GatewayStatus) string {
 }
 
 // isSilent reports whether a gateway is down and nothing is known from it: it answers neither TCP
-// nor
-// BFD.
+// nor BFD.
 func isSilent(gateway *frontendv1.GatewayStatus) bool {
-	return !gateway.GetUp() && gateway.GetLastError() == "" && gateway.GetChange() == "" &&
+	isChanged := gateway.GetChange() == "" || strings.HasPrefix(gateway.GetChange(), "changing")
+	return !gateway.GetUp() && gateway.GetLastError() == "" && isChanged &&
 		(slices.Contains([]string{"Connect", "Active"}, gateway.GetState()) || gateway.GetProtocol() == "static")
 }
 

@@ -212,3 +212,27 @@ func TestChainNamesCauses(t *testing.T) {
 	}
 	t.Log("\n" + chain.Text())
 }
+
+// The remedy of a gateway follows from its state and its last error, whatever changed before.
+func TestRemedyOfChangedGateway(t *testing.T) {
+	changing := "changing: local AS, password file, hold time"
+	for _, c := range []struct {
+		gateway *frontendv1.GatewayStatus
+		want    string
+		silent  bool
+	}{
+		{&frontendv1.GatewayStatus{Protocol: "static", State: "Down", Change: changing}, "configure BFD", true},
+		{&frontendv1.GatewayStatus{Protocol: "bgp", State: "Active", Change: changing}, "correct its address", true},
+		{&frontendv1.GatewayStatus{
+			Protocol: "bgp", State: "Idle", LastError: "Unacceptable hold time: 0", Change: changing,
+		}, "give the router a hold time", false},
+		{&frontendv1.GatewayStatus{
+			Protocol: "bgp", State: "Active", LastError: "Connection refused", Change: "change pending: hold time",
+		}, "apply-now", false},
+		{&frontendv1.GatewayStatus{Protocol: "bgp", State: "Active", Change: "leaving, 1 s left"}, "birdc", false},
+	} {
+		if got := gatewayRemedy(c.gateway); !strings.Contains(got, c.want) || isSilent(c.gateway) != c.silent {
+			t.Errorf("%v: %s; silent: %v, want %s; %v", c.gateway, got, isSilent(c.gateway), c.want, c.silent)
+		}
+	}
+}
