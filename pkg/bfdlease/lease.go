@@ -123,8 +123,9 @@ func (lease *Lease) Gateways(ctx context.Context, addresses []netip.Addr) error 
 func (lease *Lease) Run(ctx context.Context) error {
 	timer := time.After(0)
 	failures := backoff.Backoff{Min: 50 * time.Millisecond, Max: Interval}
+	_, changed := lease.ordered.Get()
 	for {
-		_, reordered := lease.ordered.Get()
+		reordered := changed
 		if len(lease.gateways) == 0 {
 			reordered = nil
 		}
@@ -139,7 +140,10 @@ func (lease *Lease) Run(ctx context.Context) error {
 		case <-reordered:
 		case <-timer:
 		}
-		err := lease.apply(time.Now(), lease.ordered.Load())
+		// Before apply reads the time of the order: an order during apply wakes the next pass.
+		var ordered Families
+		ordered, changed = lease.ordered.Get()
+		err := lease.apply(time.Now(), ordered)
 		wait := Interval
 		if err != nil {
 			wait = failures.Next()

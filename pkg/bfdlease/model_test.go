@@ -207,6 +207,30 @@ func TestOldOrderRaisesNoFamily(t *testing.T) {
 	}
 }
 
+// An order that arrives while the kernel is written is obeyed at once.
+func TestOrderDuringWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &ruleset{generation: 7}
+		l := k.lease()
+		write := l.write
+		var written time.Time
+		l.write = func(c content) error {
+			if written = time.Now(); len(k.writes) == 0 {
+				l.Attract(time.Now(), Families{})
+			}
+			return write(c)
+		}
+		l.Attract(time.Now(), Families{true})
+		began := time.Now()
+		stop := harness.Run(t, l.Run)
+		defer stop()
+		time.Sleep(Interval / 2)
+		if last := k.writes[len(k.writes)-1]; last.attract[0] || written != began {
+			t.Errorf("%v after the order: %+v", written.Sub(began), last)
+		}
+	})
+}
+
 // A failed write may have been applied, so the table is written again even if the previous order
 // returns.
 func TestFailedWriteIsRepeated(t *testing.T) {

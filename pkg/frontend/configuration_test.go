@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -143,7 +144,8 @@ func TestConfigurationKeepsDrains(t *testing.T) {
 func TestRemovedRoutesAreExportedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &follower{process: afterDecision()}
-		f.Log = slog.New(slog.DiscardHandler)
+		var log strings.Builder
+		f.Log = slog.New(slog.NewTextHandler(&log, nil))
 		removed := func(n int) bool {
 			before := f.exported
 			f.exportRoutes(kernel.Confirmed{Removed: n})
@@ -159,6 +161,14 @@ func TestRemovedRoutesAreExportedAgain(t *testing.T) {
 		time.Sleep(exportInterval)
 		if removed(3) || f.exportDue != nil {
 			t.Error("exported, or waits, without a removal")
+		}
+		for n := range 100 { // of 200 ms: 20 s
+			time.Sleep(exportInterval)
+			removed(4 + n)
+		}
+		// The first one, and two of the others.
+		if n := strings.Count(log.String(), "another process"); n != 3 {
+			t.Errorf("%d warnings of 103 removals in 20 s", n)
 		}
 	})
 }

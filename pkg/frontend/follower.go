@@ -54,8 +54,9 @@ type follower struct {
 	removed  int       // removed routes that BIRD was already asked to restore
 	exported time.Time // time of the last such request
 	// exportDue ends the wait for the next one; nil without a wait.
-	exportDue <-chan time.Time
-	warned    bool // logged that lb and frontend share a SPIFFE ID
+	exportDue    <-chan time.Time
+	removalNoted time.Time // time of the last event of removed routes
+	warned       bool      // logged that lb and frontend share a SPIFFE ID
 
 	started, advertised bool
 	startBy             time.Time // end of ReadyTimeout; zero while it does not run
@@ -200,6 +201,8 @@ const (
 	// that flushes tables does so for one family after the other.
 	exportInterval = 200 * time.Millisecond
 	birdSettles    = 5 * time.Second // in which a new BIRD removes the routes of its predecessor
+	// removalNotes is the least time between two events of removed routes.
+	removalNotes = 10 * time.Second
 )
 
 // exportRoutes makes BIRD restore routes that another process removed.
@@ -215,7 +218,8 @@ func (f *follower) exportRoutes(routed kernel.Confirmed) {
 	f.removed, f.exported = routed.Removed, time.Now()
 	f.bird.ExportRoutes()
 	// A new BIRD removes the routes of its predecessor, so that is not a foreign change.
-	if time.Since(f.shownBIRD.Since) > birdSettles {
+	if time.Since(f.shownBIRD.Since) > birdSettles && time.Since(f.removalNoted) >= removalNotes {
+		f.removalNoted = time.Now()
 		what := fmt.Sprintf("another process removed routes from table %d; BIRD exports them again", f.Kernel.TableID)
 		f.Log.Warn(what)
 		f.observer.note(what)

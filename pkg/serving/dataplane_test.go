@@ -271,6 +271,19 @@ func TestHoldsAreBounded(t *testing.T) {
 		p.later(1)
 		p.wantRole("s", "b", vip.IPv4, plan.Down)
 	})
+	t.Run("stall without a frontend", func(t *testing.T) {
+		p := twoTargets(t)
+		p.health("s", "a", healthcheck.NotReady)
+		p.confirm()
+		p.health("s", "b", healthcheck.NotReady)
+		p.report.Connected, p.report.At = false, p.now
+		p.now = p.now.Add(FrontendGone)
+		p.check(healthcheck.Evaluation{Stalled: FrontendGone})
+		p.later(FrontendGone - 1)
+		p.wantRole("s", "b", vip.IPv4, plan.Serving)
+		p.later(1)
+		p.wantRole("s", "b", vip.IPv4, plan.Down)
+	})
 	t.Run("no frontend", func(t *testing.T) {
 		p := twoTargets(t)
 		p.report = readiness.Report{}

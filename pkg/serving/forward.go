@@ -23,6 +23,7 @@ const FrontendGone = 500 * time.Millisecond
 type forwarding struct {
 	kernel       *kernel
 	roster       *roster
+	awake        time.Time     // end of the last stall of this process
 	withdrawTime time.Duration // of the frontend
 	// desired maps each stream to its desired state, and sent is the state that the data plane
 	// received; its revision is 0 before the first one. Equal streams share one pointer. counted
@@ -346,6 +347,9 @@ func (forwarding *forwarding) holdBack(now time.Time, key holdKey, need []vip.VI
 	if frontend.At.After(gone) {
 		gone = frontend.At
 	}
+	if forwarding.awake.After(gone) { // a connection waits to be accepted
+		gone = forwarding.awake
+	}
 	gone = gone.Add(FrontendGone)
 	if key.stream == "" {
 		gone = held.ends // a frontend connects to a restarted load balancer within seconds
@@ -373,8 +377,9 @@ func (forwarding *forwarding) holdBack(now time.Time, key holdKey, need []vip.VI
 
 // stalled moves the ends of holds by a stall of this process: reports of the frontend wait to be
 // read.
-func (forwarding *forwarding) stalled(stall time.Duration) {
+func (forwarding *forwarding) stalled(now time.Time, stall time.Duration) {
 	if stall > 0 {
+		forwarding.awake = now
 		for _, held := range forwarding.holds {
 			held.ends = held.ends.Add(stall)
 		}

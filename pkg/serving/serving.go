@@ -173,7 +173,7 @@ func (evaluator *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluatio
 		evaluator.views.checked = append(evaluator.views.checked, health.Key)
 	}
 	evaluator.warm(now)
-	evaluator.forwarding.stalled(checks.Stalled)
+	evaluator.forwarding.stalled(now, checks.Stalled)
 	var result Result
 	// Count only the affected streams, and judge only the VIPs whose counts changed.
 	for _, stream := range evaluator.dirty {

@@ -228,10 +228,14 @@ var targetRemedies = []struct{ part, next string }{
 	{"no answer, and none", "correct the address in ips; `ping` it from here: does the host run, on this network?"},
 	{"firewall", "the data plane below; then `nft list ruleset` here and there, and the network policies in between"},
 	{"ip address del", "the data plane below"},
-	{"no answer", "does the check fit the application (its kind, port and path)? `curl` it from here"},
+	{"no answer", unfitCheck},
+	{"reset by peer", unfitCheck},
+	{"answer is not", unfitCheck},
 	{"no route to host", "correct the address in ips; `ping` it from here: does the host run, on this network?"},
 	{"status", "correct the path of the check, or see why the application answers so: `curl` it from here"},
 }
+
+const unfitCheck = "does the check fit the application (its kind, port and path)? `curl` it from here"
 
 // targetRemedy returns what to do about a target that is not ready.
 func targetRemedy(stream string, target *lbv1.TargetStatus) string {

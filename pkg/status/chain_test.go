@@ -236,3 +236,16 @@ func TestRemedyOfChangedGateway(t *testing.T) {
 		}
 	}
 }
+
+// An application of another protocol closes the connection, resets it if it did not read the
+// request, or answers.
+func TestRemedyOfUnfitCheck(t *testing.T) {
+	for _, e := range []string{
+		"port 80: closed the connection: no answer", "port 80: connection reset by peer",
+		"port 80: the answer is not HTTP/1.1: malformed HTTP response \"hello\"", "port 53: the answer is not DNS: x",
+	} {
+		if got := targetRemedy("s", &lbv1.TargetStatus{State: "not ready", LastError: e}); got != unfitCheck {
+			t.Errorf("%s: %s", e, got)
+		}
+	}
+}

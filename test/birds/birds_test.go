@@ -21,8 +21,9 @@ const basicPath = "^(TestGatewayReceivesAnnouncedVIPs|TestGatewayWithoutHoldTime
 // TestOtherVersions runs the basic path with each BIRD that test/setup/birds.sh unpacked.
 func TestOtherVersions(t *testing.T) {
 	tests := filepath.Join(t.TempDir(), "bird.test")
-	if out, err := exec.CommandContext(t.Context(), "go", "test", "-race", "-c", "-o", tests, "../../pkg/bird").
-		CombinedOutput(); err != nil {
+	build := exec.CommandContext(t.Context(), "go", "test", "-race", "-c", "-o", tests, "../../pkg/bird")
+	build.Env = append(os.Environ(), "CGO_ENABLED=1") // the race detector needs cgo
+	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the tests of pkg/bird: %v\n%s", err, out)
 	}
 	versions := []string{"2.17", "2.20", "3.1", "3.4"}

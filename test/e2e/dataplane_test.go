@@ -261,13 +261,12 @@ func TestCleanupCreatesNoState(t *testing.T) {
 	}
 }
 
-// The gateway must never send to a VIP for which the kernel has no target. Each round reads the
-// kernel before the route: an empty table followed by an existing route shows the wrong order,
-// since no target returns in this test.
+// The gateway must never send to a VIP for which the kernel has no target: the last one leaves the
+// kernel after the frontend's withdrawal.
 func TestLastTargetRemovedAfterWithdrawal(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
-	f.start()
+	f.start("--drain-time=1h") // lb waits as long for the frontend
 	serving := func() bool {
 		f.t.Helper()
 		out, err := f.pod.Namespace().Run(f.ctx, "nft", "list", "map", "inet", "vipgate-lb", "maglev4/stream-a")
@@ -277,26 +276,24 @@ func TestLastTargetRemovedAfterWithdrawal(t *testing.T) {
 	if !serving() {
 		t.Fatal("no target serves")
 	}
+	f.must(f.pod.Frontend.Signal(syscall.SIGSTOP))
 	for _, a := range f.Targets {
 		f.must(a.Unhealthy()) // the application continues to serve
 	}
-	rounds := 0
-	f.must(lab.Eventually(f.ctx, time.Millisecond, func() error {
-		rounds++
-		serves := serving()
-		via, err := f.Via(f.VIPs[0])
-		if err != nil {
-			return err
-		}
-		if !serves && len(via) > 0 {
-			t.Fatal("the gateway sends to a VIP that has no target in the kernel")
-		}
-		if serves || len(via) > 0 {
-			return fmt.Errorf("targets in the kernel: %v, the gateway sends to pods %v", serves, via)
+	f.waitOutput("stream stream-a (ipv4): until the frontend withdraws 1 VIP", "status")
+	if !serving() {
+		t.Error("the gateway sends to a VIP that has no target in the kernel")
+	}
+	f.must(f.pod.Frontend.Signal(syscall.SIGCONT))
+	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
+		if serving() {
+			return errors.New("targets are in the kernel")
 		}
 		return nil
 	}))
-	t.Logf("%d rounds", rounds)
+	if via, err := f.Via(f.VIPs[0]); err != nil || len(via) > 0 {
+		t.Errorf("the last target left the kernel while the gateway sends to pods %v, %v", via, err)
+	}
 	f.waitOutput("not ready  too few targets ready", "status")
 
 	// A recovered VIP is announced only after the kernel has its target.

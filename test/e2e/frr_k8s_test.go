@@ -26,7 +26,7 @@ import (
 
 const (
 	frrK8sReload  = "/usr/lib/frr/frr-reload.py" // which frr-k8s runs after each change
-	frrK8sTimeout = 20 * time.Second             // the route maps of FRR follow a reload after 5 s
+	frrK8sTimeout = 2 * time.Minute              // the route maps of FRR follow a reload after 5 s
 )
 
 // frrK8s is a node on which frr-k8s runs FRR for MetalLB and for a trench pod. FRR calls the pod's

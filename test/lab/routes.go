@@ -55,7 +55,10 @@ func (n *NetNS) nextHops(to netip.Prefix) (_ map[netip.Addr]int, err error) {
 
 // addNextHops adds the next hops of one route (rtnetlink(7), struct rtmsg).
 func addNextHops(hops map[netip.Addr]int, route []byte, to netip.Prefix) error {
-	if len(route) < routeHeader || int(route[1]) != to.Bits() || route[4] != unix.RT_TABLE_MAIN {
+	if len(route) < routeHeader || binary.NativeEndian.Uint32(route[8:])&unix.RTM_F_CLONED != 0 {
+		return nil // a path MTU or a redirect, which ip hides
+	}
+	if int(route[1]) != to.Bits() || route[4] != unix.RT_TABLE_MAIN {
 		return nil
 	}
 	attributes, err := netlink.NewAttributeDecoder(route[routeHeader:])

@@ -17,7 +17,9 @@ func TestReplay(t *testing.T) {
 	}
 	programs, err := lab.Programs()
 	harness.Must(t, err)
-	o := options{binaries: programs, interval: 20 * time.Millisecond, observed: time.Second}
+	const logs = "../../.cache/replay"
+	harness.Must(t, os.MkdirAll(logs, 0o755))
+	o := options{binaries: programs, interval: 20 * time.Millisecond, observed: time.Second, keep: logs}
 	for _, id := range []string{"I8", "I11", "I13"} {
 		t.Run(id, func(t *testing.T) {
 			t.Parallel()
@@ -29,7 +31,7 @@ func TestReplay(t *testing.T) {
 			case r.Err == "" && r.Late >= excuse:
 				lab.Skip(t, "a machine that is not overloaded")
 			default:
-				t.Errorf("black hole %v, dark %v: %s", r.Worst.BlackHole, r.Worst.Dark, r.Err)
+				t.Errorf("black hole %v, dark %v: %s; logs in %s", r.Worst.BlackHole, r.Worst.Dark, r.Err, logs)
 			}
 		})
 	}

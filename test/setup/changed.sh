@@ -18,8 +18,10 @@ versions() {
 	local with
 	with=$(grep -lE 'lab\.(BIRDs|NewerBIRD)\(' test/e2e/*_test.go |
 		xargs awk '/^func Test/ { sub(/\(.*/, "", $2); name = $2 } /lab\.(BIRDs|NewerBIRD)\(/ { print name }' | sort -u | paste -sd'|')
-	VIPGATE_TEST_BIRDS=all RUN="" test/setup/test.sh ./test/birds ./test/speakers &&
-		VIPGATE_TEST_BIRDS=all RUN="^($with)\$" test/setup/test.sh ./test/e2e
+	local result=0
+	VIPGATE_TEST_BIRDS=all RUN="" test/setup/test.sh ./test/birds ./test/speakers || result=1
+	VIPGATE_TEST_BIRDS=all RUN="^(${with:?})\$" test/setup/test.sh ./test/e2e || result=1
+	return $result
 }
 site() {
 	test/setup/packages.sh site
@@ -28,7 +30,7 @@ site() {
 
 touched 'test/lab/' && stage "topology of the lab" test/setup/test.sh ./test/lab
 touched 'pkg/bird/|test/birds/|test/setup/birds.sh' && stage "other versions of BIRD" versions
-touched 'test/replay/' && stage "replay of two incidents" test/setup/test.sh ./test/replay
+touched 'test/replay/' && stage "replay of three incidents" test/setup/test.sh ./test/replay
 touched 'test/bench/' && stage "every row of the benchmark" make bench-quick
 touched 'test/install/|docs/install.md|tools/release/|test/setup/|Makefile|README.md' && stage "installation" installation
 touched 'tools/site/|docs/.*\.md' && stage "documentation site" site

@@ -272,7 +272,6 @@ func (t *Trench) wantEgress(ctx context.Context, p *lab.Pod) error {
 	return lab.Eventually(ctx, pollInterval, func() error { return admin.WantServing(ctx, p.FrontendAdmin(), "Egress") })
 }
 
-// app returns a target by its name.
 // CheckAsymmetry returns an error unless replies of either family left through the gateway that did
 // not forward their flow: each gateway only forwards the replies to the clients of its peer.
 func (t *Trench) CheckAsymmetry(ctx context.Context) error {
@@ -290,6 +289,7 @@ func (t *Trench) CheckAsymmetry(ctx context.Context) error {
 	return nil
 }
 
+// app returns a target by its name.
 func (t *Trench) app(name string) *lab.App {
 	i := slices.IndexFunc(t.Targets, func(a *lab.App) bool { return a.Name == name })
 	return t.Targets[i] // names come from names()
