@@ -225,6 +225,7 @@ func TestOrderDuringWrite(t *testing.T) {
 		stop := harness.Run(t, l.Run)
 		defer stop()
 		time.Sleep(Interval / 2)
+		synctest.Wait()
 		if last := k.writes[len(k.writes)-1]; last.attract[0] || written != began {
 			t.Errorf("%v after the order: %+v", written.Sub(began), last)
 		}

@@ -145,9 +145,10 @@ func (supervisor *Supervisor) command(ctx context.Context, command string) (Repl
 	deadline := begin.Add(min(commandTimeout, supervisor.unansweredSince.Add(limit).Sub(begin)))
 	bounded, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
+	stalls := watchStalls()
 	reply, err := supervisor.exchange(bounded, command)
-	if reply == nil {
-		if time.Since(deadline) > starved && ctx.Err() == nil {
+	if stalled := stalls.look(time.Now(), true); reply == nil {
+		if (stalled || time.Since(deadline) > starved) && ctx.Err() == nil {
 			// Starvation is no evidence against BIRD: restart the wait for its answer.
 			supervisor.unansweredSince = time.Now()
 			return nil, fmt.Errorf("%w: %w", errStarved, err)

@@ -91,7 +91,7 @@ func addGateway(a *nspv1.Attractor, name, address string) *nspv1.Gateway {
 	}
 	g := &nspv1.Gateway{
 		Name: name, Address: address, IpFamily: family, Protocol: "bgp", RemoteAsn: lab.GatewayAS, LocalAsn: lab.PodAS,
-		RemotePort: lab.BGPPort, LocalPort: lab.BGPPort, HoldTime: 3, Trench: a.GetTrench(),
+		RemotePort: lab.BGPPort, LocalPort: lab.BGPPort, HoldTime: lab.HoldSeconds, Trench: a.GetTrench(),
 	}
 	a.Gateways = append(a.Gateways, g)
 	return g

@@ -57,6 +57,31 @@ func TestStallKeepsVIPs(t *testing.T) {
 	}
 }
 
+// A stall that begins while BIRD is asked, and ends when its answer is due, is no evidence against
+// BIRD.
+func TestStallWhileBIRDIsAsked(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.up(f.target1, f.target2)
+	f.startPod()
+	f.wantRoutes(every()...)
+	for range 2 {
+		mark := f.mark()
+		f.must(syscall.Kill(f.birdPID(), syscall.SIGSTOP))
+		f.waitPast(time.Now().Add(1100 * time.Millisecond)) // a poll waits for its answer
+		f.must(f.pod.Frontend.Signal(syscall.SIGSTOP))
+		f.waitPast(time.Now().Add(2 * time.Second)) // which is due
+		f.must(f.pod.Frontend.Signal(syscall.SIGCONT))
+		f.waitPast(time.Now().Add(100 * time.Millisecond)) // the frontend runs first
+		f.must(syscall.Kill(f.birdPID(), syscall.SIGCONT))
+		f.waitPast(time.Now().Add(2 * time.Second)) // the frontend has asked again
+		f.wantNoUpdates(mark, every()...)
+	}
+	if out := f.pod.Frontend.Output(); strings.Contains(out, "BIRD_HUNG") {
+		t.Errorf("BIRD counts as hung:\n%s", f.pod.Frontend.Tail(5))
+	}
+}
+
 // A stall of lb does not use up the time in which the frontend withdraws at lb's end.
 func TestStallDuringStop(t *testing.T) {
 	t.Parallel()
