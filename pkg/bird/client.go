@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/task"
 )
 
 const (
@@ -32,7 +33,7 @@ type Client struct {
 
 // Dial connects and reads the greeting; ctx and commandTimeout bound it.
 func Dial(ctx context.Context, socket string) (*Client, error) {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	ctx, cancel := task.WithAwakeTimeout(ctx, commandTimeout)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {

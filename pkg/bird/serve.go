@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/tick"
 )
 
@@ -67,8 +68,8 @@ func (supervisor *Supervisor) serve(ctx context.Context, process *process) error
 				}
 			}
 		case <-timer:
-			if time.Since(due) > starved { // restart the wait for an answer
-				supervisor.unansweredSince = time.Time{}
+			if late := time.Since(due); late > starved && !supervisor.unansweredSince.IsZero() {
+				supervisor.unansweredSince = supervisor.unansweredSince.Add(late)
 			}
 		}
 		// Observe first: if BIRD lacks protocols, stage loads the configuration again.
@@ -142,15 +143,14 @@ func (supervisor *Supervisor) command(ctx context.Context, command string) (Repl
 		supervisor.unansweredSince = begin
 	}
 	limit := supervisor.apply.current.input.hangLimit()
-	deadline := begin.Add(min(commandTimeout, supervisor.unansweredSince.Add(limit).Sub(begin)))
-	bounded, cancel := context.WithDeadline(ctx, deadline)
+	timeout := max(0, min(commandTimeout, supervisor.unansweredSince.Add(limit).Sub(begin)))
+	bounded, cancel := task.WithAwakeTimeout(ctx, timeout)
 	defer cancel()
-	stalls := watchStalls()
 	reply, err := supervisor.exchange(bounded, command)
-	if stalled := stalls.look(time.Now(), true); reply == nil {
-		if (stalled || time.Since(deadline) > starved) && ctx.Err() == nil {
-			// Starvation is no evidence against BIRD: restart the wait for its answer.
-			supervisor.unansweredSince = time.Now()
+	if reply == nil {
+		if late := time.Since(begin) - timeout; late > starved && ctx.Err() == nil {
+			// Starvation is no evidence against BIRD: its time to answer does not count it.
+			supervisor.unansweredSince = supervisor.unansweredSince.Add(late)
 			return nil, fmt.Errorf("%w: %w", errStarved, err)
 		}
 		return nil, err

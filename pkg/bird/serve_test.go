@@ -383,6 +383,28 @@ func TestOwnStarvationIsNotSilence(t *testing.T) {
 	})
 }
 
+// A BIRD that never answers counts as hung although this process is starved again and again.
+func TestStarvationEndsNoHang(t *testing.T) {
+	watchIdle(t, func(t *testing.T, _ *fakeBIRD, w *watched) {
+		w.cancel()
+		<-w.ended
+		s := w.Supervisor
+		for commands := 0; !s.hung(); commands++ {
+			if commands > int(minHang/commandTimeout) {
+				t.Fatalf("not hung after %d commands without an answer", commands)
+			}
+			ours, theirs := net.Pipe()
+			defer theirs.Close()
+			go func() { _, _ = bufio.NewReader(theirs).ReadString('\n') }()
+			s.client = &Client{conn: ours, reader: bufio.NewReader(&late{ours, commandTimeout + time.Second})}
+			if _, err := s.command(context.Background(), "show status"); !errors.Is(err, errStarved) {
+				t.Fatal(err)
+			}
+		}
+		s.disconnect()
+	})
+}
+
 func TestLogLineTriggersPoll(t *testing.T) {
 	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
 		w.next()

@@ -8,6 +8,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/announce"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -229,7 +230,7 @@ func (r *reporter) reportAttracted(
 // awaitWithdrawn waits until the announcer has written the revision and the gateway sessions
 // confirm it. It reports whether both happened in time.
 func (r *reporter) awaitWithdrawn(ctx context.Context, revision uint64) bool {
-	ctx, cancel := context.WithTimeout(ctx, confirmTimeout+r.detection())
+	ctx, cancel := task.WithAwakeTimeout(ctx, confirmTimeout+r.detection())
 	defer cancel()
 	err := r.announcer.Wait(ctx, func(s announce.State) bool {
 		// BIRD drops all VIPs when the loopback session ends.
