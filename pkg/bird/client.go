@@ -111,7 +111,7 @@ func (client *Client) run(ctx context.Context, command string, read readFunc) (R
 
 // exchange writes a request, if any, and reads one reply. ctx and commandTimeout interrupt both.
 func (client *Client) exchange(ctx context.Context, request []byte, read readFunc) (Reply, error) {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	ctx, cancel := task.WithAwakeTimeout(ctx, commandTimeout)
 	defer cancel()
 	if err := client.conn.SetDeadline(time.Time{}); err != nil {
 		return nil, err

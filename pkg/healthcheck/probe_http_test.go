@@ -99,16 +99,20 @@ func ask(t *testing.T, p *plan, at netip.Addr, patience time.Duration) outcome {
 	return p.probe(ctx, path{}.dial, at, at)
 }
 
-// wantFailureInTime runs a check that ends with its timeout, which grows from impatient while a
-// busy machine does not get as far as the reason.
+// inTime runs a check that ends with its timeout, which grows from impatient while a busy machine
+// does not get as far as the expected outcome.
+func inTime(check func(limit time.Duration) (expected bool)) {
+	for limit := impatient; !check(limit) && limit < patient; limit *= 4 {
+	}
+}
+
 func wantFailureInTime(t *testing.T, p *plan, at netip.Addr, port uint16, reason string) {
 	t.Helper()
-	limit := impatient
-	o := ask(t, p, at, limit)
-	for !strings.HasSuffix(o.reason, reason) && limit < patient {
-		limit *= 4
+	var o outcome
+	inTime(func(limit time.Duration) bool {
 		o = ask(t, p, at, limit)
-	}
+		return strings.HasSuffix(o.reason, reason)
+	})
 	wantFailure(t, o, port, reason)
 }
 

@@ -74,14 +74,19 @@ func TestSCTPChecks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, at := range []netip.Addr{netip.MustParseAddr("127.0.0.2"), loopback6} {
 				serveSCTP(t, at, tt.answer)
-				p := newPlan(trench.Check{
-					SingleCheck: trench.SingleCheck{Timeout: impatient, SCTP: trench.SCTPCheck{Port: 2905}},
-				})
 				want := "port 2905: " + tt.want
 				if tt.want == "" {
 					want = ""
 				}
-				if got := p.probe(harness.Context(t, impatient), path{to: at}.dial, at, at); got.reason != want {
+				var got outcome
+				inTime(func(limit time.Duration) bool {
+					p := newPlan(trench.Check{
+						SingleCheck: trench.SingleCheck{Timeout: limit, SCTP: trench.SCTPCheck{Port: 2905}},
+					})
+					got = p.probe(harness.Context(t, limit), path{to: at}.dial, at, at)
+					return got.reason == want
+				})
+				if got.reason != want {
 					t.Errorf("%s: %+v, want %q", at, got, want)
 				}
 			}

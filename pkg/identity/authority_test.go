@@ -133,7 +133,7 @@ func TestDevSourceRotatesAtHalfLife(t *testing.T) {
 		src, err := identity.NewDev(filepath.Join(t.TempDir(), "dev"), devID, identity.Options{DevTTL: 2 * time.Second})
 		must(t, err)
 		identitytest.Run(t, src)
-		<-src.Ready()
+		identitytest.WaitStatus(t, src, "usable", usable) // Ready is closed before the status says so
 		start := time.Now()
 		identitytest.WaitStatus(t, src, "rotated", func(s identity.Status) bool {
 			if s.Overdue || s.Err != nil {

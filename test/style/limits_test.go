@@ -27,7 +27,8 @@ const (
 	// the feedback of probes to lb (1 200), speakers of other programs (1 380), BIRD, GoBGP and BMP
 	// among them (1 150) and their names in messages (37), frr-k8s (400), host mode (740), raised
 	// capabilities (32), ranges of VIPs in FRR's lists (47), stalls (153), equal IDs of streams (10),
-	// VIPs that come back while the kernel removes them (15), routes removed twice (14).
+	// VIPs that come back while the kernel removes them (15), routes removed twice (14), timeouts without
+	// stalls (109).
 	maxProductLines = 84_681
 	maxMethods      = 40
 	// 9 of vipgate, 18 of vipgate-probe, 9 of its feedback to lb, 12 of speakers of other programs, 3 of
