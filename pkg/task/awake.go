@@ -7,7 +7,7 @@ import (
 )
 
 // awakeStep is the time between two looks at the clock. Of more than twice as much only this time
-// counts: no other load delays a timer so long.
+// counts: the rest is a stall.
 const awakeStep = 50 * time.Millisecond
 
 // WithAwakeTimeout returns a context that ends after this process has run for a time. A stall of
