@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"text/template"
 	"time"
 
@@ -85,11 +86,14 @@ func Of(config *trench.Config, gateways []trench.Gateway, pods []netip.Prefix) (
 //go:embed *.tmpl
 var files embed.FS
 
-var templates = template.Must(template.New("").Funcs(template.FuncMap{
-	"seconds": func(d time.Duration) int { return int(d / time.Second) },
-	"ms":      func(d time.Duration) int { return max(1, int(d/time.Millisecond)) },
-	"add":     func(a, b int) int { return a + b },
-}).ParseFS(files, "*.tmpl"))
+// templates are parsed on first use, not at each start of a program.
+var templates = sync.OnceValue(func() *template.Template {
+	return template.Must(template.New("").Funcs(template.FuncMap{
+		"seconds": func(d time.Duration) int { return int(d / time.Second) },
+		"ms":      func(d time.Duration) int { return max(1, int(d/time.Millisecond)) },
+		"add":     func(a, b int) int { return a + b },
+	}).ParseFS(files, "*.tmpl"))
+})
 
 // Text returns the configuration for a kind of router.
 func (router Router) Text(kind string) (string, error) {
@@ -129,7 +133,7 @@ func (router Router) Text(kind string) (string, error) {
 		}
 	}
 	var text strings.Builder
-	if err := templates.ExecuteTemplate(&text, kind+".tmpl", router); err != nil {
+	if err := templates().ExecuteTemplate(&text, kind+".tmpl", router); err != nil {
 		return "", fmt.Errorf("failed to render the configuration of %s: %w", kind, err)
 	}
 	return text.String(), nil

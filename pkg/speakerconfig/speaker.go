@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"text/template"
 	"time"
 
@@ -20,23 +21,17 @@ import (
 //go:embed *.tmpl
 var files embed.FS
 
-var templates = template.Must(template.New("").Funcs(template.FuncMap{
-	"sequence": func(i int) int { return 10 * (i + 1) },
-	"ms":       func(d time.Duration) int { return max(1, int(d/time.Millisecond)) },
-	"seconds":  func(d time.Duration) int { return int(d / time.Second) },
-}).ParseFS(files, "*.tmpl"))
+// templates are parsed on first use, not at each start of a program.
+var templates = sync.OnceValue(func() *template.Template {
+	return template.Must(template.New("").Funcs(template.FuncMap{
+		"sequence": func(i int) int { return 10 * (i + 1) },
+		"ms":       func(d time.Duration) int { return max(1, int(d/time.Millisecond)) },
+		"seconds":  func(d time.Duration) int { return int(d / time.Second) },
+	}).ParseFS(files, "*.tmpl"))
+})
 
-// Kinds lists the kinds of speakers: the templates' names.
-func Kinds() []string {
-	var kinds []string
-	for _, template := range templates.Templates() {
-		if kind, is := strings.CutSuffix(template.Name(), ".tmpl"); is {
-			kinds = append(kinds, kind)
-		}
-	}
-	slices.Sort(kinds)
-	return kinds
-}
+// Kinds lists the kinds of speakers.
+func Kinds() []string { return []string{"bird", "frr", frrK8s, "gobgp"} }
 
 // Speaker is a speaker between a frontend and its gateways.
 type Speaker struct {
@@ -113,7 +108,7 @@ func (speaker Speaker) Text(kind string) (string, error) {
 		}
 	}
 	var text strings.Builder
-	if err := templates.ExecuteTemplate(&text, kind+".tmpl", speaker); err != nil {
+	if err := templates().ExecuteTemplate(&text, kind+".tmpl", speaker); err != nil {
 		return "", fmt.Errorf("failed to render the configuration of %s: %w", kind, err)
 	}
 	return text.String(), nil
