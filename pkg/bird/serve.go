@@ -38,6 +38,7 @@ func (supervisor *Supervisor) serve(ctx context.Context, process *process) error
 	supervisor.pulse.Next(0)
 	due, timer := time.Now(), time.After(0)
 	for {
+		then := func() {}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -47,7 +48,7 @@ func (supervisor *Supervisor) serve(ctx context.Context, process *process) error
 		case <-resolved:
 			_, resolved = supervisor.resolver.result.Get()
 		case err := <-supervisor.apply.written:
-			supervisor.applyStaged(ctx, err)
+			then = func() { supervisor.applyStaged(ctx, err) }
 		case <-expected:
 			// Poll fast until the gateways have the routes: callers wait for the export.
 			_, expected = supervisor.expect.Get()
@@ -57,21 +58,25 @@ func (supervisor *Supervisor) serve(ctx context.Context, process *process) error
 			supervisor.fast.start(time.Now())
 		case <-supervisor.hint:
 		case <-supervisor.export:
-			// The command has another name in BIRD 3.
-			reload := "reload out"
-			if supervisor.state.Load().Version >= "3" {
-				reload = "reload filters out"
-			}
-			for _, protocol := range []string{"KERNEL4", "KERNEL6"} {
-				if _, err := supervisor.command(ctx, reload+` "`+protocol+`"`); err != nil {
-					supervisor.options.Log.Warn("failed to re-export routes to the kernel", "protocol", protocol, "error", err)
+			then = func() {
+				// The command has another name in BIRD 3.
+				reload := "reload out"
+				if supervisor.state.Load().Version >= "3" {
+					reload = "reload filters out"
+				}
+				for _, protocol := range []string{"KERNEL4", "KERNEL6"} {
+					if _, err := supervisor.command(ctx, reload+` "`+protocol+`"`); err != nil {
+						supervisor.options.Log.Warn("failed to re-export routes to the kernel", "protocol", protocol, "error", err)
+					}
 				}
 			}
 		case <-timer:
-			if late := time.Since(due); late > starved && !supervisor.unansweredSince.IsZero() {
-				supervisor.unansweredSince = supervisor.unansweredSince.Add(late)
-			}
 		}
+		// After a stall several channels are ready, and one of them is chosen.
+		if late := time.Since(due); late > starved && !supervisor.unansweredSince.IsZero() {
+			supervisor.unansweredSince = supervisor.unansweredSince.Add(late)
+		}
+		then()
 		// Observe first: if BIRD lacks protocols, stage loads the configuration again.
 		supervisor.observe(ctx, process)
 		supervisor.stage()
@@ -100,7 +105,7 @@ func (supervisor *Supervisor) wait(now time.Time) time.Duration {
 
 // connect dials the control socket of a new BIRD until it answers with its greeting.
 func (supervisor *Supervisor) connect(ctx context.Context, process *process) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := task.WithAwakeTimeout(ctx, startTimeout)
 	defer cancel()
 	retry := time.NewTicker(fastInterval)
 	defer retry.Stop()
@@ -246,7 +251,7 @@ func (supervisor *Supervisor) observe(ctx context.Context, process *process) {
 // alone is no evidence that BIRD hangs.
 func (supervisor *Supervisor) observeFailed(err error) {
 	switch {
-	case errors.Is(err, errStarved):
+	case errors.Is(err, errStarved) && !supervisor.hung():
 		return
 	case supervisor.unansweredSince.IsZero(): // BIRD answered with an error: refused or shutting down
 	case time.Since(supervisor.unansweredSince) < commandTimeout:

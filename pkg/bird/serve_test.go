@@ -397,8 +397,13 @@ func TestStarvationEndsNoHang(t *testing.T) {
 			defer theirs.Close()
 			go func() { _, _ = bufio.NewReader(theirs).ReadString('\n') }()
 			s.client = &Client{conn: ours, reader: bufio.NewReader(&late{ours, commandTimeout + time.Second})}
-			if _, err := s.command(context.Background(), "show status"); !errors.Is(err, errStarved) {
+			_, err := s.command(context.Background(), "show status")
+			if !errors.Is(err, errStarved) {
 				t.Fatal(err)
+			}
+			s.observeFailed(err)
+			if state := s.State().Load(); state.Alive == s.hung() {
+				t.Errorf("hung %v, state %+v", s.hung(), state)
 			}
 		}
 		s.disconnect()

@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -133,7 +134,7 @@ func (p *process) withdraw(ctx context.Context, again <-chan struct{}) error {
 	p.Log.Info("stopping: moving traffic away", "drain_time", p.Gate.DrainTime)
 	p.observer.note("frontend is stopping")
 
-	ctx, cancel := context.WithTimeout(ctx,
+	ctx, cancel := task.WithAwakeTimeout(ctx,
 		p.Gate.DrainTime+withdrawMargin+confirmTimeout+p.detectionTime()+p.Settle+reportMargin)
 	// The goroutine ends with this call: it must not use the controller after the tasks end.
 	skipped := make(chan struct{})
@@ -162,7 +163,7 @@ func (p *process) withdraw(ctx context.Context, again <-chan struct{}) error {
 	}
 	if p.watcher != nil {
 		// The load balancer stops forwarding after this report, and not before its own limit without it.
-		flush, cancelFlush := context.WithTimeout(ctx, reportMargin)
+		flush, cancelFlush := task.WithAwakeTimeout(ctx, reportMargin)
 		defer cancelFlush()
 		// A missing acknowledgement is not an error, because the load balancer may have stopped first.
 		if err := p.watcher.Reported(flush); err != nil {

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"text/template"
 	"time"
 
@@ -86,14 +85,14 @@ func Of(config *trench.Config, gateways []trench.Gateway, pods []netip.Prefix) (
 //go:embed *.tmpl
 var files embed.FS
 
-// templates are parsed on first use, not at each start of a program.
-var templates = sync.OnceValue(func() *template.Template {
+// templates are parsed on use, not at each start of a program.
+func templates() *template.Template {
 	return template.Must(template.New("").Funcs(template.FuncMap{
 		"seconds": func(d time.Duration) int { return int(d / time.Second) },
 		"ms":      func(d time.Duration) int { return max(1, int(d/time.Millisecond)) },
 		"add":     func(a, b int) int { return a + b },
 	}).ParseFS(files, "*.tmpl"))
-})
+}
 
 // Text returns the configuration for a kind of router.
 func (router Router) Text(kind string) (string, error) {

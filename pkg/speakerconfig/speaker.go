@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"text/template"
 	"time"
 
@@ -21,14 +20,14 @@ import (
 //go:embed *.tmpl
 var files embed.FS
 
-// templates are parsed on first use, not at each start of a program.
-var templates = sync.OnceValue(func() *template.Template {
+// templates are parsed on use, not at each start of a program.
+func templates() *template.Template {
 	return template.Must(template.New("").Funcs(template.FuncMap{
 		"sequence": func(i int) int { return 10 * (i + 1) },
 		"ms":       func(d time.Duration) int { return max(1, int(d/time.Millisecond)) },
 		"seconds":  func(d time.Duration) int { return int(d / time.Second) },
 	}).ParseFS(files, "*.tmpl"))
-})
+}
 
 // Kinds lists the kinds of speakers.
 func Kinds() []string { return []string{"bird", "frr", frrK8s, "gobgp"} }

@@ -2,51 +2,70 @@ package task
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 )
 
-// awakeStep is the time between two looks at the clock. Of more than twice as much only this time
-// counts: the rest is a stall.
-const awakeStep = 50 * time.Millisecond
+const (
+	// awakeStep is the time between two looks at the clock. More than twice as much is a stall.
+	awakeStep = 50 * time.Millisecond
+	// maxStalls bounds a wait of a process that is starved again and again.
+	maxStalls = 3
+)
 
-// WithAwakeTimeout returns a context that ends after this process has run for a time. A stall of
-// the machine, or of this process, does not count: what the caller waits for may have happened
-// during it, or have stalled, too.
+// WithAwakeTimeout returns a context that ends after this process has run for a time. The first
+// three stalls of the machine, or of this process, do not count: what the caller waits for may have
+// happened during them, or have stalled, too. After each of them it has 50 ms left at least.
 func WithAwakeTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
-	ctx, watch := watchAwake(ctx, timeout)
-	return ctx, watch.end
+	watch := watchAwake(ctx, timeout)
+	return watch, watch.end
 }
 
-func watchAwake(ctx context.Context, timeout time.Duration) (context.Context, *awake) {
-	ctx, cancel := context.WithCancel(ctx)
-	watch := &awake{left: timeout, last: time.Now(), cancel: cancel}
+func watchAwake(ctx context.Context, timeout time.Duration) *awake {
+	ctx, cancel := context.WithCancelCause(ctx)
+	watch := &awake{Context: ctx, left: timeout, last: time.Now(), cancel: cancel}
 	watch.mu.Lock()
 	defer watch.mu.Unlock()
 	watch.timer = time.AfterFunc(min(timeout, awakeStep), watch.look)
-	return ctx, watch
+	return watch
 }
 
 type awake struct {
+	context.Context
+	cancel context.CancelCauseFunc
+
 	mu     sync.Mutex
 	timer  *time.Timer // nil at the end
 	left   time.Duration
 	last   time.Time // of the last look
-	cancel func()
+	stalls int
+}
+
+// Err is [context.DeadlineExceeded] after the time, as that of other timeouts.
+func (watch *awake) Err() error {
+	if errors.Is(context.Cause(watch.Context), context.DeadlineExceeded) {
+		return context.DeadlineExceeded
+	}
+	return watch.Context.Err()
 }
 
 func (watch *awake) look() {
 	watch.mu.Lock()
 	defer watch.mu.Unlock()
+	if watch.timer == nil {
+		return
+	}
 	now := time.Now()
 	ran := now.Sub(watch.last)
-	if ran > 2*awakeStep {
-		ran = awakeStep
+	if ran > 2*awakeStep && watch.stalls < maxStalls {
+		watch.stalls++
+		ran = min(awakeStep, watch.left-awakeStep)
 	}
 	watch.left, watch.last = watch.left-ran, now
 	if watch.left <= 0 {
-		watch.cancel()
-	} else if watch.timer != nil {
+		watch.cancel(context.DeadlineExceeded)
+	} else {
 		watch.timer.Reset(min(watch.left, awakeStep))
 	}
 }
@@ -58,5 +77,5 @@ func (watch *awake) end() {
 		watch.timer.Stop()
 		watch.timer = nil
 	}
-	watch.cancel()
+	watch.cancel(nil)
 }

@@ -1,34 +1,104 @@
 package task
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
-// Only the time counts in which the process runs, wherever a stall begins.
+const awakeTime = 10 * awakeStep
+
+// stall makes the next look late: the clock of a bubble does not jump, so the last one was earlier.
+func (watch *awake) stall(d time.Duration) {
+	watch.mu.Lock()
+	defer watch.mu.Unlock()
+	watch.last = watch.last.Add(-d)
+}
+
+// Only the time counts in which the process runs, wherever a stall begins; a stall in the last step
+// leaves one more.
 func TestAwakeTimeout(t *testing.T) {
-	const timeout = 500 * time.Millisecond
-	for _, stall := range []time.Duration{0, awakeStep / 2, 2*awakeStep + 1, time.Hour} {
-		for begin := time.Duration(0); begin < timeout; begin += 10 * time.Millisecond {
+	for _, stall := range []time.Duration{0, awakeStep / 2, awakeStep, awakeStep + 1, time.Hour} {
+		for step := range awakeTime / awakeStep {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
-				ctx, watch := watchAwake(t.Context(), timeout)
+				watch := watchAwake(t.Context(), awakeTime)
 				defer watch.end()
-				<-time.After(begin)
-				// The clock of the bubble does not jump: the last look was earlier.
-				watch.mu.Lock()
-				watch.last = watch.last.Add(-stall)
-				watch.mu.Unlock()
-				<-ctx.Done()
-				forgiven := time.Duration(0)
-				if stall > 2*awakeStep {
-					forgiven = stall
+				begin := step*awakeStep + awakeStep/5
+				time.Sleep(begin)
+				watch.stall(stall)
+				<-watch.Done()
+				want := awakeTime
+				switch next := (step + 1) * awakeStep; {
+				case stall <= awakeStep: // not longer than two steps together
+					want = max(next, awakeTime-stall)
+				case next == awakeTime:
+					want += awakeStep
 				}
-				if ran := time.Since(began) + stall - forgiven; ran < timeout-awakeStep || ran > timeout+awakeStep {
-					t.Errorf("a stall of %v after %v: the context ended after %v without it", stall, begin, ran)
+				if got := time.Since(began); got != want {
+					t.Errorf("a stall of %v after %v: the context ended after %v without it, want %v", stall, begin, got, want)
+				}
+				if !errors.Is(watch.Err(), context.DeadlineExceeded) {
+					t.Errorf("the context ended with %v", watch.Err())
 				}
 			})
 		}
 	}
+}
+
+// A process that is starved again and again waits for three stalls, and no longer.
+func TestAwakeTimeoutIsBounded(t *testing.T) {
+	for _, stalls := range []int{maxStalls - 1, maxStalls, maxStalls + 1, 100} {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			watch := watchAwake(t.Context(), awakeTime)
+			defer watch.end()
+			for range stalls {
+				watch.stall(time.Second)
+				time.Sleep(awakeStep)
+				synctest.Wait()
+			}
+			<-watch.Done()
+			want := awakeTime
+			if stalls > maxStalls {
+				want = max((maxStalls+1)*awakeStep, time.Duration(stalls)*awakeStep)
+			}
+			if got := time.Since(began); got != want {
+				t.Errorf("%d stalls: the context ended after %v without them, want %v", stalls, got, want)
+			}
+		})
+	}
+}
+
+func TestAwakeTimeoutEnds(t *testing.T) {
+	for _, timeout := range []time.Duration{-1, 0, 1, awakeStep + 1} {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			watch := watchAwake(t.Context(), timeout)
+			defer watch.end()
+			<-watch.Done()
+			if got := time.Since(began); got != max(0, timeout) {
+				t.Errorf("a timeout of %v ended after %v", timeout, got)
+			}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		watch := watchAwake(t.Context(), awakeTime)
+		watch.end()
+		watch.end()
+		watch.look() // whose timer fired at the end
+		time.Sleep(awakeTime)
+		if watch.Err() != context.Canceled || watch.left != awakeTime {
+			t.Errorf("after its end: %v, %v left", watch.Err(), watch.left)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		watch = watchAwake(ctx, awakeTime)
+		defer watch.end()
+		cancel()
+		if <-watch.Done(); watch.Err() != context.Canceled {
+			t.Errorf("canceled: %v", watch.Err())
+		}
+	})
 }

@@ -38,6 +38,13 @@ type explainFixture struct {
 func newExplainFixture(t *testing.T) *explainFixture {
 	t.Helper()
 	plane := newDataPlaneFixture(t)
+	// A gateway that connects would end some of the causes.
+	config := plane.GatewayConfig()
+	config.Passive = true
+	plane.must(plane.gateway.Process.Kill())
+	var err error
+	plane.gateway, err = plane.StartGateway(config)
+	plane.must(err)
 	f := &explainFixture{&fixture{t: t, Lab: plane.Lab, pod: plane.pod, gateway: plane.gateway}, plane, t.TempDir()}
 	f.must(os.Symlink(f.pod.FrontendAdmin(), filepath.Join(f.folder, "frontend.sock")))
 	f.must(os.Symlink(f.pod.LBAdmin(), filepath.Join(f.folder, "lb.sock")))

@@ -40,8 +40,8 @@ type Config struct {
 	// second over all addresses. No requests are sent when either is empty.
 	Requests []netip.AddrPort
 	Rate     int
-	// Timeout is how long a request may take from the first SYN to the end of
-	// its answer; 0 is DefaultTimeout.
+	// Timeout is how long a request may take from the first SYN to the end of its answer, without
+	// stalls of this process; 0 is DefaultTimeout.
 	Timeout time.Duration
 
 	// Flows is the number of long-lived flows, to the addresses of FlowsTo in turn. No flow is

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/task"
 )
 
 // Back-off of a flow that cannot be opened.
@@ -81,7 +83,7 @@ func (g *Generator) run(ctx, sending context.Context, f *flow) bool {
 
 // exchange opens a flow and exchanges frames. It returns nil when sending ended.
 func (g *Generator) exchange(ctx, sending context.Context, f *flow) error {
-	dialing, cancel := context.WithTimeout(sending, g.c.Timeout)
+	dialing, cancel := task.WithAwakeTimeout(sending, g.c.Timeout)
 	defer cancel()
 	conn, err := g.c.dial(dialing, f.to)
 	if err != nil {

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/task"
 )
 
 // request is sent on every connection; its answer is the last data on the connection.
@@ -81,7 +83,7 @@ func (g *Generator) request(ctx context.Context, c *phase, to netip.AddrPort) {
 // ask sends one request and returns the name of the target that answered, or the stage at which
 // it failed.
 func (g *Generator) ask(ctx context.Context, to netip.AddrPort) (target, stage string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, g.c.Timeout)
+	ctx, cancel := task.WithAwakeTimeout(ctx, g.c.Timeout)
 	defer cancel()
 	conn, err := g.c.dial(ctx, to)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -121,6 +122,12 @@ func Routers(device string) ([]netip.Addr, error) {
 	return routers, nil
 }
 
+// Bounds of the wait for answers of routers on the link. Answers to second requests count, too.
+const (
+	answerTime = 100 * time.Millisecond
+	maxAnswers = 20
+)
+
 // solicit sends a router solicitation (RFC 4861 section 4.1), and an echo request to all routers on
 // the link: GoBGP answers only that, by its kernel, whose reply shows its address. The kernel sends no
 // solicitation while it forwards, and FRR advertises itself only every 10 s.
@@ -130,15 +137,37 @@ func solicit(link int) error {
 		return fmt.Errorf("failed to open a socket for router solicitations: %w; the frontend needs NET_RAW", err)
 	}
 	defer unix.Close(fd)
-	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255); err != nil {
-		return fmt.Errorf("failed to set the hop limit of router solicitations: %w", err)
+	const routerSolicitation, echoRequest, echoReply = 133, 128, 129
+	var replies unix.ICMPv6Filter // a set bit blocks
+	for kind := range 256 {
+		if kind != echoReply {
+			replies.Data[kind/32] |= 1 << (kind % 32)
+		}
 	}
-	const routerSolicitation, echoRequest = 133, 128
+	wait := unix.NsecToTimeval(answerTime.Nanoseconds())
+	if err := errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255),
+		unix.SetsockoptICMPv6Filter(fd, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &replies),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
+		return fmt.Errorf("failed to set options of the socket for router solicitations: %w", err)
+	}
 	allRouters := netip.MustParseAddr("ff02::2").As16()
 	// An error passes: the interface may be down, or its link-local address tentative.
 	for _, kind := range []uint64{routerSolicitation, echoRequest} {
 		_ = unix.Sendto(fd, binary.BigEndian.AppendUint64(nil, kind<<56), unix.MSG_DONTWAIT,
 			&unix.SockaddrInet6{ZoneId: uint32(link), Addr: allRouters})
+	}
+	// A router that knows this pod's link address answers without a neighbor solicitation, and BIRD's
+	// advertisements have no link address: the kernel learns the router only when it asks for that.
+	answer := make([]byte, 8)
+	for range maxAnswers {
+		_, from, err := unix.Recvfrom(fd, answer, 0)
+		if err != nil {
+			break // none for answerTime
+		}
+		if router, is := from.(*unix.SockaddrInet6); is && router.ZoneId == uint32(link) && answer[7] == 0 {
+			router.Port = 0
+			_ = unix.Sendto(fd, binary.BigEndian.AppendUint64(nil, echoRequest<<56|1), unix.MSG_DONTWAIT, router)
+		}
 	}
 	return nil
 }

@@ -1,0 +1,43 @@
+package path
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// A router that knows the link address of the pod asks for nothing, and may send no advertisement.
+func TestRoutersThatKnowThisPod(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		t.Run(fmt.Sprintf("known %v", known), func(t *testing.T) {
+			pod, gateway := lab.NewNetNS(t), lab.NewNetNS(t)
+			harness.Must(t, lab.Veth(pod, "ext0", gateway, "pod0"))
+			for _, ns := range []*lab.NetNS{pod, gateway} {
+				harness.Must(t, ns.Sysctl("net.ipv6.conf.all.forwarding", "1"))
+			}
+			address := func(ns *lab.NetNS, device string) (a, mac string) {
+				show := ns.Shell(t, "ip -o -6 addr show dev "+device+" scope link; ip -o link show dev "+device)
+				words := strings.Fields(show)
+				a, _, _ = strings.Cut(words[slices.Index(words, "inet6")+1], "/")
+				return a, words[slices.Index(words, "link/ether")+1]
+			}
+			router, _ := address(gateway, "pod0")
+			if known {
+				own, mac := address(pod, "ext0")
+				gateway.Shell(t, "ip neigh replace "+own+" lladdr "+mac+" dev pod0 nud permanent")
+			}
+			want := []netip.Addr{netip.MustParseAddr(router)}
+			await.True(t, fmt.Sprintf("the router %s", router), func() bool {
+				var routers []netip.Addr
+				err := pod.Do(func() (err error) { routers, err = Routers("ext0"); return err })
+				return err == nil && slices.Equal(routers, want)
+			})
+		})
+	}
+}
