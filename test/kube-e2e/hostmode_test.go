@@ -198,26 +198,31 @@ func (node *controlPlaneNode) get(host string) error {
 	config := node.f.cluster.Admin()
 	config.Host, config.Timeout = fmt.Sprintf("https://%s:%d", host, apiPort), time.Second
 	var load counters
-	return list(config, node.NS, &load)
+	return list(node.f.t.Context(), config, node.NS, &load)
 }
 
 // list sends a request of client-go over new connections.
-func list(config *rest.Config, ns *lab.NetNS, load *counters) error {
-	client, err := namespaces(config, ns, load)
+func list(ctx context.Context, config *rest.Config, ns *lab.NetNS, load *counters) error {
+	client, err := namespaces(ctx, config, ns, load)
 	if err != nil {
 		return err
 	}
-	_, err = client.List(context.Background(), metav1.ListOptions{})
+	_, err = client.List(ctx, metav1.ListOptions{})
 	return err
 }
 
 // namespaces returns a client whose connections begin in a network namespace and carry one request.
-func namespaces(config *rest.Config, ns *lab.NetNS, load *counters) (typedcorev1.NamespaceInterface, error) {
+// A transport continues to dial after the end of a request, but not beyond ctx.
+func namespaces(ctx context.Context, config *rest.Config, ns *lab.NetNS, load *counters,
+) (typedcorev1.NamespaceInterface, error) {
 	config = rest.CopyConfig(config)
 	config.NextProtos = []string{"http/1.1"}
-	config.Dial = func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	config.Dial = func(dialing context.Context, network, address string) (conn net.Conn, err error) {
+		dialing, cancel := context.WithCancel(dialing)
+		defer cancel()
+		defer context.AfterFunc(ctx, cancel)()
 		err = ns.Do(func() error {
-			conn, err = new(net.Dialer).DialContext(ctx, network, address)
+			conn, err = new(net.Dialer).DialContext(dialing, network, address)
 			return err
 		})
 		return conn, err
@@ -250,7 +255,7 @@ func (f *controlPlaneFixture) clients() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	for range clients {
-		client, err := namespaces(f.config, f.Gateway, &f.load)
+		client, err := namespaces(ctx, f.config, f.Gateway, &f.load)
 		harness.Must(f.t, err)
 		running.Go(func() {
 			every := time.NewTicker(100 * time.Millisecond)
