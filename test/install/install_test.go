@@ -94,9 +94,10 @@ func TestTwoCommands(t *testing.T) {
 		git ls-files -z --cached --others --exclude-standard |
 			while IFS= read -rd "" file; do [ ! -e "$file" ] || printf "%s\0" "$file"; done |
 			tar --null -T - -cf - | tar -C "$2" -xf -`, "bash", root, clone)
-	mounts := []string{clone, "/root/vipgate"}
+	mounts := []string{clone, filepath.Join(home, "vipgate")}
 	for variable, path := range map[string]string{
-		"GOROOT": "/usr/local/go", "GOCACHE": "/root/.cache/go-build", "GOMODCACHE": "/root/go/pkg/mod",
+		"GOROOT": "/usr/local/go", "GOCACHE": filepath.Join(home, ".cache/go-build"),
+		"GOMODCACHE": filepath.Join(home, "go/pkg/mod"),
 	} {
 		folder, err := exec.CommandContext(t.Context(), "go", "env", variable).Output()
 		harness.Must(t, err)

@@ -108,11 +108,14 @@ func removeGroups(dir string) error {
 	return lab.Eventually(ctx, 10*time.Millisecond, func() error { return os.Remove(dir) })
 }
 
+// home is the home directory of the machine's root.
+const home = "/root"
+
 // run runs a script in the machine.
 func (m *machine) run(ctx context.Context, script string) (string, error) {
 	cmd := exec.CommandContext(ctx, "nsenter", "--target", m.init, "--mount", "--uts", "--ipc", "--net", "--pid",
-		"--cgroup", "--root", "env", "-i", "-C", "/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin",
-		"DEBIAN_FRONTEND=noninteractive", "HOME=/root", "bash", "-euo", "pipefail", "-c", script)
+		"--cgroup", "--root", "env", "-i", "-C", home, "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin",
+		"DEBIAN_FRONTEND=noninteractive", "HOME="+home, "bash", "-euo", "pipefail", "-c", script)
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
