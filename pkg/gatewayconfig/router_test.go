@@ -4,6 +4,8 @@ import (
 	"flag"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -103,5 +105,18 @@ func TestRefusals(t *testing.T) {
 			_, err := text(t, tt.kind, tt.gateways, tt.pod)
 			harness.WantError(t, err, tt.want)
 		})
+	}
+}
+
+// Each kind has a template, and each template is a kind.
+func TestKinds(t *testing.T) {
+	templates, err := filepath.Glob("*.tmpl")
+	harness.Must(t, err)
+	kinds := gatewayconfig.Kinds()
+	for i := range kinds {
+		kinds[i] += ".tmpl"
+	}
+	if slices.Sort(kinds); !slices.Equal(kinds, templates) {
+		t.Errorf("kinds %q, templates %q", kinds, templates)
 	}
 }

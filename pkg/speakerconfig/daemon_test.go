@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -106,4 +107,17 @@ func TestGoBGPRefusals(t *testing.T) {
 	speaker.RouterID = netip.Addr{}
 	_, err := speaker.Text("gobgp")
 	harness.WantError(t, err, "GoBGP needs a router ID; write --router-id")
+}
+
+// Each kind has a template, and each template is a kind.
+func TestKinds(t *testing.T) {
+	templates, err := filepath.Glob("*.tmpl")
+	harness.Must(t, err)
+	kinds := speakerconfig.Kinds()
+	for i := range kinds {
+		kinds[i] += ".tmpl"
+	}
+	if slices.Sort(kinds); !slices.Equal(kinds, templates) {
+		t.Errorf("kinds %q, templates %q", kinds, templates)
+	}
 }

@@ -8,15 +8,19 @@ import (
 )
 
 const (
-	// awakeStep is the time between two looks at the clock. More than twice as much is a stall.
+	// awakeStep is the time between two looks at the clock.
 	awakeStep = 50 * time.Millisecond
+	// maxLate is the longest time between two looks that counts.
+	maxLate = 500 * time.Millisecond
 	// maxStalls bounds a wait of a process that is starved again and again.
 	maxStalls = 3
 )
 
 // WithAwakeTimeout returns a context that ends after this process has run for a time. The first
-// three stalls of the machine, or of this process, do not count: what the caller waits for may have
-// happened during them, or have stalled, too. After each of them it has 50 ms left at least.
+// three stalls of more than 500 ms, of the machine or of this process, do not count: what the caller
+// waits for may have happened during them, or have stalled, too. A stall that would end it leaves
+// 50 ms. It has no Deadline, and a context that is derived from it ends with [context.Canceled],
+// whose Cause is [context.DeadlineExceeded].
 func WithAwakeTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	watch := watchAwake(ctx, timeout)
 	return watch, watch.end
@@ -58,7 +62,7 @@ func (watch *awake) look() {
 	}
 	now := time.Now()
 	ran := now.Sub(watch.last)
-	if ran > 2*awakeStep && watch.stalls < maxStalls {
+	if (ran > maxLate || ran > 2*awakeStep && ran >= watch.left) && watch.stalls < maxStalls {
 		watch.stalls++
 		ran = min(awakeStep, watch.left-awakeStep)
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-const awakeTime = 10 * awakeStep
+const awakeTime = 2 * maxLate
 
 // stall makes the next look late: the clock of a bubble does not jump, so the last one was earlier.
 func (watch *awake) stall(d time.Duration) {
@@ -17,10 +17,11 @@ func (watch *awake) stall(d time.Duration) {
 	watch.last = watch.last.Add(-d)
 }
 
-// Only the time counts in which the process runs, wherever a stall begins; a stall in the last step
-// leaves one more.
+// A long stall does not count, wherever it begins, and one that would end the wait leaves a step.
 func TestAwakeTimeout(t *testing.T) {
-	for _, stall := range []time.Duration{0, awakeStep / 2, awakeStep, awakeStep + 1, time.Hour} {
+	for _, stall := range []time.Duration{
+		0, awakeStep / 2, awakeStep, awakeStep + 1, maxLate - awakeStep, maxLate - awakeStep + 1, time.Hour,
+	} {
 		for step := range awakeTime / awakeStep {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
@@ -30,12 +31,14 @@ func TestAwakeTimeout(t *testing.T) {
 				time.Sleep(begin)
 				watch.stall(stall)
 				<-watch.Done()
-				want := awakeTime
-				switch next := (step + 1) * awakeStep; {
-				case stall <= awakeStep: // not longer than two steps together
+				want, next := awakeTime, (step+1)*awakeStep
+				switch late, left := awakeStep+stall, awakeTime-step*awakeStep; {
+				case late <= maxLate && (late <= 2*awakeStep || late < left): // counts
 					want = max(next, awakeTime-stall)
 				case next == awakeTime:
 					want += awakeStep
+				case late <= maxLate:
+					want = max(next+awakeStep, awakeTime)
 				}
 				if got := time.Since(began); got != want {
 					t.Errorf("a stall of %v after %v: the context ended after %v without it, want %v", stall, begin, got, want)
@@ -72,6 +75,26 @@ func TestAwakeTimeoutIsBounded(t *testing.T) {
 	}
 }
 
+// Short stalls count, and use up nothing.
+func TestAwakeTimeoutCountsShortStalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		watch := watchAwake(t.Context(), awakeTime)
+		defer watch.end()
+		const short, stalls = 2 * awakeStep, maxStalls + 1
+		for range stalls {
+			watch.stall(short)
+			time.Sleep(awakeStep)
+			synctest.Wait()
+		}
+		watch.stall(time.Hour)
+		<-watch.Done()
+		if got, want := time.Since(began), awakeTime-stalls*short; got != want {
+			t.Errorf("the context ended after %v without the stalls, want %v", got, want)
+		}
+	})
+}
+
 func TestAwakeTimeoutEnds(t *testing.T) {
 	for _, timeout := range []time.Duration{-1, 0, 1, awakeStep + 1} {
 		synctest.Test(t, func(t *testing.T) {
@@ -92,6 +115,11 @@ func TestAwakeTimeoutEnds(t *testing.T) {
 		time.Sleep(awakeTime)
 		if watch.Err() != context.Canceled || watch.left != awakeTime {
 			t.Errorf("after its end: %v, %v left", watch.Err(), watch.left)
+		}
+		derived, endDerived := context.WithCancel(watchAwake(t.Context(), awakeStep))
+		defer endDerived()
+		if <-derived.Done(); derived.Err() != context.Canceled || context.Cause(derived) != context.DeadlineExceeded {
+			t.Errorf("derived: %v, caused by %v", derived.Err(), context.Cause(derived))
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		watch = watchAwake(ctx, awakeTime)

@@ -78,7 +78,7 @@ func newDataPlaneFixtureWith(t *testing.T, config lab.TopologyConfig) *dataPlane
 	config.Binaries, config.Options = binaries, []lab.Option{lab.QuickDAD}
 	topology, err := lab.NewTopology(config)
 	harness.Must(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*waitTimeout) // the longest test has 49 steps
+	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
 	f := &dataPlaneFixture{t: t, Topology: topology, ctx: ctx, pod: topology.Pods[0]}
 	t.Cleanup(func() {
 		defer cancel()

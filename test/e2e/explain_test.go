@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -38,6 +39,7 @@ type explainFixture struct {
 func newExplainFixture(t *testing.T) *explainFixture {
 	t.Helper()
 	plane := newDataPlaneFixture(t)
+	plane.ctx = harness.Context(t, 20*waitTimeout) // 49 steps
 	// A gateway that connects would end some of the causes.
 	config := plane.GatewayConfig()
 	config.Passive = true

@@ -41,7 +41,7 @@ type Config struct {
 	Requests []netip.AddrPort
 	Rate     int
 	// Timeout is how long a request may take from the first SYN to the end of its answer, without
-	// stalls of this process; 0 is DefaultTimeout.
+	// up to three stalls of this process; 0 is DefaultTimeout.
 	Timeout time.Duration
 
 	// Flows is the number of long-lived flows, to the addresses of FlowsTo in turn. No flow is
@@ -121,7 +121,38 @@ func (c *Config) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) 
 	if c.Inside != nil {
 		d.Control = c.swap
 	}
-	return d.DialContext(ctx, "tcp", to.String())
+	conn, err := d.DialContext(ctx, "tcp", to.String())
+	if err != nil {
+		return nil, err
+	}
+	if err := c.late(conn.(*net.TCPConn)); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+// late returns an error if the SYN that was answered left after the timeout: the kernel sends it again
+// after 1, 3 and 7 s, also while this process stalls.
+func (c *Config) late(conn *net.TCPConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var info *unix.TCPInfo
+	var errInfo error
+	if err := raw.Control(func(fd uintptr) {
+		info, errInfo = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	}); err != nil || errInfo != nil {
+		return errors.Join(err, errInfo)
+	}
+	sent := uint32(0)
+	for after := time.Second; after < c.Timeout; after = 2*after + time.Second {
+		sent++
+	}
+	if info.Total_retrans > sent {
+		return fmt.Errorf("connected by the SYN after %d lost ones, and not within %v", info.Total_retrans, c.Timeout)
+	}
+	return nil
 }
 
 // swap replaces the socket, which was created in this namespace and is not yet connected, by one

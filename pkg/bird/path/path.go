@@ -82,7 +82,7 @@ func (kernel Kernel) router(device string, current netip.Addr) (netip.Addr, erro
 
 // Routers returns the link-local addresses of the routers on a link. The kernel learns them from
 // router and neighbor advertisements, also with accept_ra=0 or forwarding. While there is not
-// exactly one, Routers asks: it solicits advertisements, and probes the other neighbors.
+// exactly one, Routers probes the other neighbors; while there is none, it solicits advertisements.
 func Routers(device string) ([]netip.Addr, error) {
 	conn, err := rtnetlink.Dial()
 	if err != nil {
@@ -93,6 +93,17 @@ func Routers(device string) ([]netip.Addr, error) {
 	if err != nil {
 		return nil, err
 	}
+	routers, err := knownRouters(conn, index, own)
+	if err == nil && len(routers) == 0 {
+		if err = solicit(index); err == nil {
+			routers, err = knownRouters(conn, index, own)
+		}
+	}
+	return routers, err
+}
+
+// knownRouters returns the routers on a link among the neighbors.
+func knownRouters(conn *rtnetlink.Conn, index int, own []rtnetlink.Address) ([]netip.Addr, error) {
 	neighbors, err := conn.Neighbors(vip.IPv6)
 	if err != nil {
 		return nil, err
@@ -115,17 +126,14 @@ func Routers(device string) ([]netip.Addr, error) {
 	if len(routers) != 1 {
 		_, _ = conn.Do(probes...) // an entry may have expired
 	}
-	if len(routers) == 0 {
-		return nil, solicit(index)
-	}
 	slices.SortFunc(routers, netip.Addr.Compare)
 	return routers, nil
 }
 
-// Bounds of the wait for answers of routers on the link. Answers to second requests count, too.
+// Bounds of the wait for answers of routers on the link, and of second requests.
 const (
 	answerTime = 100 * time.Millisecond
-	maxAnswers = 20
+	maxAsked   = 20
 )
 
 // solicit sends a router solicitation (RFC 4861 section 4.1), and an echo request to all routers on
@@ -144,10 +152,9 @@ func solicit(link int) error {
 			replies.Data[kind/32] |= 1 << (kind % 32)
 		}
 	}
-	wait := unix.NsecToTimeval(answerTime.Nanoseconds())
 	if err := errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255),
 		unix.SetsockoptICMPv6Filter(fd, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &replies),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, link)); err != nil {
 		return fmt.Errorf("failed to set options of the socket for router solicitations: %w", err)
 	}
 	allRouters := netip.MustParseAddr("ff02::2").As16()
@@ -158,13 +165,16 @@ func solicit(link int) error {
 	}
 	// A router that knows this pod's link address answers without a neighbor solicitation, and BIRD's
 	// advertisements have no link address: the kernel learns the router only when it asks for that.
-	answer := make([]byte, 8)
-	for range maxAnswers {
-		_, from, err := unix.Recvfrom(fd, answer, 0)
-		if err != nil {
-			break // none for answerTime
+	answer, readable := make([]byte, 8), []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	end := time.Now().Add(answerTime)
+	for asked, left := 0, answerTime; asked < maxAsked && left > 0; left = time.Until(end) {
+		// A signal or an error of the socket ends a wait early; the next one ends in time.
+		if n, _ := unix.Poll(readable, int(left.Milliseconds())+1); n != 1 {
+			continue
 		}
-		if router, is := from.(*unix.SockaddrInet6); is && router.ZoneId == uint32(link) && answer[7] == 0 {
+		_, from, err := unix.Recvfrom(fd, answer, unix.MSG_DONTWAIT)
+		if router, is := from.(*unix.SockaddrInet6); err == nil && is && router.ZoneId != 0 && answer[7] == 0 {
+			asked++
 			router.Port = 0
 			_ = unix.Sendto(fd, binary.BigEndian.AppendUint64(nil, echoRequest<<56|1), unix.MSG_DONTWAIT, router)
 		}

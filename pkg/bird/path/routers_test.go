@@ -2,10 +2,14 @@ package path
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/harness"
@@ -39,5 +43,45 @@ func TestRoutersThatKnowThisPod(t *testing.T) {
 				return err == nil && slices.Equal(routers, want)
 			})
 		})
+	}
+}
+
+// Answers that do not end prolong no wait.
+func TestRoutersEndsAmongAnswers(t *testing.T) {
+	pod, neighbor := lab.NewNetNS(t), lab.NewNetNS(t)
+	harness.Must(t, lab.Veth(pod, "ext0", neighbor, "pod0"))
+	harness.Must(t, neighbor.Sysctl("net.ipv6.conf.all.forwarding", "0"))
+	var fd, link int
+	harness.Must(t, neighbor.Do(func() (err error) {
+		if fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6); err != nil {
+			return err
+		}
+		device, err := net.InterfaceByName("pod0")
+		link = device.Index
+		return err
+	}))
+	defer unix.Close(fd)
+	reply, all := []byte{129, 0, 0, 0, 0, 0, 0, 1}, netip.MustParseAddr("ff02::1").As16()
+	send := func() error { return unix.Sendto(fd, reply, 0, &unix.SockaddrInet6{ZoneId: uint32(link), Addr: all}) }
+	await.True(t, "the neighbor has an address", func() bool { return send() == nil })
+	end := make(chan struct{})
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		for {
+			select {
+			case <-end:
+				return
+			default:
+				_ = send()
+			}
+		}
+	})
+	var routers []netip.Addr
+	err := pod.Do(func() (err error) { routers, err = Routers("ext0"); return err })
+	close(end)
+	sending.Wait()
+	harness.Must(t, err)
+	if len(routers) > 0 {
+		t.Errorf("routers %v", routers)
 	}
 }
