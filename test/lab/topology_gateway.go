@@ -23,6 +23,7 @@ func wireGateway(ns *NetNS, seed string, addr4, addr6 netip.Addr) error {
 		ns.Sysctl("net.ipv4.conf.all.send_redirects", "0"), ns.Sysctl("net.ipv4.conf.trench0.send_redirects", "0"),
 		// Ports of clients, enough of them for the requests of a minute.
 		ns.Sysctl("net.ipv4.ip_local_port_range", "10240 65535"),
+		ns.Sysctl("net.ipv4.ip_local_reserved_ports", "31000-31999"), // of vipgate-probe
 	)
 }
 
