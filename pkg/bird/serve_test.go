@@ -525,6 +525,27 @@ func TestSlowReplyHasRequestTime(t *testing.T) {
 	})
 }
 
+// BIRD answers several requests between two polls slowly, and is never silent: the frontend withdraws
+// VIPs when the last answer is three polls old.
+func TestSlowAnswersKeepStateValid(t *testing.T) {
+	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
+		f.with(func() {
+			f.garble = func(text string) string {
+				f.until = time.Now().Add(commandTimeout - pollInterval/5) // for the next request
+				return text
+			}
+		})
+		for range 200 {
+			w.ExportRoutes()
+			w.after(pollInterval / 10)
+			s := w.State().Load()
+			if last := min(time.Since(s.At), time.Since(s.Answered)); !s.Alive || last >= 3*pollInterval {
+				t.Fatalf("BIRD answers: %v, the last time %v ago", s.Alive, last)
+			}
+		}
+	})
+}
+
 func TestForeignProcessOnControlSocket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true, pid: 43}

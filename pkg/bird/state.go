@@ -18,6 +18,7 @@ import (
 // State is the observed state of BIRD and its sessions.
 type State struct {
 	At             time.Time // start of the last poll that BIRD answered
+	Answered       time.Time // an answer of BIRD, to whatever request, since the poll before
 	Alive          bool      // BIRD answers
 	Name           string    // of a speaker that another program runs; "" for our BIRD
 	Version        string

@@ -276,6 +276,9 @@ func (c *controller) position() readiness.Position {
 // a route. A static gateway that is held down counts as up, because the frontend can release it.
 func gateways(s bird.State, requireRoute bool) gate.Gateways {
 	g := gate.Gateways{At: s.At}
+	if s.Answered.After(s.At) {
+		g.At = s.Answered // BIRD works, and a session that is lost meanwhile receives nothing
+	}
 	// A BIRD that does not answer may have lost its sessions.
 	if !s.Alive {
 		return g

@@ -300,6 +300,11 @@ func TestGatewaysOfState(t *testing.T) {
 		if got := gateways(s, tt.requireRoute); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, want %+v", name, got, want)
 		}
+		for answered, age := range map[time.Time]time.Time{at.Add(-1): at, at.Add(1): at.Add(1)} {
+			if s.Answered = answered; !gateways(s, tt.requireRoute).At.Equal(age) {
+				t.Errorf("%s: an answer at %v renews the state of %v to %v", name, answered, at, age)
+			}
+		}
 		if s.Gateways[0].Protocol == trench.Static {
 			s.Alive = false
 			if got := senders(s); len(got[vip.IPv6]) != 0 {

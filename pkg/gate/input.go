@@ -67,7 +67,8 @@ type LBUpdate struct {
 
 // Gateways is the state of the gateway sessions.
 type Gateways struct {
-	// At is when the state was read. It is valid for maxSessionAge.
+	// At is when the state was read, or the speaker answered another request. It is valid for
+	// maxSessionAge.
 	At time.Time
 	// Up reports, by family, whether a session is up.
 	Up [len(vip.Families)]bool
