@@ -163,7 +163,7 @@ func (supervisor *Supervisor) command(ctx context.Context, command string) (Repl
 	supervisor.unansweredSince = time.Time{}
 	// Several slow answers may delay a poll until the sessions' state is too old.
 	now, state := time.Now(), supervisor.state.Load()
-	if min(now.Sub(state.At), now.Sub(state.Answered)) >= pollInterval/10 {
+	if min(now.Sub(state.At), now.Sub(state.Answered)) >= pollInterval*11/10 {
 		supervisor.state.Update(func(state State) State { state.Answered = now; return state })
 	}
 	if supervisor.options.OnAnswer != nil {

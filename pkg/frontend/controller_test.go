@@ -300,7 +300,10 @@ func TestGatewaysOfState(t *testing.T) {
 		if got := gateways(s, tt.requireRoute); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, want %+v", name, got, want)
 		}
-		for answered, age := range map[time.Time]time.Time{at.Add(-1): at, at.Add(1): at.Add(1)} {
+		for answered, age := range map[time.Time]time.Time{
+			{}: at, at.Add(-1): at, at.Add(1): at.Add(1), at.Add(maxRenewal): at.Add(maxRenewal),
+			at.Add(maxRenewal + 1): at.Add(maxRenewal),
+		} {
 			if s.Answered = answered; !gateways(s, tt.requireRoute).At.Equal(age) {
 				t.Errorf("%s: an answer at %v renews the state of %v to %v", name, answered, at, age)
 			}

@@ -25,7 +25,7 @@ func (p *process) drain(ctx context.Context, again <-chan struct{}) {
 	away := p.table.State()
 	p.Log.Info("going away: waiting for the frontend to withdraw", "drain_for", p.DrainTime,
 		"at_most", p.DrainTime+stopMargin)
-	// Up to three stalls of this process end no wait: the report of a withdrawal may wait to be read.
+	// Up to three long stalls of this process end no wait: the report of a withdrawal may wait to be read.
 	timers := context.WithoutCancel(ctx)
 	limit, endLimit := task.WithAwakeTimeout(timers, p.DrainTime+stopMargin)
 	defer endLimit()

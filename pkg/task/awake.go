@@ -18,8 +18,8 @@ const (
 
 // WithAwakeTimeout returns a context that ends after this process has run for a time. The first
 // three stalls of more than 500 ms, of the machine or of this process, do not count: what the caller
-// waits for may have happened during them, or have stalled, too. A stall that would end it leaves
-// 50 ms. It has no Deadline, and a context that is derived from it ends with [context.Canceled],
+// waits for may have happened during them, or have stalled, too. A shorter stall that would
+// end it leaves 50 ms. It has no Deadline, and a context that is derived from it ends with [context.Canceled],
 // whose Cause is [context.DeadlineExceeded].
 func WithAwakeTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	watch := watchAwake(ctx, timeout)
@@ -62,9 +62,14 @@ func (watch *awake) look() {
 	}
 	now := time.Now()
 	ran := now.Sub(watch.last)
-	if (ran > maxLate || ran > 2*awakeStep && ran >= watch.left) && watch.stalls < maxStalls {
+	switch least := watch.left - awakeStep; {
+	case watch.stalls == maxStalls:
+	case ran > maxLate:
 		watch.stalls++
-		ran = min(awakeStep, watch.left-awakeStep)
+		ran = min(awakeStep, least)
+	case ran > 2*awakeStep && ran > least:
+		watch.stalls++
+		ran = least
 	}
 	watch.left, watch.last = watch.left-ran, now
 	if watch.left <= 0 {

@@ -33,12 +33,12 @@ func TestAwakeTimeout(t *testing.T) {
 				<-watch.Done()
 				want, next := awakeTime, (step+1)*awakeStep
 				switch late, left := awakeStep+stall, awakeTime-step*awakeStep; {
-				case late <= maxLate && (late <= 2*awakeStep || late < left): // counts
+				case late <= maxLate && (late <= 2*awakeStep || late <= left-awakeStep): // counts
 					want = max(next, awakeTime-stall)
+				case late <= maxLate:
+					want = next + awakeStep
 				case next == awakeTime:
 					want += awakeStep
-				case late <= maxLate:
-					want = max(next+awakeStep, awakeTime)
 				}
 				if got := time.Since(began); got != want {
 					t.Errorf("a stall of %v after %v: the context ended after %v without it, want %v", stall, begin, got, want)

@@ -70,7 +70,7 @@ type controlPlaneNode struct {
 
 // counters count requests. An attempt that fails is one connection; client-go repeats a GET whose
 // connection was reset before the answer.
-type counters struct{ requests, failed, resets atomic.Int64 }
+type counters struct{ requests, failed, resets, cut atomic.Int64 }
 
 // TestVIPOfAPIServer has the real API servers, and the VIP that clients and kubelets use for them.
 func TestVIPOfAPIServer(t *testing.T) {
@@ -101,7 +101,7 @@ func TestVIPOfAPIServer(t *testing.T) {
 		func(node *controlPlaneNode) { node.signal(node.LB, unix.SIGCONT) })
 
 	// A rolling restart: first lb, which waits for the withdrawal, then the API server.
-	before, resets := f.load.failed.Load(), f.load.resets.Load()
+	before, resets, cut := f.load.failed.Load(), f.load.resets.Load(), f.load.cut.Load()
 	requests := f.load.requests.Load()
 	for _, node := range f.nodes {
 		node.end(node.LB)
@@ -114,10 +114,11 @@ func TestVIPOfAPIServer(t *testing.T) {
 		f.want(1, 2, 3)
 	}
 	requests = f.load.requests.Load() - requests
-	t.Logf("rolling restart: %d requests, %d connections reset", requests,
+	cut = f.load.cut.Load() - cut
+	t.Logf("rolling restart: %d requests, %d answers cut, %d connections failed and repeated by client-go", requests, cut,
 		f.load.resets.Load()-resets)
-	if failed := f.load.failed.Load() - before; failed > 0 || requests < 100 {
-		t.Errorf("%d of %d requests failed in the rolling restart", failed, requests)
+	if failed := f.load.failed.Load() - before; failed > 0 || cut > clients*controlPlane || requests < 100 {
+		t.Errorf("%d of %d requests failed in the rolling restart, %d answers were cut", failed, requests, cut)
 	}
 }
 
@@ -273,7 +274,7 @@ func (f *controlPlaneFixture) clients() (stop func()) {
 				f.load.requests.Add(1)
 				// A gateway that gets a path moves flows to it: client-go does not repeat a GET whose answer began.
 				if errors.Is(err, unix.ECONNRESET) && strings.Contains(err.Error(), "reading response body") {
-					f.load.resets.Add(1)
+					f.load.cut.Add(1)
 				} else if err != nil {
 					f.load.failed.Add(1)
 					f.t.Logf("%s request failed: %v", time.Now().Format("15:04:05.000"), err)

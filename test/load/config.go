@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -23,8 +26,9 @@ const (
 
 // Defaults of Config.
 const (
-	// DefaultTimeout ends before a second retransmission of a SYN, after 3 s (RFC 6298): a VIP that is
-	// dark for 1 s fails a request, and a machine that stops for a moment does not.
+	// DefaultTimeout ends before the second retransmission of a SYN, after 3 s (RFC 6298), or since
+	// Linux 6.5 before the third one: a VIP that is dark for 1 s, or 2 s, fails a request, and a
+	// machine that stops for a moment does not.
 	DefaultTimeout = 2900 * time.Millisecond
 	// DefaultPace is how often a flow exchanges a frame.
 	DefaultPace = 20 * time.Millisecond
@@ -41,7 +45,7 @@ type Config struct {
 	Requests []netip.AddrPort
 	Rate     int
 	// Timeout is how long a request may take from the first SYN to the end of its answer, without
-	// up to three stalls of this process; 0 is DefaultTimeout.
+	// up to three long stalls of this process; 0 is DefaultTimeout.
 	Timeout time.Duration
 
 	// Flows is the number of long-lived flows, to the addresses of FlowsTo in turn. No flow is
@@ -68,6 +72,8 @@ type Config struct {
 	Inside func(func() error) error
 	// Observe, if set, is called with the outcome of each request, by several goroutines.
 	Observe func(Outcome)
+
+	linear uint32 // of linearTimeouts: as many retransmissions do not double the time to the next one
 }
 
 // Outcome is the outcome of one request.
@@ -109,6 +115,7 @@ func (c *Config) complete() error {
 	if c.Rate == 0 && c.Flows == 0 {
 		errs = append(errs, errors.New("neither requests nor flows"))
 	}
+	c.linear = linearTimeouts()
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("load: %w", err)
 	}
@@ -131,8 +138,30 @@ func (c *Config) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) 
 	return conn, nil
 }
 
+// sentAgain returns how often the kernel sends a SYN again before the timeout.
+func (c *Config) sentAgain() (sent uint32) {
+	wait := time.Second
+	for after := wait; after < c.Timeout; after += wait {
+		if sent++; sent > c.linear {
+			wait *= 2
+		}
+	}
+	return sent
+}
+
+// linearTimeouts returns net.ipv4.tcp_syn_linear_timeouts, which Linux has since 6.5; 0 without it.
+// Namespaces have the same default.
+func linearTimeouts() uint32 {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/tcp_syn_linear_timeouts")
+	if err != nil {
+		return 0
+	}
+	number, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 8)
+	return uint32(number)
+}
+
 // late returns an error if the SYN that was answered left after the timeout: the kernel sends it again
-// after 1, 3 and 7 s, also while this process stalls.
+// after 1, 3 and 7 s, or first some times each second, also while this process stalls.
 func (c *Config) late(conn *net.TCPConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -145,11 +174,7 @@ func (c *Config) late(conn *net.TCPConn) error {
 	}); err != nil || errInfo != nil {
 		return errors.Join(err, errInfo)
 	}
-	sent := uint32(0)
-	for after := time.Second; after < c.Timeout; after = 2*after + time.Second {
-		sent++
-	}
-	if info.Total_retrans > sent {
+	if info.Total_retrans > c.sentAgain() {
 		return fmt.Errorf("connected by the SYN after %d lost ones, and not within %v", info.Total_retrans, c.Timeout)
 	}
 	return nil

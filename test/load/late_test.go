@@ -14,6 +14,23 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
+// TestLateAfter counts the SYNs that a kernel sends again before a timeout (RFC 6298, Linux 6.18).
+func TestLateAfter(t *testing.T) {
+	for _, tt := range []struct {
+		timeout time.Duration
+		linear  uint32
+		sent    uint32
+	}{
+		{900 * time.Millisecond, 0, 0}, {time.Second, 4, 0}, {time.Second + 1, 4, 1}, {DefaultTimeout, 0, 1},
+		{DefaultTimeout, 4, 2}, {3*time.Second + 1, 0, 2}, {MaxTimeout, 0, 4}, {MaxTimeout, 4, 8},
+	} {
+		c := Config{Timeout: tt.timeout, linear: tt.linear}
+		if sent := c.sentAgain(); sent != tt.sent {
+			t.Errorf("%v with %d: %d, want %d", tt.timeout, tt.linear, sent, tt.sent)
+		}
+	}
+}
+
 // TestLate loses the first SYN of a connection: the queue of its listener is full.
 func TestLate(t *testing.T) {
 	for timeout, late := range map[time.Duration]bool{900 * time.Millisecond: true, time.Minute: false} {
@@ -30,7 +47,7 @@ func TestLate(t *testing.T) {
 			first, err := net.Dial("tcp", to.String()) // fills the queue
 			must(t, err)
 			defer first.Close()
-			c, ended := Config{Timeout: timeout}, make(chan error)
+			c, ended := Config{Timeout: timeout, linear: linearTimeouts()}, make(chan error)
 			go func() {
 				conn, err := c.dial(t.Context(), to)
 				if err == nil {
