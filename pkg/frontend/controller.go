@@ -272,8 +272,8 @@ func (c *controller) position() readiness.Position {
 	return readiness.Position{InstanceID: instance, Revision: revision}
 }
 
-// maxRenewal bounds the age of the sessions' state while BIRD answers other requests, to 10 s with the
-// time for which the gate takes it as valid.
+// maxRenewal bounds the age of the sessions' state while BIRD answers other requests, to 10 s with
+// the time for which the gate takes it as valid.
 const maxRenewal = 7 * time.Second
 
 // gateways returns the families that have a gateway that is up and, with requireRoute, advertises

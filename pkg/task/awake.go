@@ -18,9 +18,9 @@ const (
 
 // WithAwakeTimeout returns a context that ends after this process has run for a time. The first
 // three stalls of more than 500 ms, of the machine or of this process, do not count: what the caller
-// waits for may have happened during them, or have stalled, too. A shorter stall that would
-// end it leaves 50 ms. It has no Deadline, and a context that is derived from it ends with [context.Canceled],
-// whose Cause is [context.DeadlineExceeded].
+// waits for may have happened during them, or have stalled, too. A shorter stall that would end it
+// leaves 50 ms. It has no Deadline, and a context that is derived from it ends with
+// [context.Canceled], whose Cause is [context.DeadlineExceeded].
 func WithAwakeTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	watch := watchAwake(ctx, timeout)
 	return watch, watch.end
