@@ -21,8 +21,14 @@ func TestLateAfter(t *testing.T) {
 		linear  uint32
 		sent    uint32
 	}{
-		{900 * time.Millisecond, 0, 0}, {time.Second, 4, 0}, {time.Second + 1, 4, 1}, {DefaultTimeout, 0, 1},
-		{DefaultTimeout, 4, 2}, {3*time.Second + 1, 0, 2}, {MaxTimeout, 0, 4}, {MaxTimeout, 4, 8},
+		{900 * time.Millisecond, 0, 0},
+		{time.Second, 4, 0},
+		{time.Second + 1, 4, 1},
+		{DefaultTimeout, 0, 1},
+		{DefaultTimeout, 4, 2},
+		{3*time.Second + 1, 0, 2},
+		{MaxTimeout, 0, 4},
+		{MaxTimeout, 4, 8},
 	} {
 		c := Config{Timeout: tt.timeout, linear: tt.linear}
 		if sent := c.sentAgain(); sent != tt.sent {
