@@ -3,6 +3,7 @@ package bird
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,6 +39,7 @@ func (supervisor *Supervisor) checkExports(ctx context.Context, at time.Time, ga
 	for _, session := range supervisor.apply.current.input.Sessions {
 		applied[session.Name] = session.Export
 	}
+	var short []*GatewayState
 	for i := range gateways {
 		gateway, old := &gateways[i], was[gateways[i].key()]
 		gateway.Export = applied[gateway.Name]
@@ -52,7 +54,14 @@ func (supervisor *Supervisor) checkExports(ctx context.Context, at time.Time, ga
 			continue
 		}
 		gateway.Short = true
-		supervisor.listExports(ctx, at, gateway)
+		short = append(short, gateway)
+	}
+	// A BIRD that answers slowly lists one gateway in a poll: the state must not become too old.
+	slices.SortStableFunc(short, func(a, b *GatewayState) int { return a.exports.read.Compare(b.exports.read) })
+	for n, gateway := range short {
+		if n == 0 || time.Since(at) < pollInterval {
+			supervisor.listExports(ctx, at, gateway)
+		}
 		gateway.Exports = gateway.exports.vips
 	}
 }

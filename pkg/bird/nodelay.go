@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
@@ -63,9 +62,6 @@ func (supervisor *Supervisor) keepNoDelay(process *process) {
 		}
 	}
 }
-
-// sessionCame wakes keepNoDelay after a session came up. It does not block.
-func (supervisor *Supervisor) sessionCame() { latest.Wake(supervisor.sessionUp) }
 
 // setNoDelay sets TCP_NODELAY and TCP_USER_TIMEOUT on the TCP connections of a child process with
 // the gateways of holdTimes. It returns the gateways whose connections have both options. The

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/tick"
 )
@@ -26,7 +27,8 @@ const (
 
 // serve polls and configures one BIRD process. It returns when the process must be replaced.
 func (supervisor *Supervisor) serve(ctx context.Context, process *process) error {
-	if err := supervisor.connect(ctx, process); err != nil {
+	supervisor.process = process
+	if err := supervisor.connect(ctx); err != nil {
 		return err
 	}
 	// Get the channels before the first poll, so that no change between the two is missed.
@@ -78,7 +80,7 @@ func (supervisor *Supervisor) serve(ctx context.Context, process *process) error
 		}
 		then()
 		// Observe first: if BIRD lacks protocols, stage loads the configuration again.
-		supervisor.observe(ctx, process)
+		supervisor.observe(ctx)
 		supervisor.stage()
 		if supervisor.hung() {
 			return fmt.Errorf("%w: no answer for %v", errHung, time.Since(supervisor.unansweredSince).Round(time.Millisecond))
@@ -104,30 +106,39 @@ func (supervisor *Supervisor) wait(now time.Time) time.Duration {
 }
 
 // connect dials the control socket of a new BIRD until it answers with its greeting.
-func (supervisor *Supervisor) connect(ctx context.Context, process *process) error {
+func (supervisor *Supervisor) connect(ctx context.Context) error {
 	ctx, cancel := task.WithAwakeTimeout(ctx, startTimeout)
 	defer cancel()
 	retry := time.NewTicker(fastInterval)
 	defer retry.Stop()
 	for {
-		client, err := supervisor.dial(ctx, supervisor.options.Socket)
-		if err == nil && client.PID != process.pid() {
-			// Another BIRD has taken over the socket: do not report its sessions as sessions of this one.
-			err = fmt.Errorf("process %d serves the control socket %s", client.PID, supervisor.options.Socket)
-			err = errors.Join(err, client.Close())
-		}
+		err := supervisor.open(ctx)
 		if err == nil {
-			supervisor.client = client
 			return nil
 		}
 		select {
 		case <-retry.C:
-		case <-process.exited:
-			return process.ended()
+		case <-supervisor.process.exited:
+			return supervisor.process.ended()
 		case <-ctx.Done():
 			return fmt.Errorf("BIRD did not open its control socket: %w", err)
 		}
 	}
+}
+
+// open dials the control socket of this BIRD. Another one may have taken it over, whose sessions are
+// not reported as those of this one, and which gets no configuration.
+func (supervisor *Supervisor) open(ctx context.Context) error {
+	client, err := supervisor.dial(ctx, supervisor.options.Socket)
+	if err != nil {
+		return err
+	}
+	if client.PID != supervisor.process.pid() {
+		err := fmt.Errorf("process %d serves the control socket %s", client.PID, supervisor.options.Socket)
+		return errors.Join(err, client.Close())
+	}
+	supervisor.client = client
+	return nil
 }
 
 func (supervisor *Supervisor) disconnect() {
@@ -175,11 +186,9 @@ func (supervisor *Supervisor) command(ctx context.Context, command string) (Repl
 // exchange sends a command. It connects first if the connection is closed.
 func (supervisor *Supervisor) exchange(ctx context.Context, command string) (Reply, error) {
 	if supervisor.client == nil {
-		client, err := supervisor.dial(ctx, supervisor.options.Socket)
-		if err != nil {
+		if err := supervisor.open(ctx); err != nil {
 			return nil, err
 		}
-		supervisor.client = client
 	}
 	reply, err := supervisor.client.Command(ctx, command)
 	if reply == nil {
@@ -206,7 +215,7 @@ func (input renderInput) hangLimit() time.Duration {
 	return min(max(shortest.HoldTime+time.Second, minHang), maxHang)
 }
 
-func (supervisor *Supervisor) observe(ctx context.Context, process *process) {
+func (supervisor *Supervisor) observe(ctx context.Context) {
 	at := time.Now()
 	reply, err := supervisor.command(ctx, "show protocols all")
 	if ctx.Err() != nil {
@@ -236,8 +245,8 @@ func (supervisor *Supervisor) observe(ctx context.Context, process *process) {
 	supervisor.checkExports(ctx, at, gateways, before.Gateways)
 	supervisor.errors.describe(at, gateways, protocols, supervisor.apply.current.input.Sessions)
 	if supervisor.logTransitions(before.Gateways, gateways) {
-		supervisor.fast.start(at) // BIRD before 2.14 may sleep before it feeds the session
-		supervisor.sessionCame()  // the log line may be missing: an operator can disable it
+		supervisor.fast.start(at)         // BIRD before 2.14 may sleep before it feeds the session
+		latest.Wake(supervisor.sessionUp) // the log line may be missing: an operator can disable it
 	}
 	// BIRD before 2.14 may sleep over the export after a change of a filter, which keeps the counts.
 	if exports(gateways, supervisor.expect.Load()) && !slices.ContainsFunc(gateways, GatewayState.changing) {
@@ -245,7 +254,7 @@ func (supervisor *Supervisor) observe(ctx context.Context, process *process) {
 	}
 	supervisor.state.Update(func(state State) State {
 		state.At, state.Alive, state.Err, state.Gateways = at, true, nil, gateways
-		state.Version, state.PID, state.Since, state.LeaseErr = version, process.pid(), process.since, lease.Err
+		state.Version, state.PID, state.Since, state.LeaseErr = version, supervisor.process.pid(), supervisor.process.since, lease.Err
 		state.Loaded = supervisor.apply.current.sequence
 		state.Loopback = loopback(protocols[LoopbackName])
 		return state

@@ -546,6 +546,76 @@ func TestSlowAnswersKeepStateValid(t *testing.T) {
 	})
 }
 
+// A BIRD lists what it exports to many gateways, slowly: the newest state and answer are never too
+// old for the gate, which takes answers after a poll for maxRenewal of pkg/frontend at most.
+func TestManySlowListsKeepStateValid(t *testing.T) {
+	const valid, maxRenewal = 3200 * time.Millisecond, 6800 * time.Millisecond
+	each := 700 * time.Millisecond
+	for _, sessions := range []int{1, 2, 16, 17} {
+		if sessions == 17 {
+			each = pollInterval + 1
+		}
+		synctest.Test(t, func(t *testing.T) {
+			f := &fakeBIRD{up: true}
+			var holds []time.Duration
+			var table strings.Builder
+			for i := range sessions {
+				holds = append(holds, 90*time.Second)
+				fmt.Fprintf(&table, "1002-NBR-%c BGP --- up 05:27:00 Established\n1006-  BGP state: Established\n  Channel ipv4\n"+
+					"    State: UP\n     Routes: 0 imported, 1 exported\n", 'a'+i)
+			}
+			w := watch(t, f, holds...)
+			listed := 0
+			f.with(func() {
+				f.garble = func(text string) string {
+					f.until = time.Now().Add(each)
+					if strings.Contains(text, "1002-NBR-a") {
+						return table.String() + "0000 \n"
+					}
+					listed++
+					return text
+				}
+			})
+			w.Expect(2, 0)
+			w.after(10 * time.Second)
+			for range 600 {
+				w.after(100 * time.Millisecond)
+				s := w.State().Load()
+				at := s.At.Add(max(0, min(s.Answered.Sub(s.At), maxRenewal)))
+				if !s.Alive || time.Since(at) >= valid {
+					t.Fatalf("%d sessions: alive %v, the state is %v old", sessions, s.Alive, time.Since(at))
+				}
+			}
+			for _, gateway := range w.State().Load().Gateways {
+				if gateway.exports.read.IsZero() {
+					t.Errorf("%d sessions: exports to %s were not listed in %d lists", sessions, gateway.Name, listed)
+				}
+			}
+		})
+	}
+}
+
+// A BIRD of another program takes the socket after the connection ended.
+func TestForeignProcessAfterConnectionEnded(t *testing.T) {
+	watchIdle(t, func(t *testing.T, f *fakeBIRD, w *watched) {
+		loaded := 0
+		f.with(func() {
+			f.configure = func() { loaded++ }
+			f.pid, f.garble = 43, func(string) string { f.garble = nil; return "" } // ends the connection
+		})
+		w.after(minHang + 2*pollInterval)
+		s := w.State().Load()
+		select {
+		case <-w.ended:
+		default:
+			t.Fatalf("the silent BIRD does not count as hung: %+v", s)
+		}
+		if !errors.Is(w.err, errHung) || s.Alive || loaded > 0 || !strings.Contains(s.Err.Error(), "process 43 serves") {
+			t.Errorf("the loop ended with %v, %+v, and loaded %d configurations into another BIRD", w.err, s, loaded)
+		}
+	})
+}
+
 func TestForeignProcessOnControlSocket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true, pid: 43}

@@ -93,6 +93,7 @@ type Supervisor struct {
 
 	// Owned by Run.
 	apply           applyState
+	process         *process
 	client          *Client
 	fast            fastPoll
 	holds           holdTimers
@@ -198,7 +199,7 @@ func (supervisor *Supervisor) trigger() { latest.Wake(supervisor.hint) }
 func (supervisor *Supervisor) event(event stateEvent) {
 	supervisor.errors.logged(event, time.Now())
 	if event.Text == stateChanged+"up" && strings.HasPrefix(event.Protocol, gatewayPrefix) {
-		supervisor.sessionCame() // before the poll: BIRD sends the gateway's UPDATEs immediately
+		latest.Wake(supervisor.sessionUp) // before the poll: BIRD sends the gateway's UPDATEs immediately
 	}
 	if event.StateChanged() || event.Protocol == bfdName {
 		supervisor.trigger()

@@ -274,14 +274,16 @@ func (c *controller) position() readiness.Position {
 
 // maxRenewal bounds the age of the sessions' state while BIRD answers other requests, to 10 s with
 // the time for which the gate takes it as valid.
-const maxRenewal = 7 * time.Second
+const maxRenewal = 6800 * time.Millisecond
 
 // gateways returns the families that have a gateway that is up and, with requireRoute, advertises
 // a route. A static gateway that is held down counts as up, because the frontend can release it.
 func gateways(s bird.State, requireRoute bool) gate.Gateways {
 	g := gate.Gateways{At: s.At}
 	// BIRD works, and a session that is lost meanwhile receives nothing.
-	g.At = s.At.Add(max(0, min(s.Answered.Sub(s.At), maxRenewal)))
+	if !s.At.IsZero() {
+		g.At = s.At.Add(max(0, min(s.Answered.Sub(s.At), maxRenewal)))
+	}
 	// A BIRD that does not answer may have lost its sessions.
 	if !s.Alive {
 		return g

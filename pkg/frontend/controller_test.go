@@ -308,6 +308,9 @@ func TestGatewaysOfState(t *testing.T) {
 				t.Errorf("%s: an answer at %v renews the state of %v to %v", name, answered, at, age)
 			}
 		}
+		if s.At = (time.Time{}); !gateways(s, tt.requireRoute).At.IsZero() {
+			t.Errorf("%s: an answer before the first poll is a state", name)
+		}
 		if s.Gateways[0].Protocol == trench.Static {
 			s.Alive = false
 			if got := senders(s); len(got[vip.IPv6]) != 0 {

@@ -665,6 +665,30 @@ func TestExpiredSessionsStayDown(t *testing.T) {
 	b.want(vipA, Withdrawn, NoGateway)
 }
 
+// A survey that takes longer than it counts is no late check, and raises nothing; one in time does.
+func TestOldSurveysRaiseNothing(t *testing.T) {
+	b := newFixture(t, Options{})
+	up := [2]bool{true, true}
+	at := b.now
+	b.now = at.Add(maxSessionAge)
+	b.setState(vip.Ready, vipA)
+	b.want(vipA, Withdrawn, NoGateway)
+	for range 3 {
+		b.now = b.now.Add(maxSessionAge)
+		for late := range time.Duration(2) {
+			b.g.Gateways(Gateways{At: b.now.Add(late - maxSessionAge - 2*lateAfter), Up: up})
+		}
+		b.setState(vip.Ready, vipA)
+		b.want(vipA, Withdrawn, NoGateway)
+	}
+	b.g.Gateways(Gateways{At: b.now.Add(1 - maxSessionAge), Up: up})
+	b.setState(vip.Ready, vipA)
+	b.want(vipA, Announced, Ready)
+	b.now = b.now.Add(1 + 2*lateAfter)
+	b.updateLB(func(*LBUpdate) {})
+	b.want(vipA, Announced, Ready)
+}
+
 func TestLateCheckExtendsSessionsOnce(t *testing.T) {
 	b := newFixture(t, Options{})
 	b.setState(vip.Ready, vipA)

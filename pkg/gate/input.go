@@ -105,9 +105,9 @@ func (announcer Announcer) reconnectEnd() time.Time {
 // wait time), and the announcer retries at intervals of at most 250 ms, with a timeout of 100 ms.
 const reconnectTime = 1500 * time.Millisecond
 
-// maxSessionAge is how long the state of the gateway sessions is valid: three polls of one
-// second.
-const maxSessionAge = 3 * time.Second
+// maxSessionAge is how long the state of the gateway sessions is valid: a poll comes 9/8 s after the
+// one before, and BIRD has 2 s for its answer.
+const maxSessionAge = 3200 * time.Millisecond
 
 // lateAfter is the maximum delay of a timely lease check after the end of the lease. A later
 // check indicates that this process was starved and that a renewal may wait in a socket buffer, or

@@ -10,6 +10,9 @@ type lease struct {
 	end time.Time
 	// extended is the end of the single extension after a late check.
 	extended time.Time
+	// expired is true after an expiry in time, until the lease is found valid: no renewal that came too
+	// late is a late check.
+	expired bool
 }
 
 // renew moves the end of the lease and allows an extension again. A renewal that is older than a
@@ -20,7 +23,7 @@ func (l *lease) renew(end time.Time) {
 	case l.renewed.Before(l.end) && end.Before(l.end):
 		l.renewed = end
 	default:
-		*l = lease{renewed: end, end: end}
+		*l = lease{renewed: end, end: end, expired: l.expired || !l.extended.IsZero()}
 	}
 }
 
@@ -39,12 +42,13 @@ func (lease *lease) check(now time.Time) (holds, late bool) {
 	case lease.end.IsZero():
 		return false, false
 	case now.Before(lease.end):
+		lease.expired = false
 		return true, false
 	case lease.extended.IsZero():
 		// Only the first check after the end can extend the lease: a lease that was found expired in
 		// time stays expired until it is renewed.
 		lease.extended = lease.end
-		if now.Sub(lease.end) > lateAfter {
+		if !lease.expired && now.Sub(lease.end) > lateAfter {
 			lease.extended = now.Add(min(now.Sub(lease.end), maxExtension))
 		}
 	}

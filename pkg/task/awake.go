@@ -16,10 +16,10 @@ const (
 	maxStalls = 3
 )
 
-// WithAwakeTimeout returns a context that ends after this process has run for a time. The first
-// three stalls of more than 500 ms, of the machine or of this process, do not count: what the caller
-// waits for may have happened during them, or have stalled, too. A shorter stall that would end it
-// leaves 50 ms. It has no Deadline, and a context that is derived from it ends with
+// WithAwakeTimeout returns a context that ends after this process has run for a time. Stalls of the
+// machine or of this process, three in all, do not end it: what the caller waits for may have
+// happened during them, or have stalled, too. One of more than 500 ms does not count, and a shorter
+// one leaves at least 50 ms. It has no Deadline, and a context that is derived from it ends with
 // [context.Canceled], whose Cause is [context.DeadlineExceeded].
 func WithAwakeTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	watch := watchAwake(ctx, timeout)

@@ -83,7 +83,7 @@ func Create(options ...Option) (*NetNS, error) {
 	if err := ip("netns", "add", n.name); err != nil {
 		return nil, err
 	}
-	err := n.Do(loopbackUp)
+	err := errors.Join(n.Do(loopbackUp), n.doubleTimeouts())
 	if slices.Contains(options, WithoutDAD) {
 		err = errors.Join(err, n.Sysctl("net.ipv6.conf.default.accept_dad", "0"))
 	}
@@ -91,6 +91,16 @@ func Create(options ...Option) (*NetNS, error) {
 		return nil, errors.Join(err, n.Close())
 	}
 	return n, nil
+}
+
+// doubleTimeouts lets the kernel send a SYN again after 1, 3 and 7 s (RFC 6298), as Linux before 6.5
+// does, and not each second at first: a request then shows that a VIP was dark for 1 s.
+func (n *NetNS) doubleTimeouts() error {
+	err := n.Sysctl("net.ipv4.tcp_syn_linear_timeouts", "0")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // loopbackUp sets the loopback interface of the calling thread's namespace up.

@@ -3,6 +3,7 @@ package load
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -411,11 +412,23 @@ func TestSocketsInNamespace(t *testing.T) {
 	must(t, g.WaitFlows(ctx))
 	must(t, g.WaitAnswered(ctx, 4))
 	r := g.Stop(ctx)
-	if r.Lost() != nil || made != r.Sent+2 {
-		t.Errorf("%d sockets for %d requests and 2 flows; %v", made, r.Sent, r.Lost())
+	if r.Lost() != nil || made != 1+r.Sent+2 {
+		t.Errorf("a sysctl and %d sockets for %d requests and 2 flows; %v", made-1, r.Sent, r.Lost())
 	}
 	refused := fmt.Errorf("no way in")
-	g, ctx = start(t, Config{Requests: s.requests, Rate: 50, Inside: func(func() error) error { return refused }})
+	closed := func(func() error) error { return refused }
+	if _, err := Start(t.Context(), Config{Requests: s.requests, Rate: 50, Inside: closed}); !errors.Is(err, refused) {
+		t.Errorf("started without a way in: %v", err)
+	}
+	first := true
+	closed = func(fn func() error) error {
+		if first {
+			first = false
+			return fn()
+		}
+		return refused
+	}
+	g, ctx = start(t, Config{Requests: s.requests, Rate: 50, Inside: closed})
 	_, err := g.Wait(ctx, func(r Result) error {
 		if r.Failed == 0 {
 			return fmt.Errorf("none failed")
