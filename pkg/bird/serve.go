@@ -126,8 +126,8 @@ func (supervisor *Supervisor) connect(ctx context.Context) error {
 	}
 }
 
-// open dials the control socket of this BIRD. Another one may have taken it over, whose sessions are
-// not reported as those of this one, and which gets no configuration.
+// open dials the control socket of this BIRD. Another one may have taken it over, whose sessions
+// are not reported as those of this one, and which gets no configuration.
 func (supervisor *Supervisor) open(ctx context.Context) error {
 	client, err := supervisor.dial(ctx, supervisor.options.Socket)
 	if err != nil {
@@ -252,9 +252,10 @@ func (supervisor *Supervisor) observe(ctx context.Context) {
 	if exports(gateways, supervisor.expect.Load()) && !slices.ContainsFunc(gateways, GatewayState.changing) {
 		supervisor.fast.converged()
 	}
+	process := supervisor.process
 	supervisor.state.Update(func(state State) State {
 		state.At, state.Alive, state.Err, state.Gateways = at, true, nil, gateways
-		state.Version, state.PID, state.Since, state.LeaseErr = version, supervisor.process.pid(), supervisor.process.since, lease.Err
+		state.Version, state.PID, state.Since, state.LeaseErr = version, process.pid(), process.since, lease.Err
 		state.Loaded = supervisor.apply.current.sequence
 		state.Loopback = loopback(protocols[LoopbackName])
 		return state

@@ -93,8 +93,8 @@ func Create(options ...Option) (*NetNS, error) {
 	return n, nil
 }
 
-// doubleTimeouts lets the kernel send a SYN again after 1, 3 and 7 s (RFC 6298), as Linux before 6.5
-// does, and not each second at first: a request then shows that a VIP was dark for 1 s.
+// doubleTimeouts lets the kernel send a SYN again after 1, 3 and 7 s (RFC 6298), as before Linux
+// 6.5, and not each second at first: a request then shows that a VIP was dark for 1 s.
 func (n *NetNS) doubleTimeouts() error {
 	err := n.Sysctl("net.ipv4.tcp_syn_linear_timeouts", "0")
 	if errors.Is(err, os.ErrNotExist) {
