@@ -11,14 +11,16 @@ import (
 	"github.com/vipgate/vipgate/test/harness"
 )
 
-// deadlineConn keeps the deadline of writes.
+// deadlineConn keeps the deadline of writes, and waits longer: the peer may be slow.
 type deadlineConn struct {
 	*net.TCPConn
 	write time.Time
 }
 
 func (c *deadlineConn) SetWriteDeadline(t time.Time) error {
-	c.write = t
+	if c.write = t; !t.IsZero() {
+		t = t.Add(waitLimit)
+	}
 	return c.TCPConn.SetWriteDeadline(t)
 }
 

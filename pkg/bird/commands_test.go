@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -56,7 +57,7 @@ func TestGatewaysDuringReconfiguration(t *testing.T) {
 	var during [2]bool
 	f.configure = func() { during = listed() }
 	s := NewSupervisor(Options{Dir: t.TempDir(), Socket: "unused"})
-	s.dial = f.dial
+	s.dial, s.process = f.dial, &process{cmd: &exec.Cmd{Process: &os.Process{Pid: 42}}}
 	defer s.disconnect()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
