@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -60,6 +62,9 @@ func TestLabToKill(t *testing.T) {
 		return
 	}
 	f := newServing(t, 1)
+	mounted := f.Dir + "/mounted"
+	f.must(os.Mkdir(mounted, 0o700))
+	f.must(unix.Mount("tmpfs", mounted, "tmpfs", 0, ""))
 	names := []string{f.Dir, f.Pod.Name(), f.Gateway.Name(), f.Backend.Name()}
 	f.must(os.WriteFile(ready+".new", []byte(strings.Join(names, "\n")), 0o600))
 	f.must(os.Rename(ready+".new", ready))

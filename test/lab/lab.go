@@ -7,6 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Addresses and names of the lab. They are the same in every lab: namespaces keep labs apart.
@@ -225,6 +228,25 @@ func (l *Lab) Close() error {
 	return errors.Join(append(errs, os.RemoveAll(l.Dir))...)
 }
 
+// unmountIn detaches what a killed run left mounted in a directory: a file system in user space whose
+// server has ended prevents the removal.
+func unmountIn(dir string) error {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for line := range strings.Lines(string(mounts)) {
+		const point = 4 // of proc_pid_mountinfo(5), from 0
+		if fields := strings.Fields(line); len(fields) > point && strings.HasPrefix(fields[point], dir+"/") {
+			if err := unix.Unmount(fields[point], unix.MNT_DETACH); err != nil {
+				errs = append(errs, fmt.Errorf("unmount %s: %w", fields[point], err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // removeFolders removes the directories of labs whose owners have ended.
 func removeFolders() error {
 	entries, err := os.ReadDir(tempDir)
@@ -238,7 +260,8 @@ func removeFolders() error {
 			continue
 		}
 		if info, err := e.Info(); err == nil && !OwnerRuns(m[1], info.ModTime()) {
-			errs = append(errs, os.RemoveAll(filepath.Join(tempDir, e.Name())))
+			dir := filepath.Join(tempDir, e.Name())
+			errs = append(errs, unmountIn(dir), os.RemoveAll(dir))
 		}
 	}
 	return errors.Join(errs...)
