@@ -10,8 +10,8 @@ type lease struct {
 	end time.Time
 	// extended is the end of the single extension after a late check.
 	extended time.Time
-	// expired is true after an expiry in time, until the lease is found valid: no renewal that came too
-	// late is a late check.
+	// expired is true from an expiry until the lease is found valid again: a renewal that is over when
+	// it comes is no reason for an extension.
 	expired bool
 }
 
