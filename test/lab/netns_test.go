@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -41,6 +42,20 @@ func TestNamespaceIsolation(t *testing.T) {
 	if out, err := a.Run(ctx, "ip", "-br", "link"); err != nil || !strings.Contains(out, "left") {
 		t.Errorf("a command in a: %q, %v", out, err)
 	}
+}
+
+// A SYN is sent again after 1, 3 and 7 s, also by kernels that send it each second at first.
+func TestTimeoutsOfSYNsDouble(t *testing.T) {
+	harness.Must(t, NewNetNS(t).Do(func() error {
+		text, err := os.ReadFile("/proc/sys/net/ipv4/tcp_syn_linear_timeouts")
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if err == nil && strings.TrimSpace(string(text)) != "0" {
+			t.Errorf("as many timeouts are equal: %s", text)
+		}
+		return err
+	}))
 }
 
 func TestRemoveLeftovers(t *testing.T) {
