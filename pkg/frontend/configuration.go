@@ -41,12 +41,12 @@ func (f *follower) showConfiguration(l trench.Loaded) {
 func (f *follower) showStale(s *trench.Stale) {
 	now := time.Now()
 	problem := s.Problem(now)
-	f.health.Report(f.StaleCondition, problem)
-	f.metrics.Stale(s.Age(now))
 	if is := problem != ""; is != f.shownStale {
 		f.shownStale = is
 		f.observer.note("configuration " + cmp.Or(problem, "refreshed again"))
 	}
+	f.health.Report(f.StaleCondition, problem)
+	f.metrics.Stale(s.Age(now))
 }
 
 // configure puts a configuration in force. It de-prefers removed VIPs for the drain time, as at a

@@ -184,7 +184,7 @@ func (f *follower) showIdentity() {
 			"see docs/operations.md for container selectors", "spiffe_id", own.ID.String())
 	}
 	problem := own.Problem()
-	f.health.Report(Identity, problem)
+	// Here and below the event comes first: who sees the condition finds it.
 	if (problem == "") != (f.identityProblem == "") {
 		usable := "SVID usable"
 		if own.Cached {
@@ -193,6 +193,7 @@ func (f *follower) showIdentity() {
 		f.observer.note("identity: " + cmp.Or(problem, usable))
 	}
 	f.identityProblem = problem
+	f.health.Report(Identity, problem)
 	f.metrics.Identity(own.ID.String(), own.NotAfter)
 }
 
@@ -235,6 +236,13 @@ func (f *follower) showRouting(routed kernel.Confirmed) {
 		f.health.Report(Routing, cmp.Or(problem, "source routing not installed yet"))
 		return
 	}
+	switch {
+	case problem != "" && f.routingProblem == "":
+		f.observer.note("source routing: " + problem)
+	case problem == "" && f.routingProblem != "":
+		f.observer.note("source routing restored")
+	}
+	f.routingProblem = problem
 	f.health.Report(Routing, problem)
 	families := f.families()
 	for _, family := range vip.Families {
@@ -246,23 +254,16 @@ func (f *follower) showRouting(routed kernel.Confirmed) {
 			f.health.Remove(name)
 		}
 	}
-	switch {
-	case problem != "" && f.routingProblem == "":
-		f.observer.note("source routing: " + problem)
-	case problem == "" && f.routingProblem != "":
-		f.observer.note("source routing restored")
-	}
-	f.routingProblem = problem
 }
 
 // showBIRD shows BIRD and its sessions, by family.
 func (f *follower) showBIRD(s bird.State) {
+	f.observer.journal.Add(append(changeEvents(f.shownBIRD, s), sessionEvents(f.shownBIRD, s)...)...)
+	f.shownBIRD = s
 	f.health.Report(BIRD, birdProblem(s))
 	f.health.Report(BIRDConfig, configProblem(s))
 	f.health.Report(Imports, importsProblem(s))
 	f.health.Report(GatewayChange, changeProblem(s))
-	f.observer.journal.Add(append(changeEvents(f.shownBIRD, s), sessionEvents(f.shownBIRD, s)...)...)
-	f.shownBIRD = s
 	families, now := f.families(), time.Now()
 	// Egress needs a session only; RouteBack below shows a missing route.
 	up := gateways(s, false).Up
@@ -292,11 +293,11 @@ func (f *follower) showBIRD(s bird.State) {
 // showAnnouncer shows whether BIRD accepts VIPs.
 func (f *follower) showAnnouncer() {
 	problem := f.announcerProblem(time.Now())
-	f.health.Report(Announcer, problem)
 	if lost := problem != ""; f.started && lost != f.announcerLost {
 		f.announcerLost = lost
 		f.observer.note(cmp.Or(problem, f.speakerName()+" accepts VIPs again"))
 	}
+	f.health.Report(Announcer, problem)
 }
 
 // heldTargets returns the removals of targets that a load balancer holds, with the remedy.
