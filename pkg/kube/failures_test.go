@@ -52,9 +52,9 @@ func TestAPIServerStops(t *testing.T) {
 	f.StopServer(t)
 	k.awaitStale("connection refused")
 	f.wantSame(before)
-	if !k.serving(Readiness) || k.serving(APIServer) {
-		t.Error("without an API server kube is ready, and says that it is away")
-	}
+	await.True(t, "kube is ready, and says that the API server is away", func() bool {
+		return k.serving(Readiness) && !k.serving(APIServer)
+	})
 
 	f.StartServer(t)
 	k.awaitCurrent()
@@ -91,9 +91,7 @@ func TestAPIServerAwayAtStart(t *testing.T) {
 	if since, _, _ := strings.Cut(k.staleFile(), " "); since != first {
 		t.Errorf("stale since %s for the second kube, since %s for the first", since, first)
 	}
-	if !k.serving(Readiness) {
-		t.Error("with the file of an earlier run kube is ready")
-	}
+	await.True(t, "with the file of an earlier run kube is ready", func() bool { return k.serving(Readiness) })
 	f.wantSame(before)
 	f.StartServer(t)
 	k.awaitCurrent()
