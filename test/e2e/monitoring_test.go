@@ -216,12 +216,12 @@ func TestDashboardQueries(t *testing.T) {
 			})
 		}
 	}
-	// The alert of a kube without an API server is pending, and no other alert of this pod fires. A
-	// VIP that was down for a minute fired one.
+	// The alert of a kube without an API server is pending, or fires on a slow machine. No other alert
+	// of this pod fires; a VIP that was down for a minute fired one.
 	f.up(f.target2)
 	f.wantRoutes(every()...)
 	f.waitFor(func() error {
-		out, err := query(`ALERTS{alertstate="firing"} or vipgate_kube_stale_seconds > 0`)
+		out, err := query(`ALERTS{alertstate="firing", alertname!="VipgateKubeStale"} or vipgate_kube_stale_seconds > 0`)
 		if err == nil && (strings.Contains(out, "firing") || !strings.Contains(out, "vipgate_kube_stale_seconds")) {
 			err = fmt.Errorf("alerts:\n%s", out)
 		}

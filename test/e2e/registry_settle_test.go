@@ -78,7 +78,7 @@ func TestFreshPodAwaitsRegistrations(t *testing.T) {
 	f.must(g.WaitFlows(f.ctx))
 
 	f.pod = f.Pods[1]
-	second := start(f.pod, "--registry-settle=6s") // the default
+	second := start(f.pod, "--registry-settle=15s") // longer than a step on a slow machine
 	for i, a := range f.Targets {
 		f.must(second.register(a))
 		f.waitOutput(fmt.Sprintf("%d of %[1]d targets ready, needs 1; no VIP rises", i+1), "status", "--output=json")
