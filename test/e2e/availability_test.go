@@ -88,17 +88,25 @@ func (f *fixture) withdrawnAfter(cause string, mark int, since time.Time, vips .
 // printed another text before.
 func (f *fixture) wantFirst(p *lab.Process, from int, first, other string) {
 	f.t.Helper()
+	if !f.isFirst(p, from, first, other) {
+		f.t.Fatalf("%s has printed %q before %q:\n%s", p.Name, other, first, p.Output()[from:])
+	}
+}
+
+// isFirst waits until a process has printed a text since a length of its output, and reports whether
+// it printed another text only later.
+func (f *fixture) isFirst(p *lab.Process, from int, first, other string) bool {
+	f.t.Helper()
+	var before string
 	f.waitFor(func() error {
-		text := p.Output()[from:]
-		before, _, found := strings.Cut(text, first)
-		if strings.Contains(before, other) {
-			f.t.Fatalf("%s has printed %q before %q:\n%s", p.Name, other, first, text)
-		}
+		text, _, found := strings.Cut(p.Output()[from:], first)
 		if !found {
 			return fmt.Errorf("%s has not printed %q", p.Name, first)
 		}
+		before = text
 		return nil
 	})
+	return !strings.Contains(before, other)
 }
 
 // The probe detects a hung load balancer of Meridio, whose stream sends nothing between changes,
