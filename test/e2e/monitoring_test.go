@@ -135,7 +135,7 @@ func dashboardQueries(t *testing.T) map[string][]string {
 	harness.Must(t, err)
 	harness.Must(t, json.Unmarshal(data, &dashboard))
 	queries := map[string][]string{}
-	variables := strings.NewReplacer("$namespace", "trench-a", "$pod", ".*", "$__rate_interval", "1m")
+	variables := strings.NewReplacer("$namespace", "trench-a", "$pod", ".*", "$__rate_interval", "1h")
 	for _, p := range dashboard.Panels {
 		if p.Type != "row" && p.Description == "" {
 			t.Errorf("panel %s has no description", p.Title)
