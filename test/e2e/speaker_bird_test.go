@@ -100,7 +100,7 @@ func (d *daemon) lives(t *testing.T, version string, kills, count int) {
 	var withdrawn []time.Duration
 	for range kills {
 		start := time.Now()
-		harness.Must(t, p.Signal(unix.SIGKILL))
+		harness.Must(t, p.Kill())
 		withdrawn = append(withdrawn, d.waitCount(0).Sub(start))
 		p = d.frontend(announcerFirst, d.frontends...)
 		d.waitCount(count)

@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -26,7 +24,7 @@ func TestForeignBMP(t *testing.T) {
 	const unconfirmed = "not confirmed that it receives VIPs: the speaker does not report which routes it sends"
 	f.waitStatus("FRRouting 8", "2 of 2 VIPs advertised", unconfirmed)
 	start := time.Now()
-	harness.Must(t, p.Signal(unix.SIGKILL))
+	harness.Must(t, p.Kill())
 	t.Logf("kill to the last withdrawal: %v", f.waitCount(0).Sub(start))
 	f.frontend(announcerFirst, bmp...)
 	f.waitCount(2)

@@ -275,7 +275,7 @@ func TestForeignFRRLease(t *testing.T) {
 		f.waitCount(1000)
 		f.waitStatus("1000 of 1000 VIPs advertised")
 		start := time.Now()
-		harness.Must(t, p.Signal(unix.SIGKILL))
+		harness.Must(t, p.Kill())
 		withdrawn = append(withdrawn, f.waitCount(0).Sub(start))
 	}
 	slices.Sort(withdrawn)

@@ -5,8 +5,6 @@ import (
 	"os"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/vipgate/vipgate/pkg/speakerconfig"
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
@@ -37,7 +35,7 @@ func TestForeignOverIPv6(t *testing.T) {
 		p := f.frontend(f.first, frontends...)
 		f.waitCount(2)
 		f.waitStatus("2 of 2 VIPs advertised")
-		harness.Must(f.t, p.Signal(unix.SIGKILL))
+		harness.Must(f.t, p.Kill())
 		f.waitCount(0)
 	}
 	t.Run("FRR", func(t *testing.T) {

@@ -49,7 +49,7 @@ func TestStaticFollowsReadiness(t *testing.T) {
 				t.Errorf("status does not tell of the shared session:\n%s", text)
 			}
 
-			s.must(s.pod.LB.Signal(syscall.SIGKILL))
+			s.must(s.pod.LB.Kill())
 			s.wantBFD(s.router)
 			s.wantUps(2)
 			s.wantSent()
