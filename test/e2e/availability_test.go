@@ -93,8 +93,8 @@ func (f *fixture) wantFirst(p *lab.Process, from int, first, other string) {
 	}
 }
 
-// isFirst waits until a process has printed a text since a length of its output, and reports whether
-// it printed another text only later.
+// isFirst waits until a process has printed a text since a length of its output, and reports
+// whether it had not printed another text before.
 func (f *fixture) isFirst(p *lab.Process, from int, first, other string) bool {
 	f.t.Helper()
 	var before string
