@@ -107,7 +107,7 @@ func NewPlainSocket(ctx context.Context, name, path string, calls Calls, watch f
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return newPlain(name, []net.Listener{Limit(l, MaxConnections)}, calls, register), nil
+	return newPlain(name, []net.Listener{Limit(l, MaxConnections, nil)}, calls, register), nil
 }
 
 func newPlain(name string, listeners []net.Listener, calls Calls, register Register) *Endpoint {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 )
 
 // Maximum connections of a listener.
@@ -20,6 +22,9 @@ const (
 	// descriptors to checks, sessions and netlink.
 	descriptorShare = 32
 	minConnections  = 8
+
+	// handshakeShare is the share of the limit that authenticated connections leave to others.
+	handshakeShare = 8
 )
 
 // ListenTCP listens on addr, "host:port". With loopback, it also listens on 127.0.0.1 for
@@ -31,37 +36,39 @@ func ListenTCP(ctx context.Context, addr string, most int, loopback bool) ([]net
 	if err != nil {
 		return nil, explainListen(addr, err)
 	}
-	listeners := []net.Listener{Limit(l, most)}
+	listeners := []net.Listener{Limit(l, most, nil)}
 	if at := l.Addr().(*net.TCPAddr); loopback && !at.IP.IsLoopback() && !at.IP.IsUnspecified() {
 		local := fmt.Sprintf("127.0.0.1:%d", at.Port)
 		second, err := config.Listen(ctx, "tcp", local)
 		if err != nil {
 			return nil, errors.Join(explainListen(local, err), l.Close())
 		}
-		listeners = append(listeners, Limit(second, most))
+		listeners = append(listeners, Limit(second, most, nil))
 	}
 	return listeners, nil
 }
 
-// Limit limits the open connections of l to most, or to fewer if RLIMIT_NOFILE is low. A further
-// connection closes the oldest connection of the source address that has the most. Thus a flood
-// from one address excludes neither other addresses nor fast clients at that address.
-// Authenticated connections are never closed (see identity.NewCredentials); if all are
-// authenticated, the new connection is closed.
-func Limit(l net.Listener, most int) net.Listener {
+// Limit limits the open connections of l to most, or to fewer if RLIMIT_NOFILE is low, of any peers
+// and of authenticated ones (see identity.NewCredentials). A further connection closes the oldest
+// connection of the source address that has the most, and a further authenticated one that of the
+// ID that has the most, or its own. Thus a flood from one address or by one ID excludes neither
+// others nor fast clients of its own. Connections of exempt IDs are not counted and never closed;
+// nil exempts none. An eighth more is for handshakes beside most authenticated connections.
+func Limit(l net.Listener, most int, exempt func(spiffeid.ID) bool) net.Listener {
 	var files syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err == nil {
 		most = int(min(uint64(most), max(minConnections, files.Cur/descriptorShare)))
 	}
-	return &limited{Listener: l, max: most}
+	return &limited{Listener: l, max: most, exempt: exempt}
 }
 
 type limited struct {
 	net.Listener
-	max int
+	max    int
+	exempt func(spiffeid.ID) bool
 
 	mu   sync.Mutex
-	open []*connection // oldest first
+	open []*connection // oldest first, without exempt IDs
 }
 
 // Accept returns the next connection.
@@ -72,7 +79,7 @@ func (l *limited) Accept() (net.Conn, error) {
 	}
 	c := &connection{Conn: raw, listener: l}
 	if at, ok := raw.RemoteAddr().(*net.TCPAddr); ok {
-		c.source = at.IP.String()
+		c.owner = at.IP.String()
 	}
 	// Close outside of the lock, which Close takes.
 	if victim := l.add(c); victim != nil {
@@ -83,46 +90,88 @@ func (l *limited) Accept() (net.Conn, error) {
 }
 
 // add adds a connection and returns the connection to close, or nil.
-func (l *limited) add(c *connection) (victim *connection) {
+func (l *limited) add(c *connection) *connection {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open = append(l.open, c)
 	if len(l.open) <= l.max {
 		return nil
 	}
-	counts := map[string]int{} // unauthenticated connections by source
-	for _, c := range l.open {
-		if !c.authenticated {
-			counts[c.source]++
-		}
-	}
-	for _, c := range l.open {
-		if !c.authenticated && (victim == nil || counts[c.source] > counts[victim.source]) {
-			victim = c
-		}
+	victim, owned := l.oldestOfMost(false)
+	if authenticated := len(l.open) - owned.total; owned.total <= max(l.max-authenticated, l.max/handshakeShare, 1) {
+		return nil
 	}
 	return victim
+}
+
+// authenticate counts a connection for its ID and returns the connection to close, or nil.
+func (l *limited) authenticate(c *connection, id spiffeid.ID) *connection {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.exempt != nil && l.exempt(id) {
+		l.remove(c)
+		return nil
+	}
+	c.owner, c.authenticated = id.String(), true
+	victim, owned := l.oldestOfMost(true)
+	if owned.total <= l.max {
+		return nil
+	}
+	// At its share an ID replaces its own connections: many IDs with one each keep theirs.
+	if owned.by[victim.owner] == owned.by[c.owner] {
+		own := func(o *connection) bool { return o.authenticated && o.owner == c.owner }
+		victim = l.open[slices.IndexFunc(l.open, own)]
+	}
+	return victim
+}
+
+// owned counts connections by owner.
+type owned struct {
+	by    map[string]int
+	total int
+}
+
+// oldestOfMost returns the oldest connection, authenticated or not, of the owner that has the most.
+func (l *limited) oldestOfMost(authenticated bool) (oldest *connection, counts owned) {
+	counts.by = map[string]int{}
+	for _, c := range l.open {
+		if c.authenticated == authenticated {
+			counts.by[c.owner]++
+			counts.total++
+		}
+	}
+	for _, c := range l.open {
+		if c.authenticated == authenticated && (oldest == nil || counts.by[c.owner] > counts.by[oldest.owner]) {
+			oldest = c
+		}
+	}
+	return oldest, counts
+}
+
+func (l *limited) remove(c *connection) {
+	l.open = slices.DeleteFunc(l.open, func(o *connection) bool { return o == c })
 }
 
 // connection is an open connection of a limited listener.
 type connection struct {
 	net.Conn
-	listener      *limited
-	source        string // "" on a unix socket
-	authenticated bool   // guarded by listener.mu
+	listener *limited
+	// guarded by listener.mu
+	owner         string // SPIFFE ID, or source address before authentication: "" on a unix socket
+	authenticated bool
 }
 
-// Authenticated protects the connection from being closed in favor of a newer one.
-func (c *connection) Authenticated() {
-	c.listener.mu.Lock()
-	defer c.listener.mu.Unlock()
-	c.authenticated = true
+// Authenticated counts the connection for its ID, no longer for its source address.
+func (c *connection) Authenticated(id spiffeid.ID) {
+	if victim := c.listener.authenticate(c, id); victim != nil {
+		_ = victim.Close() // it may be c, whose handshake then fails
+	}
 }
 
 // Close closes the connection.
 func (c *connection) Close() error {
 	c.listener.mu.Lock()
-	c.listener.open = slices.DeleteFunc(c.listener.open, func(o *connection) bool { return o == c })
+	c.listener.remove(c)
 	c.listener.mu.Unlock()
 	return c.Conn.Close()
 }

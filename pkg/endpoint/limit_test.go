@@ -3,12 +3,18 @@ package endpoint
 import (
 	"io"
 	"net"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
 	"github.com/vipgate/vipgate/test/harness"
 )
+
+var frontendID = spiffeid.RequireFromString("spiffe://example.org/frontend")
 
 // pair holds both ends of a connection.
 type pair struct{ client, server net.Conn }
@@ -19,7 +25,7 @@ func limitedListener(t *testing.T, n int) func(source string) pair {
 	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	harness.Must(t, err)
-	l := Limit(inner, n)
+	l := Limit(inner, n, func(id spiffeid.ID) bool { return id == frontendID })
 	t.Cleanup(func() { l.Close() })
 	return func(source string) pair {
 		t.Helper()
@@ -76,25 +82,83 @@ func TestLimitLetsNewClientsOfBusySourceIn(t *testing.T) {
 	}
 }
 
+// authenticated connects from 127.0.0.2 as an ID of the test trust domain.
+func authenticated(connect func(string) pair, id string) pair {
+	p := connect("127.0.0.2")
+	p.server.(*connection).Authenticated(spiffeid.RequireFromString("spiffe://example.org/" + id))
+	return p
+}
+
 func TestLimitKeepsAuthenticatedConnections(t *testing.T) {
 	connect := limitedListener(t, 8)
 	var peers []pair
-	for range 7 {
-		p := connect("127.0.0.2")
-		p.server.(interface{ Authenticated() }).Authenticated()
-		peers = append(peers, p)
+	for range 8 {
+		peers = append(peers, authenticated(connect, "a"))
+		for range 20 {
+			wantOpen(t, true, append(peers, connect("127.0.0.3"))...)
+		}
 	}
-	for range 20 {
-		last := connect("127.0.0.3")
-		wantOpen(t, true, append(peers, last)...)
+}
+
+// An ID that fills the listener excludes neither another ID nor a handshake.
+func TestLimitSharesAmongIDs(t *testing.T) {
+	for _, limit := range []int{8, 9, 64} {
+		t.Run(strconv.Itoa(limit), func(t *testing.T) {
+			connect := limitedListener(t, limit)
+			var greedy []pair
+			for range limit + 5 {
+				greedy = append(greedy, authenticated(connect, "greedy"))
+			}
+			wantOpen(t, false, greedy[:5]...) // it takes turns with itself
+			wantOpen(t, true, greedy[5:]...)
+			wantOpen(t, true, connect("127.0.0.3"))
+			var others []pair
+			for i := range limit - 1 {
+				others = append(others, authenticated(connect, "app"+strconv.Itoa(i)))
+			}
+			wantOpen(t, false, greedy[:len(greedy)-1]...)
+			wantOpen(t, true, append(others, greedy[len(greedy)-1])...)
+
+			// With one connection for each ID the newest ID is refused.
+			wantOpen(t, false, authenticated(connect, "last"))
+			// An ID at its share replaces its own connection.
+			second := authenticated(connect, "app0")
+			wantOpen(t, false, others[0])
+			wantOpen(t, true, append(others[1:], second)...)
+		})
 	}
-	p := connect("127.0.0.2")
-	p.server.(interface{ Authenticated() }).Authenticated()
-	peers = append(peers, p)
-	wantOpen(t, false, connect("127.0.0.3"))
-	// A closed connection is not counted any more.
-	peers[0].server.Close()
-	wantOpen(t, true, append(peers[1:], connect("127.0.0.3"))...)
+}
+
+func TestLimitOfIDs(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		held   []string // of a limit of 8, oldest first
+		next   string
+		closed int // index in held; 8: next; -1: none
+	}{
+		{"below the limit", strings.Fields("a a a a a a a"), "b", -1},
+		{"at the limit", strings.Fields("a a a a a a b"), "b", -1},
+		{"above the limit", strings.Fields("b a a a a a a a"), "b", 1},
+		{"own oldest", strings.Fields("b a a a a b b b"), "a", 1},
+		{"own oldest at an equal share", strings.Fields("a a a a b b b c"), "b", 4},
+		{"largest of three", strings.Fields("c b b a a a d d"), "e", 3},
+		{"one for each ID", strings.Fields("a b c d e f g h"), "i", 8},
+		{"frontends are not counted", strings.Fields("frontend a a a a a a frontend"), "b", -1},
+		{"frontend at the limit", strings.Fields("a b c d e f g h"), "frontend", -1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			connect := limitedListener(t, 8)
+			var pairs []pair
+			for _, id := range append(tt.held, tt.next) {
+				pairs = append(pairs, authenticated(connect, id))
+			}
+			for i, p := range pairs {
+				if want := i != tt.closed; p.open(t) != want {
+					t.Errorf("connection %d is open: %t, want %t", i, !want, want)
+				}
+			}
+		})
+	}
 }
 
 func TestLimitFollowsDescriptors(t *testing.T) {
@@ -103,7 +167,7 @@ func TestLimitFollowsDescriptors(t *testing.T) {
 	t.Cleanup(func() { syscall.Setrlimit(syscall.RLIMIT_NOFILE, &old) })
 	for files, want := range map[uint64]int{64: 8, 1024: 32, 20_000: 128} {
 		harness.Must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: files, Max: old.Max}))
-		if got := Limit(nil, MaxConnections).(*limited).max; got != want {
+		if got := Limit(nil, MaxConnections, nil).(*limited).max; got != want {
 			t.Errorf("%d connections of %d descriptors, want %d", got, files, want)
 		}
 	}

@@ -274,9 +274,9 @@ func (mutual *mutual) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthI
 		_ = raw.Close()
 		return nil, nil, failure
 	}
-	// A limited listener (endpoint.Limit) closes unauthenticated connections first.
-	if limited, ok := raw.(interface{ Authenticated() }); ok {
-		limited.Authenticated()
+	// A limited listener (endpoint.Limit) counts the connection for its peer.
+	if limited, ok := raw.(interface{ Authenticated(spiffeid.ID) }); ok {
+		limited.Authenticated(handshake.peer)
 	}
 	conn, authInfo := handshake.finish(c, raw, info)
 	return conn, authInfo, nil

@@ -9,17 +9,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
-// limitedConn is a connection of a limited listener, which closes unauthenticated ones first.
+// limitedConn is a connection of a limited listener.
 type limitedConn struct {
 	net.Conn
 	authenticated atomic.Bool
 }
 
-func (c *limitedConn) Authenticated() { c.authenticated.Store(true) }
+func (c *limitedConn) Authenticated(spiffeid.ID) { c.authenticated.Store(true) }
 
 // A connection counts as authenticated only after the peer is authorized; otherwise a flood of
 // handshakes would protect itself.

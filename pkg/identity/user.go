@@ -110,8 +110,8 @@ func (users *userCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentia
 		users.throttle.Log(users.log.Warn, info.ID.String(), "client refused", append(peerAttrs(raw), "error", err)...)
 		return nil, nil, errors.Join(err, raw.Close())
 	}
-	if limited, ok := raw.(interface{ Authenticated() }); ok {
-		limited.Authenticated()
+	if limited, ok := raw.(interface{ Authenticated(spiffeid.ID) }); ok {
+		limited.Authenticated(info.ID)
 	}
 	return raw, info, nil
 }

@@ -55,3 +55,7 @@ func (o Options) roles() func(spiffeid.ID) readiness.Role {
 func (o Options) readsTargets(id spiffeid.ID) bool {
 	return slices.Contains(o.Readers, id) || slices.Contains(o.Frontends, id)
 }
+
+// isFrontend reports whether an ID is a frontend's, which no limit of connections closes. Members of
+// FrontendDomain may be targets, too.
+func (o Options) isFrontend(id spiffeid.ID) bool { return slices.Contains(o.Frontends, id) }
