@@ -203,7 +203,7 @@ func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 		return err
 	}
 	// A running lb would restore the removed objects.
-	release, err := identity.OwnNetNS(ctx, "lb", "lb cleanup")
+	release, err := identity.OwnNetNS(ctx, "lb", "lb cleanup", identity.NetNSFallback{})
 	if err != nil {
 		return err
 	}

@@ -75,7 +75,8 @@ func (c *runCommand) run(ctx context.Context, settings process.Settings) error {
 		return err
 	}
 	// Two load balancers would repair each other's rules and sets.
-	release, err := identity.OwnNetNS(ctx, "lb", "admin socket "+c.AdminSocket)
+	release, err := identity.OwnNetNS(ctx, "lb", "admin socket "+c.AdminSocket,
+		identity.NetNSFallback{AdminSocket: c.AdminSocket, Log: o.Log})
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os/signal"
 	"syscall"
@@ -39,13 +40,14 @@ func (c *runCommand) Run(ctx context.Context, out *cli.Output, stderr *logs.Writ
 		about = "target run --once"
 	}
 	// Two targets would repair each other's kernel state.
-	release, err := identity.OwnNetNS(ctx, role, about)
+	release, err := identity.OwnNetNS(ctx, role, about,
+		identity.NetNSFallback{AdminSocket: c.AdminSocket, Log: o.Log})
 	if err != nil {
 		return err
 	}
 	defer release()
 	// After the lock, so that lb and frontend find this process when they start later.
-	if err := refuseTrenchPod(ctx); err != nil {
+	if err := refuseTrenchPod(ctx, o.Log); err != nil {
 		return err
 	}
 	if c.Once {
@@ -57,11 +59,14 @@ func (c *runCommand) Run(ctx context.Context, out *cli.Output, stderr *logs.Writ
 
 // refuseTrenchPod returns an error in the network namespace of lb or frontend: packets to VIPs that
 // they forward would be delivered there.
-func refuseTrenchPod(ctx context.Context) error {
+func refuseTrenchPod(ctx context.Context, log *slog.Logger) error {
 	for _, other := range []string{"lb", "frontend"} {
-		if owner := identity.NetNSOwner(ctx, other); owner != "" {
+		switch owner, plausible := identity.NetNSOwner(ctx, other); {
+		case plausible:
 			return fmt.Errorf("%s runs in this network namespace, and target would take the packets that it forwards; "+
 				"run target in the pods of applications", owner)
+		case owner != "":
+			log.Warn("another user's process has the socket of a program that forwards", "owner", owner)
 		}
 	}
 	return nil
@@ -101,7 +106,7 @@ type cleanupCommand struct{}
 
 func (cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	// A running target would restore the removed objects.
-	release, err := identity.OwnNetNS(ctx, role, "target cleanup")
+	release, err := identity.OwnNetNS(ctx, role, "target cleanup", identity.NetNSFallback{})
 	if err != nil {
 		return err
 	}

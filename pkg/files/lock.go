@@ -47,6 +47,9 @@ func isSameFile(file *os.File, path string) bool {
 	return err == nil && os.SameFile(opened, current)
 }
 
+// Path returns the path of the file.
+func (lock *Lock) Path() string { return lock.file.Name() }
+
 // Release releases the lock without removing the file.
 func (lock *Lock) Release() { _ = lock.file.Close() }
 

@@ -6,9 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
+	"os"
+	"path/filepath"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/files"
@@ -40,68 +45,160 @@ const (
 	maxOwnerText = 256
 )
 
+// NetNSFallback configures the lock of [OwnNetNS] beside a socket of another user.
+type NetNSFallback struct {
+	// AdminSocket is in the directory of the lock file; "" fails beside any owner of the socket.
+	AdminSocket string
+	Log         *slog.Logger
+}
+
 // OwnNetNS makes this process the only one of its role ("lb", "frontend") in its network namespace
 // until release is called or the process ends. The lock is an abstract unix socket: the kernel
 // keeps it per network namespace, and no mount namespace or leftover file can hide or fake it.
 // about is the text that other processes receive. While another process owns the namespace, the
 // error names it.
-func OwnNetNS(ctx context.Context, role, about string) (release func(), err error) {
+//
+// Any user can bind the socket. Beside one that is neither root nor the own user the lock is a file,
+// until the socket is free.
+func OwnNetNS(ctx context.Context, role, about string, fallback NetNSFallback) (release func(), err error) {
 	name := "@vipgate/" + role
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", name)
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("another %s (%s) owns this network namespace; stop it first", role, describeOwner(ctx, name))
-	}
-	if err != nil {
+	listener, owner, err := bindOwner(ctx, name)
+	var lock *files.Lock
+	switch {
+	case owner != nil && (owner.trusted || fallback.AdminSocket == ""):
+		return nil, fmt.Errorf("another %s (%s) owns this network namespace; stop it first", role, owner.text)
+	case owner != nil:
+		if lock, err = lockNetNS(ctx, role, fallback.AdminSocket); err != nil {
+			return nil, fmt.Errorf("another user's process (%s) has the socket %s, which locks the network namespace; "+
+				"the lock file instead of it: %w", owner.text, name, err)
+		}
+		fallback.Log.Warn("the socket that locks the network namespace belongs to another user, using a lock file",
+			"socket", name, "owner", owner.text, "file", lock.Path())
+	case err != nil:
 		return nil, fmt.Errorf("socket %s, which locks the network namespace: %w", name, err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for ctx.Err() == nil {
-			conn, err := listener.Accept()
-			if err != nil {
-				// Out of file descriptors, or closed. The lock does not depend on the response.
-				_ = backoff.Sleep(ctx, ownerTimeout)
-				continue
-			}
-			// The response fits the socket buffer: no peer can block this.
-			_, _ = io.WriteString(conn, about)
-			_ = conn.Close()
-		}
+		serveOwner(ctx, listener, name, about)
 	}()
-	return func() { cancel(); _ = listener.Close(); <-done }, nil
+	return func() {
+		cancel()
+		<-done
+		if lock != nil {
+			// The kernel releases the lock of a process whose file system hangs.
+			_, _ = files.Do(context.Background(), &files.Calls{}, lock.Path(),
+				func() (struct{}, error) { return struct{}{}, lock.Remove() })
+		}
+	}, nil
+}
+
+// bindOwner binds the socket of a role, or returns its owner.
+func bindOwner(ctx context.Context, name string) (net.Listener, *netNSOwner, error) {
+	// An owner of this program that starts or ends answers within that time.
+	waiting, cancel := context.WithTimeout(ctx, ownerTimeout)
+	defer cancel()
+	for {
+		listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", name)
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return listener, nil, err
+		}
+		owner := askOwner(waiting, name)
+		if owner.known || backoff.Sleep(waiting, lockRetry) != nil {
+			return nil, &owner, nil
+		}
+	}
+}
+
+// serveOwner sends about to all processes that ask until ctx ends. A nil listener is bound once the
+// socket is free.
+func serveOwner(ctx context.Context, listener net.Listener, name, about string) {
+	for listener == nil {
+		if backoff.Sleep(ctx, ownerTimeout) != nil {
+			return
+		}
+		listener, _ = (&net.ListenConfig{}).Listen(ctx, "unix", name)
+	}
+	defer listener.Close()
+	defer context.AfterFunc(ctx, func() { _ = listener.(*net.UnixListener).SetDeadline(time.Now()) })()
+	for ctx.Err() == nil {
+		conn, err := listener.Accept()
+		if err != nil {
+			// Out of file descriptors, or ctx ended. The lock does not depend on the response.
+			_ = backoff.Sleep(ctx, ownerTimeout)
+			continue
+		}
+		// The response fits the socket buffer: no peer can block this.
+		_, _ = io.WriteString(conn, about)
+		_ = conn.Close()
+	}
+}
+
+// lockNetNS locks a file beside the admin socket, for the network namespace of this process.
+func lockNetNS(ctx context.Context, role, adminSocket string) (*files.Lock, error) {
+	path, err := SocketPath(adminSocket)
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Dir(path)
+	return files.Do(ctx, &files.Calls{}, "directory "+dir, func() (*files.Lock, error) {
+		var namespace, directory unix.Stat_t
+		err := errors.Join(createDirectory(dir, 0o700), unix.Stat(dir, &directory), unix.Stat("/proc/self/ns/net", &namespace))
+		if err == nil && !isTrustedUser(directory.Uid) {
+			err = fmt.Errorf("directory %s belongs to user %d, who is neither root nor user %d", dir, directory.Uid, os.Geteuid())
+		}
+		if err != nil {
+			return nil, err
+		}
+		return files.TryLock(filepath.Join(dir, fmt.Sprintf("%s.netns-%d.lock", role, namespace.Ino)))
+	})
+}
+
+// isTrustedUser reports whether a user is root or that of this process, who could end it anyway.
+func isTrustedUser(uid uint32) bool {
+	return uid == 0 || uid == uint32(os.Geteuid()) && uid != UnmappedUser
 }
 
 // NetNSOwner describes the process that owns the network namespace in a role, as [OwnNetNS] does in
-// its error; "" if no process does.
-func NetNSOwner(ctx context.Context, role string) string {
+// its error; "" if no process does. It reports whether a program of vipgate may be the owner: a
+// process of root, of the own user, or of another container of a pod.
+func NetNSOwner(ctx context.Context, role string) (owner string, plausible bool) {
 	name := "@vipgate/" + role
 	ctx, cancel := context.WithTimeout(ctx, ownerTimeout)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", name)
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		return ""
+		return "", false
 	}
 	if err == nil {
 		_ = conn.Close()
 	}
-	return fmt.Sprintf("%s (%s)", role, describeOwner(ctx, name))
+	found := askOwner(ctx, name)
+	return fmt.Sprintf("%s (%s)", role, found.text), found.trusted || found.hidden
 }
 
-// describeOwner describes the owner of a network namespace: its process and user as reported by the
+// netNSOwner is the process that has bound the socket of a role.
+type netNSOwner struct {
+	text    string
+	known   bool // the kernel reported its user
+	trusted bool
+	hidden  bool // in another PID namespace
+}
+
+// askOwner returns the owner of a network namespace: its process and user as reported by the
 // kernel, since any process of the namespace can bind the socket, and its about text.
-func describeOwner(ctx context.Context, name string) string {
+func askOwner(ctx context.Context, name string) netNSOwner {
 	ctx, cancel := context.WithTimeout(ctx, ownerTimeout)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", name)
 	if err != nil {
-		return "which does not answer: " + err.Error()
+		return netNSOwner{text: "which does not answer: " + err.Error()}
 	}
 	defer conn.Close()
 	cred, err := PeerProcess(conn)
 	if err != nil {
-		return err.Error()
+		return netNSOwner{text: err.Error()}
 	}
 	who := fmt.Sprintf("pid %d, user %d", cred.Pid, cred.Uid)
 	// SO_PEERCRED reports PID 0 for a process that this PID namespace does not contain.
@@ -111,12 +208,14 @@ func describeOwner(ctx context.Context, name string) string {
 	deadline, _ := ctx.Deadline()
 	_ = conn.SetReadDeadline(deadline)
 	about, err := io.ReadAll(io.LimitReader(conn, maxOwnerText))
-	if err != nil {
-		return who + ", which does not answer"
-	}
+	switch {
+	case err != nil:
+		who += ", which does not answer"
 	// Any process can bind the socket: escape control characters before they reach a terminal.
-	if bytes.ContainsFunc(about, func(r rune) bool { return r < ' ' || r > '~' }) {
-		return fmt.Sprintf("%s, %q", who, about)
+	case bytes.ContainsFunc(about, func(r rune) bool { return r < ' ' || r > '~' }):
+		who += fmt.Sprintf(", %q", about)
+	default:
+		who += ", " + string(about)
 	}
-	return fmt.Sprintf("%s, %s", who, about)
+	return netNSOwner{text: who, known: true, trusted: isTrustedUser(cred.Uid), hidden: cred.Pid == 0}
 }

@@ -1,43 +1,53 @@
 package identity
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestNetNSHasOneOwnerPerRole(t *testing.T) {
 	role := "test-" + rand.Text()
-	release, err := OwnNetNS(t.Context(), role, "admin socket unix:///run/a.sock")
+	release, err := OwnNetNS(t.Context(), role, "admin socket unix:///run/a.sock", NetNSFallback{})
 	harness.Must(t, err)
 	want := fmt.Sprintf("another %s (pid %d, user %d, admin socket unix:///run/a.sock) owns this network namespace; "+
 		"stop it first", role, os.Getpid(), os.Geteuid())
 	for range 2 {
-		if _, err := OwnNetNS(t.Context(), role, ""); err == nil || err.Error() != want {
+		if _, err := OwnNetNS(t.Context(), role, "", NetNSFallback{}); err == nil || err.Error() != want {
 			t.Errorf("beside an owner: %v, want %s", err, want)
 		}
 	}
-	other, err := OwnNetNS(t.Context(), role+"-other", "")
+	other, err := OwnNetNS(t.Context(), role+"-other", "", NetNSFallback{})
 	if err != nil {
 		t.Errorf("another role: %v", err)
 	} else {
 		other()
 	}
 	owner := fmt.Sprintf("%s (pid %d, user %d, admin socket unix:///run/a.sock)", role, os.Getpid(), os.Geteuid())
-	if got := NetNSOwner(t.Context(), role); got != owner {
+	if got, plausible := NetNSOwner(t.Context(), role); got != owner || !plausible {
 		t.Errorf("owner %q, want %q", got, owner)
 	}
 	release()
-	if got := NetNSOwner(t.Context(), role); got != "" {
+	if got, _ := NetNSOwner(t.Context(), role); got != "" {
 		t.Errorf("owner %q after its end", got)
 	}
-	if release, err = OwnNetNS(t.Context(), role, ""); err != nil {
+	if release, err = OwnNetNS(t.Context(), role, "", NetNSFallback{}); err != nil {
 		t.Fatalf("after the owner: %v", err)
 	}
 	release()
@@ -60,7 +70,7 @@ func TestOwnerTextIsQuoted(t *testing.T) {
 					_ = c.Close()
 				}
 			}()
-			_, err = OwnNetNS(t.Context(), role, "")
+			_, err = OwnNetNS(t.Context(), role, "", NetNSFallback{})
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %q in it", err, tt.want)
 			}
@@ -73,8 +83,106 @@ func TestOwnerTextIsQuoted(t *testing.T) {
 		l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", "@vipgate/"+role)
 		harness.Must(t, err)
 		defer l.Close()
-		if _, err := OwnNetNS(t.Context(), role, ""); err == nil || !strings.Contains(err.Error(), "which does not answer") {
+		if _, err := OwnNetNS(t.Context(), role, "", NetNSFallback{}); err == nil || !strings.Contains(err.Error(), "which does not answer") {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+// squat binds the socket of a role as user 65534.
+func squat(t *testing.T, role string, listen bool) (closeSocket func()) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to become another user")
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	setUser := func(uid uintptr) {
+		t.Helper()
+		// The system call, unlike unix.Setresuid, changes only this thread.
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uid, ^uintptr(0)); errno != 0 {
+			t.Fatalf("set user %d: %v", uid, errno)
+		}
+	}
+	setUser(UnmappedUser)
+	defer setUser(0)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	harness.Must(t, err)
+	closeSocket = sync.OnceFunc(func() { _ = unix.Close(fd) })
+	t.Cleanup(closeSocket)
+	harness.Must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: "@vipgate/" + role}))
+	if listen {
+		harness.Must(t, unix.Listen(fd, 8))
+	}
+	return closeSocket
+}
+
+// A socket that another user has bound keeps no program from starting, and one program remains.
+func TestNetNSSocketOfAnotherUser(t *testing.T) {
+	for name, listen := range map[string]bool{"listens": true, "bound only": false} {
+		t.Run(name, func(t *testing.T) {
+			role := "test-" + rand.Text()
+			free := squat(t, role, listen)
+			var log bytes.Buffer
+			dir := filepath.Join(t.TempDir(), "run")
+			fallback := NetNSFallback{
+				AdminSocket: "unix://" + dir + "/a.sock", Log: slog.New(slog.NewTextHandler(&log, nil)),
+			}
+			release, err := OwnNetNS(t.Context(), role, "first", fallback)
+			harness.Must(t, err)
+			if listen && !strings.Contains(log.String(), fmt.Sprintf("pid %d, user 65534", os.Getpid())) {
+				t.Errorf("log %s", &log)
+			}
+			if _, err := OwnNetNS(t.Context(), role, "second", fallback); !errors.Is(err, files.ErrLocked) {
+				t.Errorf("a second program: %v", err)
+			}
+			if _, err := OwnNetNS(t.Context(), role, "cleanup", NetNSFallback{}); err == nil {
+				t.Error("a program without a lock file starts")
+			}
+			if owner, plausible := NetNSOwner(t.Context(), role); plausible {
+				t.Errorf("another user's process is a plausible owner: %s", owner)
+			}
+
+			// The program takes the socket once it is free.
+			free()
+			for deadline := time.Now().Add(30 * time.Second); ; runtime.Gosched() {
+				if owner, _ := NetNSOwner(t.Context(), role); strings.HasSuffix(owner, "first)") {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatal("the free socket is not bound")
+				}
+			}
+			if _, err := OwnNetNS(t.Context(), role, "second", fallback); err == nil ||
+				!strings.Contains(err.Error(), "first) owns") {
+				t.Errorf("a second program beside both locks: %v", err)
+			}
+			release()
+			if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
+				t.Errorf("files %v, %v", left, err)
+			}
+			if release, err = OwnNetNS(t.Context(), role, "next", NetNSFallback{}); err != nil {
+				t.Fatal(err)
+			}
+			release()
+		})
+	}
+}
+
+func TestNetNSLockRefusesOwnedDirectory(t *testing.T) {
+	role, dir := "test-"+rand.Text(), t.TempDir()
+	squat(t, role, true)
+	fallback := NetNSFallback{AdminSocket: dir + "/a.sock", Log: slog.New(slog.DiscardHandler)}
+	harness.Must(t, os.Chown(dir, UnmappedUser, 0))
+	if _, err := OwnNetNS(t.Context(), role, "", fallback); err == nil || !strings.Contains(err.Error(), "user 65534") {
+		t.Errorf("in a directory of another user: %v", err)
+	}
+	harness.Must(t, os.Chown(dir, 0, 0))
+	// The link does not lead the lock to another file.
+	var netns unix.Stat_t
+	harness.Must(t, unix.Stat("/proc/self/ns/net", &netns))
+	harness.Must(t, os.Symlink(dir+"/other", fmt.Sprintf("%s/%s.netns-%d.lock", dir, role, netns.Ino)))
+	if _, err := OwnNetNS(t.Context(), role, "", fallback); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("through a symbolic link: %v", err)
+	}
 }

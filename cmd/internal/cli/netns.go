@@ -10,7 +10,7 @@ import (
 // WarnOfTarget logs a warning if the program target runs in the network namespace of this
 // process. In a trench pod, target intercepts packets that should be forwarded.
 func WarnOfTarget(ctx context.Context, log *slog.Logger) {
-	if owner := identity.NetNSOwner(ctx, "target"); owner != "" {
+	if owner, _ := identity.NetNSOwner(ctx, "target"); owner != "" {
 		log.Error("target runs in the network namespace of a trench pod and takes packets to its pool; "+
 			"end it, and run target cleanup here", "owner", owner)
 	}

@@ -199,7 +199,7 @@ func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 		return cli.Usage("%w", err)
 	}
 	// A running frontend would restore the removed objects.
-	release, err := identity.OwnNetNS(ctx, "frontend", "frontend cleanup")
+	release, err := identity.OwnNetNS(ctx, "frontend", "frontend cleanup", identity.NetNSFallback{})
 	if err != nil {
 		return err
 	}

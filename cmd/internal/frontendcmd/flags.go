@@ -205,7 +205,8 @@ func (f *Flags) Options(own *identity.Source, authorize tlsconfig.Authorizer, s 
 func (f *Flags) RunUntilStopped(ctx context.Context, o frontend.Options) error {
 	// Two frontends would remove each other's rules and marks.
 	if !o.Kernel.Foreign {
-		release, err := identity.OwnNetNS(ctx, "frontend", "admin socket "+f.AdminSocket)
+		release, err := identity.OwnNetNS(ctx, "frontend", "admin socket "+f.AdminSocket,
+			identity.NetNSFallback{AdminSocket: f.AdminSocket, Log: o.Log})
 		if err != nil {
 			return err
 		}
