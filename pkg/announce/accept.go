@@ -1,12 +1,22 @@
 package announce
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/logs"
 )
 
 // accept waits for a connection of the peer, instead of a dial. The first call opens the listener,
@@ -38,20 +48,44 @@ func (announcer *Announcer) listen(ctx context.Context) error {
 	}
 	context.AfterFunc(ctx, func() { listener.Close() }) // ends acceptAll
 	announcer.accepted = make(chan net.Conn, 1)
-	announcer.accepting.Go(func() { announcer.acceptAll(ctx, listener, announcer.accepted) })
+	acceptor := &acceptor{options: options, accepted: announcer.accepted, awaiting: &announcer.accepting}
+	announcer.accepting.Go(func() { acceptor.acceptAll(ctx, listener) })
 	return nil
 }
 
-// acceptAll passes on connections of the peer until ctx ends. A new connection closes the one
-// before: the peer lost it, even if no packet said so, and keeps one session.
-func (announcer *Announcer) acceptAll(ctx context.Context, listener net.Listener, accepted chan net.Conn) {
-	var current net.Conn
+const (
+	maxPending = 4 // connections beside the current one
+	// openTimeout bounds the wait for the OPEN, which a speaker sends as soon as it has connected.
+	openTimeout = 3 * time.Second
+	// aliveInterval is the poll interval of the last read of the current connection.
+	aliveInterval = time.Second
+)
+
+// acceptor selects the connection of the session. A second connection is that of a peer that lost
+// the first, even if no packet said so, or of any process that can use the peer's address. It
+// replaces the first only after a valid OPEN, once the first has ended or was silent for half of the
+// hold time. A live peer sends a KEEPALIVE each third of it.
+type acceptor struct {
+	options  Options
+	accepted chan net.Conn
+	awaiting *sync.WaitGroup
+	throttle logs.Throttle
+
+	mu      sync.Mutex
+	current *acceptedConn   // has the session, or is in accepted
+	pending []*acceptedConn // oldest first
+}
+
+// acceptAll accepts connections of the peer until ctx ends.
+func (acceptor *acceptor) acceptAll(ctx context.Context, listener net.Listener) {
 	for {
 		conn, err := listener.Accept()
 		switch {
 		case errors.Is(err, net.ErrClosed):
+			acceptor.mu.Lock()
+			defer acceptor.mu.Unlock()
 			select { // the session closes its own connection, after its last message
-			case conn := <-accepted:
+			case conn := <-acceptor.accepted:
 				conn.Close()
 			default:
 			}
@@ -61,18 +95,168 @@ func (announcer *Announcer) acceptAll(ctx context.Context, listener net.Listener
 			continue
 		}
 		from := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-		if from.WithZone("") != announcer.options.Peer.Addr().WithZone("") {
+		if from.WithZone("") != acceptor.options.Peer.Addr().WithZone("") {
 			conn.Close()
 			continue
 		}
-		if current != nil {
-			current.Close()
+		if newer := newAcceptedConn(conn.(*net.TCPConn)); !acceptor.admit(newer) {
+			acceptor.awaiting.Go(func() { acceptor.await(ctx, newer) })
 		}
-		select { // one that waits is closed now
-		case <-accepted:
-		default:
-		}
-		current = conn
-		accepted <- conn
 	}
+}
+
+// admit makes a connection the current one if there is none, and a pending one otherwise.
+func (acceptor *acceptor) admit(conn *acceptedConn) (current bool) {
+	acceptor.mu.Lock()
+	defer acceptor.mu.Unlock()
+	if acceptor.current == nil || acceptor.current.hasEnded() {
+		acceptor.serve(conn)
+		return true
+	}
+	if acceptor.pending = append(acceptor.pending, conn); len(acceptor.pending) > maxPending {
+		acceptor.pending[0].Close()
+		acceptor.pending = acceptor.pending[1:]
+	}
+	return false
+}
+
+// serve makes a connection the current one. The caller holds mu.
+func (acceptor *acceptor) serve(conn *acceptedConn) {
+	if acceptor.current != nil {
+		acceptor.current.Close()
+	}
+	select { // one that waits is closed now
+	case <-acceptor.accepted:
+	default:
+	}
+	acceptor.current = conn
+	acceptor.accepted <- conn
+}
+
+// await lets a pending connection replace the current one, or closes it.
+func (acceptor *acceptor) await(ctx context.Context, conn *acceptedConn) {
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	err := conn.peekOpen(acceptor.options)
+	stop()
+	for opened := time.Now(); ; {
+		older, wait, refused := acceptor.replace(ctx, conn, opened, err)
+		if refused != nil {
+			conn.Close()
+		}
+		if refused != nil && ctx.Err() == nil {
+			acceptor.throttle.Log(acceptor.options.Log.Warn, "", "second connection from the address of "+
+				acceptor.options.Speaker+" refused", "peer", acceptor.options.Peer, "error", refused)
+		}
+		if older == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-conn.ended:
+		case <-older.ended:
+		case <-time.After(min(wait, aliveInterval)):
+		}
+	}
+}
+
+// replace lets a pending connection that received a valid OPEN, or failed to, replace the current
+// one, and removes it if it failed. It returns the current connection if it has to wait for its end
+// or silence.
+func (acceptor *acceptor) replace(ctx context.Context, conn *acceptedConn, opened time.Time, err error) (
+	older *acceptedConn, wait time.Duration, _ error,
+) {
+	acceptor.mu.Lock()
+	defer acceptor.mu.Unlock()
+	older = acceptor.current
+	heard, open := older.lastHeard()
+	wait = time.Until(heard.Add(acceptor.options.HoldTime / 2))
+	free := older.hasEnded() || !open || wait <= 0
+	switch {
+	case err == nil && (ctx.Err() != nil || conn.hasEnded()):
+		err = net.ErrClosed
+	case err == nil && !free && heard.After(opened):
+		err = errors.New("the peer sends on its first connection")
+	case err == nil && !free:
+		return older, wait, nil
+	}
+	acceptor.pending = slices.DeleteFunc(acceptor.pending, func(c *acceptedConn) bool { return c == conn })
+	if err == nil {
+		acceptor.serve(conn)
+	}
+	return nil, 0, err
+}
+
+// acceptedConn is a connection of the peer. Its first message may be read ahead.
+type acceptedConn struct {
+	*net.TCPConn
+	reader *bufio.Reader
+	opened time.Time
+	heard  atomic.Int64 // nanoseconds from opened to the last read by the session; 0 before
+	once   sync.Once
+	ended  chan struct{} // closed by Close
+}
+
+func newAcceptedConn(conn *net.TCPConn) *acceptedConn {
+	return &acceptedConn{
+		TCPConn: conn, reader: bufio.NewReaderSize(conn, bgp.BGP_MAX_MESSAGE_LENGTH), opened: time.Now(),
+		ended: make(chan struct{}),
+	}
+}
+
+// Read reads what peekOpen left.
+func (conn *acceptedConn) Read(b []byte) (int, error) {
+	n, err := conn.reader.Read(b)
+	if n > 0 {
+		conn.heard.Store(int64(time.Since(conn.opened)))
+	}
+	return n, err
+}
+
+// Close closes the connection.
+func (conn *acceptedConn) Close() error {
+	conn.once.Do(func() { close(conn.ended) })
+	return conn.TCPConn.Close()
+}
+
+func (conn *acceptedConn) hasEnded() bool {
+	select {
+	case <-conn.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// lastHeard returns when the session last read from the peer, and whether it did.
+func (conn *acceptedConn) lastHeard() (time.Time, bool) {
+	heard := conn.heard.Load()
+	return conn.opened.Add(time.Duration(heard)), heard > 0
+}
+
+// peekOpen waits for a valid OPEN, which the session reads again.
+func (conn *acceptedConn) peekOpen(options Options) error {
+	if err := conn.SetReadDeadline(time.Now().Add(openTimeout)); err != nil {
+		return err
+	}
+	header, err := conn.reader.Peek(bgp.BGP_HEADER_LENGTH)
+	if err != nil {
+		return fmt.Errorf("no OPEN: %w", err)
+	}
+	length := int(binary.BigEndian.Uint16(header[bgp.BGP_HEADER_LENGTH-3:]))
+	data, err := conn.reader.Peek(min(length, bgp.BGP_MAX_MESSAGE_LENGTH))
+	if err != nil {
+		return fmt.Errorf("no OPEN: %w", err)
+	}
+	message, err := readMessage(bufio.NewReader(bytes.NewReader(data)))
+	if err != nil {
+		return err
+	}
+	open, ok := message.Body.(*bgp.BGPOpen)
+	if !ok {
+		return fmt.Errorf("the first message has type %d", message.Header.Type)
+	}
+	if _, _, err = checkOpen(open, options); err != nil {
+		return err
+	}
+	return conn.SetReadDeadline(time.Time{})
 }

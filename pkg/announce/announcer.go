@@ -46,8 +46,8 @@ type Options struct {
 	HoldTime time.Duration  // offered hold time in whole seconds, 3 s to 65535 s; DefaultHoldTime when zero
 	Log      *slog.Logger   // nil discards logs
 
-	// Listen, when set, is the announcer's address and port: it accepts the peer's connections, of
-	// which the newest wins, and does not connect itself. The port of Peer is then unused.
+	// Listen, when set, is the announcer's address and port: it accepts the peer's connections and does
+	// not connect itself. The port of Peer is then unused.
 	Listen netip.AddrPort
 	// NextHops of the VIPs of each family; when zero, Local for its own family, 100::1 for IPv6.
 	NextHops [len(vip.Families)]netip.Addr
@@ -115,10 +115,10 @@ type State struct {
 type Announcer struct {
 	options Options
 	dial    func(context.Context) (net.Conn, error)
-	// accepted has the newest connection of a listening announcer; nil until it listens. It belongs to
+	// accepted has the current connection of a listening announcer; nil until it listens. It belongs to
 	// Run.
 	accepted  chan net.Conn
-	accepting sync.WaitGroup // of acceptAll
+	accepting sync.WaitGroup // of acceptAll and await
 	state     *latest.Value[State]
 	up        *latest.Value[gate.Announcer]
 

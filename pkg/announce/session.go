@@ -332,7 +332,7 @@ func (session *session) notifyPeer(cause error) bool {
 		}
 	}
 	// A reset discards unsent data, so that a hung peer does not read stale routes when it recovers.
-	if connection, ok := session.conn.(*net.TCPConn); ok && session.failed {
+	if connection, ok := session.conn.(interface{ SetLinger(seconds int) error }); ok && session.failed {
 		_ = connection.SetLinger(0) // fails only on a connection that has failed
 	}
 	return false
@@ -340,7 +340,7 @@ func (session *session) notifyPeer(cause error) bool {
 
 // linger lets the peer read the last message before the connection closes.
 func (session *session) linger() {
-	connection, ok := session.conn.(*net.TCPConn)
+	connection, ok := session.conn.(interface{ CloseWrite() error })
 	if !ok || connection.CloseWrite() != nil {
 		return
 	}
