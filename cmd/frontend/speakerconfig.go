@@ -1,12 +1,17 @@
 package main
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/cmd/internal/frontendcmd"
+	"github.com/vipgate/vipgate/pkg/announce"
 	"github.com/vipgate/vipgate/pkg/speakerconfig"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
@@ -48,6 +53,9 @@ func (c *speakerConfigCommand) Run(out *cli.Output) error {
 	}
 	if c.SpeakerPasswordFile != "" {
 		speaker.Password = speakerconfig.Placeholder
+		if err := createPassword(c.SpeakerPasswordFile); err != nil {
+			return fmt.Errorf("--speaker-password-file: %w", err)
+		}
 	}
 	for _, v := range config.Attractor.VIPs {
 		speaker.VIPs = append(speaker.VIPs, v.Prefix())
@@ -59,6 +67,19 @@ func (c *speakerConfigCommand) Run(out *cli.Output) error {
 	}
 	out.Printf("%s", text)
 	return nil
+}
+
+// createPassword writes a random password into a file that does not exist.
+func createPassword(path string) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(file, announce.NewPassword())
+	return errors.Join(err, file.Close())
 }
 
 // prepends reports whether a policy lengthens paths.

@@ -101,6 +101,9 @@ func (p *process) birdStatus(s *frontendv1.Status, b bird.State, now time.Time) 
 		Error: cmp.Or(birdProblem(b), configProblem(b)), Since: endpoint.Timestamp(b.Since),
 		External: p.External != nil, ExternalRouting: p.Kernel.Foreign,
 	}
+	if p.External != nil && p.External.Session.Password == "" {
+		s.Bird.Version = cmp.Or(b.Version, "unknown") + " without a password"
+	}
 	advertised := p.observer.state.expected()
 	for _, g := range b.Gateways {
 		st := &frontendv1.GatewayStatus{

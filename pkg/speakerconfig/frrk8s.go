@@ -23,9 +23,6 @@ func (speaker Speaker) checkFRRK8s() error {
 	case speaker.AS == speaker.FrontendAS:
 		return errors.New("--speaker-local-as is required: it marks the VIPs, and is another AS number than the speaker's, " +
 			"such as 4200000000")
-	case speaker.Password != "":
-		return errors.New("--speaker-password-file: add passwordSecret to the FRRConfiguration, a Secret beside it; this " +
-			"text cannot name it")
 	}
 	return nil
 }

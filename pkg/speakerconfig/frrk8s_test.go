@@ -33,12 +33,21 @@ func TestFRRK8s(t *testing.T) {
 	}
 }
 
+func TestFRRK8sPassword(t *testing.T) {
+	speaker := frrK8sSpeaker()
+	speaker.Password = Placeholder
+	text, err := speaker.Text(frrK8s)
+	harness.Must(t, err)
+	if !strings.Contains(text, "passwordSecret: {name: vipgate-trench-a}") || strings.Contains(text, Placeholder) {
+		t.Errorf("got\n%s", text)
+	}
+}
+
 func TestFRRK8sRefuses(t *testing.T) {
 	for want, change := range map[string]func(*Speaker){
-		"--speaker-listen=0":              func(s *Speaker) { s.Listens = 0 },
-		"--speaker-listen=20179":          func(s *Speaker) { s.Listens = 20179 },
-		"--speaker-local-as is required":  func(s *Speaker) { s.FrontendAS = s.AS },
-		"add passwordSecret to the FRRCo": func(s *Speaker) { s.Password = Placeholder },
+		"--speaker-listen=0":             func(s *Speaker) { s.Listens = 0 },
+		"--speaker-listen=20179":         func(s *Speaker) { s.Listens = 20179 },
+		"--speaker-local-as is required": func(s *Speaker) { s.FrontendAS = s.AS },
 	} {
 		speaker := frrK8sSpeaker()
 		change(&speaker)

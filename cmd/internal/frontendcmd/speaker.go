@@ -34,7 +34,7 @@ type SpeakerFlags struct {
 	SpeakerAS           uint32       `name:"speaker-as" help:"The speaker's AS number." placeholder:"ASN" group:"External speaker"`
 	SpeakerLocalAS      uint32       `name:"speaker-local-as" help:"The frontend's AS number; the speaker's when absent, for iBGP." placeholder:"ASN" group:"External speaker"`
 	SpeakerNextHop      []netip.Addr `help:"Next hop of the VIPs of its family, that the speaker can resolve; repeatable." placeholder:"ADDR" group:"External speaker"`
-	SpeakerPasswordFile string       `help:"File with the TCP-MD5 password of the session with the speaker." type:"path" placeholder:"FILE" group:"External speaker"`
+	SpeakerPasswordFile string       `help:"File with the TCP-MD5 password of the session with the speaker; speaker-config creates it." type:"path" placeholder:"FILE" group:"External speaker"`
 	GatewayState        string       `help:"Source of the state of gateway sessions: frr, bgpd's socket; frr-k8s, its BGPSessionStates, which kube writes beside the trench file; bird, its control socket; gobgp, its gRPC API; bmp, BMP that the speaker sends to the frontend; none, every gateway counts as up." enum:"frr,frr-k8s,bird,gobgp,bmp,none" default:"frr" group:"External speaker"`
 	SpeakerSocket       string       `help:"Socket or file of --gateway-state, the address of GoBGP's API, or the address that receives BMP; its kind's usual one when absent." placeholder:"SOCKET|ADDR:PORT" group:"External speaker"`
 	SourceRouting       string       `help:"on: replies from VIPs take the gateways' routes; off: another program routes them. auto: on with --speaker=bird." enum:"auto,on,off" default:"auto" group:"Kernel"`
@@ -203,7 +203,10 @@ func (f *SpeakerFlags) External(routerID netip.Addr, log *slog.Logger) (*fronten
 	for _, hop := range f.SpeakerNextHop {
 		session.NextHops[vip.FamilyOf(hop)] = hop
 	}
-	if f.SpeakerPasswordFile != "" {
+	if f.SpeakerPasswordFile == "" {
+		log.Warn("any process with the address of the speaker, or of the frontend, can take the session: it has no "+
+			"password; set --speaker-password-file", "speaker", peer, "frontend", f.SpeakerLocal)
+	} else {
 		content, err := files.Read(f.SpeakerPasswordFile, maxPassword+2) // a line end
 		if err != nil {
 			return nil, fmt.Errorf("--speaker-password-file: %w", err)
