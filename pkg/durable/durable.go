@@ -114,16 +114,25 @@ func ReadPrivate(path string, content any) (found bool, err error) {
 // Read reads a file that Write wrote, and its modification time. found is false, without an error,
 // if the file does not exist. The error wraps ErrCorrupt if the content is corrupt.
 func Read(path string, content any) (stamped time.Time, found bool, err error) {
-	info, err := os.Stat(path)
+	// Without O_NONBLOCK the open of a FIFO would wait for a writer.
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return time.Time{}, false, nil
+	}
+	if err != nil {
+		return time.Time{}, false, fmt.Errorf("failed to read %s: %w", path, err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("it is not a regular file (%s)", info.Mode().Type())
 	}
 	if err == nil && info.Size() > maxSize {
 		return time.Time{}, true, fmt.Errorf("%s %w: it is larger than %d bytes", path, ErrCorrupt, maxSize)
 	}
 	var data []byte
 	if err == nil {
-		data, err = os.ReadFile(path)
+		data, err = io.ReadAll(io.LimitReader(file, maxSize))
 	}
 	if err != nil {
 		return time.Time{}, false, fmt.Errorf("failed to read %s: %w", path, err)

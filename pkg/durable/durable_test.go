@@ -173,6 +173,19 @@ func TestStateFile(t *testing.T) {
 	}
 }
 
+// A file that is not regular keeps no start waiting.
+func TestReadIrregularFile(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	harness.Must(t, unix.Mkfifo(fifo, 0o600))
+	for _, path := range []string{fifo, t.TempDir(), "/dev/zero"} {
+		_, found, err := Read(path, new(any))
+		if found || errors.Is(err, ErrCorrupt) {
+			t.Errorf("%s: found %t", path, found)
+		}
+		harness.WantError(t, err, "not a regular file")
+	}
+}
+
 func TestReadPrivate(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")

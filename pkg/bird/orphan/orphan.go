@@ -41,6 +41,7 @@ func PIDFile(socket string) string { return socket + ".pid" }
 const (
 	socketTimeout = 2 * time.Second // of a connection to the control socket
 	stopTimeout   = 2 * time.Second // after each signal
+	maxPIDFile    = 64              // bytes
 )
 
 // Terminate ends each BIRD of an earlier frontend that runs with this control socket.
@@ -64,7 +65,7 @@ func Terminate(ctx context.Context, executable, socket string, log *slog.Logger)
 
 // recordedPID returns the process in the PID file, or 0 without a file.
 func recordedPID(_ context.Context, socket string) (int, error) {
-	b, err := os.ReadFile(PIDFile(socket))
+	b, err := files.Read(PIDFile(socket), maxPIDFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
