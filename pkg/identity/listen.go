@@ -371,7 +371,8 @@ func NewAdminGuard(log *slog.Logger) *AdminGuard {
 func (guard *AdminGuard) Authorize(conn net.Conn) error {
 	key := "admin"
 	cred, err := PeerProcess(conn)
-	if err == nil && cred.Uid != 0 && cred.Uid != guard.uid {
+	// The kernel reports UnmappedUser for any user outside of the user namespace.
+	if err == nil && cred.Uid != 0 && (cred.Uid != guard.uid || cred.Uid == UnmappedUser) {
 		key = fmt.Sprint(cred.Uid)
 		err = fmt.Errorf("user %d may not use this socket, only user %d and root", cred.Uid, guard.uid)
 	}

@@ -1,6 +1,7 @@
 package identity_test
 
 import (
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -56,6 +57,7 @@ func TestAdminSocketUsers(t *testing.T) {
 		{"the same user", 1000, 1000, true},
 		{"another user", 1000, 1001, false},
 		{"root to a user", 1000, 0, true},
+		{"unmapped user", identity.UnmappedUser, identity.UnmappedUser, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := identitytest.ShortDir(t)
@@ -78,10 +80,10 @@ func TestAdminSocketUsers(t *testing.T) {
 				must(t, err)
 				return
 			}
-			if err == nil || !strings.Contains(err.Error(), "user 1001 may not use this socket") {
+			if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("user %d may not use this socket", c.client)) {
 				t.Fatalf("got %v", err)
 			}
-			journal.wait(t, map[string]any{"msg": "admin connection refused", "peer_uid": 1001.0, "level": "WARN"})
+			journal.wait(t, map[string]any{"msg": "admin connection refused", "peer_uid": float64(c.client), "level": "WARN"})
 			if _, err := conn.Read(make([]byte, 1)); err == nil {
 				t.Fatal("the connection stayed open")
 			}
