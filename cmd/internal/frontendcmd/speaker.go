@@ -80,7 +80,12 @@ func (f *SpeakerFlags) view(log *slog.Logger) (speaker.View, error) {
 		}
 		return gobgpview.New(socket)
 	case "bmp":
-		return bmp.New(socket, log), nil
+		station := bmp.New(socket, log)
+		// The user of a speaker that does not listen is unknown.
+		if f.SpeakerListen == 0 {
+			station.Speaker, _ = f.Peer()
+		}
+		return station, nil
 	default:
 		return nil, nil
 	}

@@ -3,6 +3,7 @@ package bmp
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -11,13 +12,18 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/speaker"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -177,7 +183,7 @@ func TestExportedRoutes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			state, err := read(bytes.NewReader(slices.Concat(start, test.stream)))
 			harness.Must(t, err)
-			station := &Station{current: state}
+			station := &Station{tables: []*table{state}}
 			got := "unknown"
 			if set, err := station.Exported(t.Context(), gateway, vip.IPv4); err == nil {
 				got = fmt.Sprint(set.Sorted())
@@ -268,6 +274,106 @@ func TestStationFollowsNewestSpeaker(t *testing.T) {
 	wait("FRRouting 8.4.4 2 0")
 	harness.Must(t, second.Close())
 	wait("BMP session lost: EOF")
+	// An older connection that lives counts again.
+	older := dial(decode(t, gobgpInit), decode(t, gobgpUp))
+	wait("3.10.0 2 0")
+	newer := dial(decode(t, frrInit))
+	wait("FRRouting 8.4.4 0 -1")
+	harness.Must(t, newer.Close())
+	wait("3.10.0 2 0")
+	harness.Must(t, older.Close())
+	wait("BMP session lost: EOF")
+}
+
+// failing fails to accept a number of times.
+type failing struct {
+	net.Listener
+	failures atomic.Int32
+}
+
+func (l *failing) Accept() (net.Conn, error) {
+	if l.failures.Add(-1) >= 0 {
+		return nil, &net.OpError{Op: "accept", Err: unix.EMFILE}
+	}
+	return l.Listener.Accept()
+}
+
+func TestStationSurvivesFailuresToAccept(t *testing.T) {
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	harness.Must(t, err)
+	listener := &failing{Listener: inner}
+	listener.failures.Store(3)
+	station, ctx := New("", slog.New(slog.DiscardHandler)), t.Context()
+	ended := make(chan error)
+	var group sync.WaitGroup
+	context.AfterFunc(ctx, func() { _ = inner.Close() })
+	go func() { defer group.Wait(); ended <- station.accept(ctx, listener, &group) }()
+	t.Cleanup(func() { harness.Must(t, <-ended) })
+	conn, err := net.Dial("tcp", inner.Addr().String())
+	harness.Must(t, err)
+	defer conn.Close()
+	_, err = conn.Write(decode(t, frrInit))
+	harness.Must(t, err)
+	await.True(t, "a session", func() bool { _, _, err := station.Sessions(ctx); return err == nil })
+}
+
+// dialAs connects as a user. Its thread is never unlocked, so that it ends.
+func dialAs(t *testing.T, uid int, address string) net.Conn {
+	t.Helper()
+	var conn net.Conn
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		// The raw system call changes only this thread.
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+			done <- errno
+			return
+		}
+		var err error
+		conn, err = net.Dial("tcp", address)
+		done <- err
+	}()
+	harness.Must(t, <-done)
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+func TestStationRefusesUsers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to become other users")
+	}
+	// The speaker has user 1234.
+	speaker, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	harness.Must(t, err)
+	defer unix.Close(speaker)
+	harness.Must(t, errors.Join(unix.Fchown(speaker, 1234, -1),
+		unix.Bind(speaker, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(speaker, 1)))
+	name, err := unix.Getsockname(speaker)
+	harness.Must(t, err)
+	station := New("127.0.0.1:0", slog.New(slog.DiscardHandler))
+	station.Speaker = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(name.(*unix.SockaddrInet4).Port))
+	ended := make(chan error)
+	go func() { ended <- station.Run(t.Context()) }()
+	t.Cleanup(func() { harness.Must(t, <-ended) })
+	await.True(t, "a listener", func() bool { return station.Addr() != nil })
+	for uid, accepted := range map[int]bool{0: true, 1234: true, 1235: false, 65534: false} {
+		conn := dialAs(t, uid, station.Addr().String())
+		_, _ = conn.Write(decode(t, frrInit)) // fails once it is refused
+		if accepted {
+			await.True(t, "a session", func() bool { _, _, err := station.Sessions(t.Context()); return err == nil })
+			harness.Must(t, conn.Close())
+			await.True(t, "no session", func() bool { _, _, err := station.Sessions(t.Context()); return err != nil })
+			continue
+		}
+		harness.Must(t, conn.SetReadDeadline(time.Now().Add(30*time.Second)))
+		var timeout net.Error
+		if _, err := conn.Read(make([]byte, 1)); errors.As(err, &timeout) && timeout.Timeout() {
+			t.Errorf("user %d is accepted", uid)
+		}
+		if _, _, err := station.Sessions(t.Context()); err == nil {
+			t.Errorf("user %d has a session", uid)
+		}
+	}
 }
 
 // FuzzMessages checks that no stream makes the station panic, or exceed its bounds.

@@ -10,10 +10,14 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/sockdiag"
 	"github.com/vipgate/vipgate/pkg/speaker"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -28,15 +32,22 @@ const (
 // Station listens for the BMP connection of one speaker. Of several connections the newest with an
 // Initiation message counts: a speaker that restarted connects before its old connection ends.
 type Station struct {
+	// Speaker, unless zero, is where the speaker listens for BGP. Local connections are then accepted
+	// from processes of its user, the own user and root only.
+	Speaker netip.AddrPort
+
 	address string
 	log     *slog.Logger
+	// throttle bounds the lines about connections that any process can open.
+	throttle logs.Throttle
 
 	mu sync.Mutex
 	// listening is nil before Run.
 	listening net.Addr
-	// current is the state of the newest connection, nil without one; lost is why it ended.
-	current *table
-	lost    error
+	// tables are the states of the connections with an Initiation message, in the order of those; the
+	// last one counts. lost is why the last connection ended.
+	tables []*table
+	lost   error
 }
 
 var _ speaker.View = (*Station)(nil)
@@ -73,14 +84,34 @@ func (station *Station) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
+	return station.accept(ctx, listener, &group)
+}
+
+// accept serves the connections of a listener until ctx ends.
+func (station *Station) accept(ctx context.Context, listener net.Listener, group *sync.WaitGroup) error {
 	slots := make(chan struct{}, maxConnections)
-	for {
+	// Of failures such as too many open files.
+	retry := backoff.Backoff{Min: 10 * time.Millisecond, Max: time.Second}
+	for failures := 0; ; {
 		conn, err := listener.Accept()
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
+		if ctx.Err() != nil {
+			if err == nil {
+				_ = conn.Close()
 			}
-			return fmt.Errorf("failed to accept BMP connections: %w", err)
+			return nil
+		}
+		if err != nil {
+			failures++
+			station.throttle.Log(station.log.Warn, "", "failed to accept BMP connections, retrying", "error", err,
+				"failures", failures)
+			_ = retry.Wait(ctx)
+			continue
+		}
+		retry.Reset()
+		if err := station.refuses(conn); err != nil {
+			station.throttle.Log(station.log.Warn, "", "BMP connection refused", "remote", conn.RemoteAddr(), "error", err)
+			_ = conn.Close()
+			continue
 		}
 		select {
 		case slots <- struct{}{}:
@@ -96,6 +127,32 @@ func (station *Station) Run(ctx context.Context) error {
 	}
 }
 
+// refuses returns why a connection of a local process is not accepted.
+func (station *Station) refuses(conn net.Conn) error {
+	if !station.Speaker.IsValid() {
+		return nil
+	}
+	local, remote := conn.LocalAddr().(*net.TCPAddr).AddrPort(), conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+	peer, err := sockdiag.TCP(remote, local)
+	if err != nil {
+		_, ownErr := sockdiag.TCP(local, remote)
+		// The peer is in another network namespace, or the kernel lacks the function.
+		if !local.Addr().IsLoopback() || ownErr != nil {
+			return nil
+		}
+		return err
+	}
+	speaker, err := sockdiag.TCP(station.Speaker, netip.AddrPort{})
+	switch {
+	case !peer.Established:
+		return errors.New("the process closed it")
+	case peer.User == 0 || peer.User == uint32(os.Geteuid()) || err == nil && speaker.Listens && peer.User == speaker.User:
+		return nil
+	}
+	return fmt.Errorf("user %d is not that of the speaker, which listens on %s, of this process, or root", peer.User,
+		station.Speaker)
+}
+
 // serve follows a connection to its end.
 func (station *Station) serve(ctx context.Context, conn net.Conn) {
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
@@ -103,8 +160,8 @@ func (station *Station) serve(ctx context.Context, conn net.Conn) {
 	mine := &table{peers: map[peerKey]*peer{}}
 	err := station.follow(conn, mine)
 	station.mu.Lock()
-	if station.current == mine {
-		station.current, station.lost = nil, fmt.Errorf("BMP session lost: %w", err)
+	if i := slices.Index(station.tables, mine); i >= 0 {
+		station.tables, station.lost = slices.Delete(station.tables, i, i+1), fmt.Errorf("BMP session lost: %w", err)
 	}
 	station.mu.Unlock()
 	if ctx.Err() == nil {
@@ -153,9 +210,17 @@ func (station *Station) apply(mine *table, kind byte, body []byte) error {
 		return err
 	}
 	if kind == initiation {
-		station.current, station.lost = mine, nil
+		station.tables = append(slices.DeleteFunc(station.tables, func(t *table) bool { return t == mine }), mine)
 	}
 	return nil
+}
+
+// current returns the state of the newest connection, or why there is none. The caller holds mu.
+func (station *Station) current() (*table, error) {
+	if len(station.tables) == 0 {
+		return nil, station.lost
+	}
+	return station.tables[len(station.tables)-1], nil
 }
 
 // Sessions returns the sessions that the speaker reported. A session that never came up since the
@@ -163,10 +228,11 @@ func (station *Station) apply(mine *table, kind byte, body []byte) error {
 func (station *Station) Sessions(context.Context) (version string, list []speaker.Session, err error) {
 	station.mu.Lock()
 	defer station.mu.Unlock()
-	if station.current == nil {
-		return "", nil, station.lost
+	current, err := station.current()
+	if err != nil {
+		return "", nil, err
 	}
-	for key, peer := range station.current.peers {
+	for key, peer := range current.peers {
 		for _, family := range vip.Families {
 			session := speaker.Session{
 				Peer: key.address, Family: family, State: "down", Since: peer.since, Exported: -1, LastError: peer.reason,
@@ -186,7 +252,7 @@ func (station *Station) Sessions(context.Context) (version string, list []speake
 	slices.SortFunc(list, func(a, b speaker.Session) int {
 		return cmp.Or(a.Peer.Compare(b.Peer), cmp.Compare(a.Family, b.Family))
 	})
-	return station.current.version, list, nil
+	return current.version, list, nil
 }
 
 // Exported returns the VIPs of the peer's Adj-RIB-Out after the export policy, or
@@ -194,10 +260,11 @@ func (station *Station) Sessions(context.Context) (version string, list []speake
 func (station *Station) Exported(_ context.Context, address netip.Addr, family vip.Family) (vip.Set, error) {
 	station.mu.Lock()
 	defer station.mu.Unlock()
-	if station.current == nil {
-		return nil, station.lost
+	current, err := station.current()
+	if err != nil {
+		return nil, err
 	}
-	for key, peer := range station.current.peers {
+	for key, peer := range current.peers {
 		if key.address == address && peer.up && peer.exported[family] != nil {
 			return maps.Clone(peer.exported[family]), nil
 		}
