@@ -238,12 +238,11 @@ func (conn *acceptedConn) peekOpen(options Options) error {
 	if err := conn.SetReadDeadline(time.Now().Add(openTimeout)); err != nil {
 		return err
 	}
-	header, err := conn.reader.Peek(bgp.BGP_HEADER_LENGTH)
-	if err != nil {
-		return fmt.Errorf("no OPEN: %w", err)
+	data, err := conn.reader.Peek(bgp.BGP_HEADER_LENGTH)
+	if err == nil {
+		length := int(binary.BigEndian.Uint16(data[bgp.BGP_HEADER_LENGTH-3:]))
+		data, err = conn.reader.Peek(min(length, bgp.BGP_MAX_MESSAGE_LENGTH))
 	}
-	length := int(binary.BigEndian.Uint16(header[bgp.BGP_HEADER_LENGTH-3:]))
-	data, err := conn.reader.Peek(min(length, bgp.BGP_MAX_MESSAGE_LENGTH))
 	if err != nil {
 		return fmt.Errorf("no OPEN: %w", err)
 	}

@@ -97,8 +97,8 @@ func (l *limited) add(c *connection) *connection {
 	if len(l.open) <= l.max {
 		return nil
 	}
-	victim, owned := l.oldestOfMost(false)
-	if authenticated := len(l.open) - owned.total; owned.total <= max(l.max-authenticated, l.max/handshakeShare, 1) {
+	victim, _, total := l.oldestOfMost(false)
+	if authenticated := len(l.open) - total; total <= max(l.max-authenticated, l.max/handshakeShare, 1) {
 		return nil
 	}
 	return victim
@@ -113,39 +113,34 @@ func (l *limited) authenticate(c *connection, id spiffeid.ID) *connection {
 		return nil
 	}
 	c.owner, c.authenticated = id.String(), true
-	victim, owned := l.oldestOfMost(true)
-	if owned.total <= l.max {
+	victim, counts, total := l.oldestOfMost(true)
+	if total <= l.max {
 		return nil
 	}
 	// At its share an ID replaces its own connections: many IDs with one each keep theirs.
-	if owned.by[victim.owner] == owned.by[c.owner] {
+	if counts[victim.owner] == counts[c.owner] {
 		own := func(o *connection) bool { return o.authenticated && o.owner == c.owner }
 		victim = l.open[slices.IndexFunc(l.open, own)]
 	}
 	return victim
 }
 
-// owned counts connections by owner.
-type owned struct {
-	by    map[string]int
-	total int
-}
-
-// oldestOfMost returns the oldest connection, authenticated or not, of the owner that has the most.
-func (l *limited) oldestOfMost(authenticated bool) (oldest *connection, counts owned) {
-	counts.by = map[string]int{}
+// oldestOfMost returns the oldest connection, authenticated or not, of the owner that has the most,
+// and the numbers of such connections by owner and of all.
+func (l *limited) oldestOfMost(authenticated bool) (oldest *connection, counts map[string]int, total int) {
+	counts = map[string]int{}
 	for _, c := range l.open {
 		if c.authenticated == authenticated {
-			counts.by[c.owner]++
-			counts.total++
+			counts[c.owner]++
+			total++
 		}
 	}
 	for _, c := range l.open {
-		if c.authenticated == authenticated && (oldest == nil || counts.by[c.owner] > counts.by[oldest.owner]) {
+		if c.authenticated == authenticated && (oldest == nil || counts[c.owner] > counts[oldest.owner]) {
 			oldest = c
 		}
 	}
-	return oldest, counts
+	return oldest, counts, total
 }
 
 func (l *limited) remove(c *connection) {
