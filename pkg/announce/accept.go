@@ -63,8 +63,8 @@ const (
 
 // acceptor selects the connection of the session. A second connection is that of a peer that lost
 // the first, even if no packet said so, or of any process that can use the peer's address. It
-// replaces the first only after a valid OPEN, once the first has ended or was silent for half of the
-// hold time. A live peer sends a KEEPALIVE each third of it.
+// replaces the first only after a valid OPEN, once the first has ended or was silent for half of
+// the hold time. A live peer sends a KEEPALIVE each third of it.
 type acceptor struct {
 	options  Options
 	accepted chan net.Conn

@@ -115,8 +115,8 @@ type State struct {
 type Announcer struct {
 	options Options
 	dial    func(context.Context) (net.Conn, error)
-	// accepted has the current connection of a listening announcer; nil until it listens. It belongs to
-	// Run.
+	// accepted has the current connection of a listening announcer; nil until it listens. It belongs
+	// to Run.
 	accepted  chan net.Conn
 	accepting sync.WaitGroup // of acceptAll and await
 	state     *latest.Value[State]

@@ -58,8 +58,8 @@ type NetNSFallback struct {
 // about is the text that other processes receive. While another process owns the namespace, the
 // error names it.
 //
-// Any user can bind the socket. Beside one that is neither root nor the own user the lock is a file,
-// until the socket is free.
+// Any user can bind the socket. Beside one that is neither root nor the own user the lock is a
+// file, until the socket is free.
 func OwnNetNS(ctx context.Context, role, about string, fallback NetNSFallback) (release func(), err error) {
 	name := "@vipgate/" + role
 	listener, owner, err := bindOwner(ctx, name)
@@ -144,9 +144,10 @@ func lockNetNS(ctx context.Context, role, adminSocket string) (*files.Lock, erro
 	dir := filepath.Dir(path)
 	return files.Do(ctx, &files.Calls{}, "directory "+dir, func() (*files.Lock, error) {
 		var namespace, directory unix.Stat_t
-		err := errors.Join(createDirectory(dir, 0o700), unix.Stat(dir, &directory), unix.Stat("/proc/self/ns/net", &namespace))
+		err := errors.Join(createDirectory(dir, 0o700), unix.Stat(dir, &directory),
+			unix.Stat("/proc/self/ns/net", &namespace))
 		if err == nil && !isTrustedUser(directory.Uid) {
-			err = fmt.Errorf("directory %s belongs to user %d, who is neither root nor user %d", dir, directory.Uid, os.Geteuid())
+			err = fmt.Errorf("directory %s belongs to user %d, neither root nor user %d", dir, directory.Uid, os.Geteuid())
 		}
 		if err != nil {
 			return nil, err

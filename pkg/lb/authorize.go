@@ -56,6 +56,6 @@ func (o Options) readsTargets(id spiffeid.ID) bool {
 	return slices.Contains(o.Readers, id) || slices.Contains(o.Frontends, id)
 }
 
-// isFrontend reports whether an ID is a frontend's, which no limit of connections closes. Members of
-// FrontendDomain may be targets, too.
+// isFrontend reports whether an ID is a frontend's, which no limit of connections closes. Members
+// of FrontendDomain may be targets, too.
 func (o Options) isFrontend(id spiffeid.ID) bool { return slices.Contains(o.Frontends, id) }

@@ -351,8 +351,9 @@ func (p *process) readinessEndpoint(ctx context.Context, creds credentials.Trans
 		// Each Register is a stream; calls beyond the limit of a connection wait silently.
 		options = append(options, grpc.MaxConcurrentStreams(registry.MaxCallsPerConnection))
 	}
-	e := endpoint.NewMutual("readiness socket", []net.Listener{endpoint.Limit(listener, connections, p.isFrontend)}, p.metrics, creds,
-		options, func(r grpc.ServiceRegistrar) {
+	listeners := []net.Listener{endpoint.Limit(listener, connections, p.isFrontend)}
+	e := endpoint.NewMutual("readiness socket", listeners, p.metrics, creds, options,
+		func(r grpc.ServiceRegistrar) {
 			readinessv1.RegisterReadinessServiceServer(r, p.server)
 			loadbalancerv1.RegisterStreamAvailabilityServiceServer(r, p.availability)
 			targetv1.RegisterTargetServiceServer(r, p.targetService(false))

@@ -58,7 +58,8 @@ func TestTCP(t *testing.T) {
 			harness.Must(t, err)
 			defer server.Close()
 			peer := addrPort(server.RemoteAddr())
-			if got, err := TCP(peer, addrPort(server.LocalAddr())); err != nil || got != (Socket{User: 1234, Established: true}) {
+			want := Socket{User: 1234, Established: true}
+			if got, err := TCP(peer, addrPort(server.LocalAddr())); err != nil || got != want {
 				t.Errorf("peer: %+v, %v", got, err)
 			}
 			if got, err := TCP(addrPort(server.LocalAddr()), peer); err != nil || got != (Socket{Established: true}) {

@@ -18,13 +18,13 @@ func TestRecordedPID(t *testing.T) {
 		err   string
 	}{
 		"none":           {write: func(string) error { return nil }},
-		"PID":            {write: func(path string) error { return os.WriteFile(path, []byte("123\n"), 0o600) }, want: 123},
-		"FIFO":           {write: func(path string) error { return unix.Mkfifo(path, 0o600) }, err: "not a regular file"},
-		"directory":      {write: func(path string) error { return os.Mkdir(path, 0o700) }, err: "not a regular file"},
-		"device":         {write: func(path string) error { return os.Symlink("/dev/zero", path) }, err: "not a regular file"},
-		"text":           {write: func(path string) error { return os.WriteFile(path, []byte("x"), 0o600) }, err: "invalid syntax"},
-		"at the limit":   {write: padded(maxPIDFile), want: 1},
-		"over the limit": {write: padded(maxPIDFile + 1), err: "larger"},
+		"PID":            {write: content("123\n"), want: 123},
+		"FIFO":           {write: func(path string) error { return unix.Mkfifo(path, 0o600) }, err: "regular"},
+		"directory":      {write: func(path string) error { return os.Mkdir(path, 0o700) }, err: "regular"},
+		"device":         {write: func(path string) error { return os.Symlink("/dev/zero", path) }, err: "regular"},
+		"text":           {write: content("x"), err: "syntax"},
+		"at the limit":   {write: content("1" + strings.Repeat(" ", maxPIDFile-1)), want: 1},
+		"over the limit": {write: content("1" + strings.Repeat(" ", maxPIDFile)), err: "larger"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "bird.ctl")
@@ -42,9 +42,6 @@ func TestRecordedPID(t *testing.T) {
 	}
 }
 
-// padded writes PID 1 and spaces.
-func padded(size int) func(path string) error {
-	return func(path string) error {
-		return os.WriteFile(path, []byte("1"+strings.Repeat(" ", size-1)), 0o600)
-	}
+func content(text string) func(path string) error {
+	return func(path string) error { return os.WriteFile(path, []byte(text), 0o600) }
 }
