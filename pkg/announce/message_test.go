@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -221,6 +222,78 @@ func checkUpdates(e *encoder) func(*rapid.T) {
 }
 
 func TestUpdatesMatchDecisions(t *testing.T) { rapid.Check(t, checkUpdates(testEncoder(t))) }
+
+func TestUpdateRoom(t *testing.T) {
+	for communities, want := range map[int]Advertisement{1010: Announced, 1011: Announced, 1012: Withdrawn} {
+		var logged bytes.Buffer
+		options := testOptions()
+		options.Log = slog.New(slog.NewTextHandler(&logged, nil))
+		e, err := newEncoder(options)
+		harness.Must(t, err)
+		var c changes
+		for _, v := range []string{"20.0.0.1/32", "20.0.0.2/32"} {
+			c.add(vip.Require(v), Route{Advertisement: Announced, Attributes: NewAttributes(make([]uint32, communities), nil)})
+		}
+		got := map[vip.VIP]Advertisement{}
+		for _, m := range split(t, e.appendUpdates(nil, &c, bothFamilies)) {
+			applyUpdate(t, got, m.Body.(*bgp.BGPUpdate))
+		}
+		if !maps.Equal(got, map[vip.VIP]Advertisement{vip.Require("20.0.0.1/32"): want, vip.Require("20.0.0.2/32"): want}) {
+			t.Errorf("%d communities: %v, want %s", communities, got, want)
+		}
+		const text = "no UPDATE has room for their attributes\" vips=2 first=20.0.0.1/32"
+		if is := strings.Contains(logged.String(), text); is != (want == Withdrawn) {
+			t.Errorf("%d communities: logged %q", communities, &logged)
+		}
+	}
+}
+
+// A VIP whose attributes leave no room is withdrawn, and the others are advertised: no number of
+// communities makes the encoder loop, or an UPDATE too long.
+func TestUpdatesWithoutRoom(t *testing.T) {
+	for name, change := range map[string]func(*Options){
+		"eBGP": func(*Options) {},
+		"iBGP": func(o *Options) { o.LocalAS, o.PeerAS, o.Speaker = 8103, 8103, "FRR" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			options := testOptions()
+			change(&options)
+			e, err := newEncoder(options)
+			harness.Must(t, err)
+			rapid.Check(t, func(t *rapid.T) {
+				vips := rapid.SliceOfNDistinct(anyVIP(), 1, 50, rapid.ID[vip.VIP]).Draw(t, "VIPs")
+				// Three of four are near the limit: 4 bytes of a community are more than one prefix of IPv4.
+				numbers := rapid.OneOf(rapid.IntRange(985, 1020), rapid.IntRange(0, 20_000), rapid.IntRange(1000, 1015),
+					rapid.IntRange(1000, 1015)).Draw(t, "communities")
+				route := Route{
+					Advertisement: rapid.SampledFrom([]Advertisement{Depreferred, Announced}).Draw(t, "advertisement"),
+					Prepend:       uint8(rapid.IntRange(0, 10).Draw(t, "prepend")),
+					Attributes: Metrics{MED: rapid.Uint32().Draw(t, "MED")}.Attributes(make([]uint32, numbers),
+						make([]LargeCommunity, rapid.IntRange(0, 1).Draw(t, "large"))),
+				}
+				var c changes
+				sizes := map[vip.VIP]int{}
+				for _, v := range vips {
+					c.add(v, route)
+					group := group{family: v.Family(), route: route}
+					sizes[v] = len(e.appendUpdate(nil, group, e.constant(group), route.Attributes, []vip.VIP{v}, encodedLen(v)))
+				}
+				got := map[vip.VIP]Advertisement{}
+				for _, m := range split(t, e.appendUpdates(nil, &c, bothFamilies)) {
+					applyUpdate(t, got, m.Body.(*bgp.BGPUpdate))
+				}
+				// The encoder reserves a byte for the length of MP_REACH_NLRI, and six for the path of eBGP.
+				const reserve = 7
+				for v, size := range sizes {
+					advertisement, ok := got[v]
+					if !ok || advertisement == Withdrawn && size <= bgp.BGP_MAX_MESSAGE_LENGTH-reserve {
+						t.Errorf("%s of %d bytes is %s, %v", v, size, advertisement, ok)
+					}
+				}
+			})
+		})
+	}
+}
 
 // MP_REACH_NLRI and MP_UNREACH_NLRI have a long length above 255 bytes; encode compares with the
 // library.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"net/netip"
 	"slices"
@@ -127,6 +128,7 @@ type encoder struct {
 	parts     [len(vip.Families)][Announced + 1]parts
 	shutdown  Attributes // the communities of a de-preferred VIP without others
 	localAS   uint32     // of prepends; 0 in iBGP
+	log       *slog.Logger
 }
 
 // parts are the constant parts of an UPDATE.
@@ -193,7 +195,9 @@ func newEncoder(options Options) (*encoder, error) {
 		path = bgp.NewPathAttributeAsPath(nil)
 	}
 	reach6 := parts{reachType: bgp.BGP_ATTR_TYPE_MP_REACH_NLRI, reach: constant(reach)}
-	encoder := &encoder{shutdown: Attributes(encoded(bgp.NewPathAttributeCommunities([]uint32{GracefulShutdown})))}
+	encoder := &encoder{
+		shutdown: Attributes(encoded(bgp.NewPathAttributeCommunities([]uint32{GracefulShutdown}))), log: options.Log,
+	}
 	if !internal {
 		encoder.localAS = options.LocalAS
 	}
@@ -253,14 +257,26 @@ func (encoder *encoder) appendGroup(b []byte, group group) []byte {
 	attributes := encoder.constant(group)
 	room := bgp.BGP_MAX_MESSAGE_LENGTH - overhead[group.family][group.route.Advertisement] - len(communities) -
 		len(attributes) + len(encoder.parts[group.family][group.route.Advertisement].attributes)
+	var tooLong []vip.VIP
 	for rest := group.vips; len(rest) > 0; {
 		count, size := 0, 0
 		for count < len(rest) && size+encodedLen(rest[count]) <= room {
 			size += encodedLen(rest[count])
 			count++
 		}
+		if count == 0 {
+			tooLong, rest = append(tooLong, rest[0]), rest[1:]
+			continue
+		}
 		b = encoder.appendUpdate(b, group, attributes, communities, rest[:count], size)
 		rest = rest[count:]
+	}
+	if len(tooLong) > 0 {
+		// Such a route is not advertised (RFC 4271 section 9.2), and the peer may have an earlier one.
+		encoder.log.Error("VIPs withdrawn: no UPDATE has room for their attributes", "vips", len(tooLong),
+			"first", tooLong[0].String(), "bytes", len(attributes)+len(communities))
+		group.vips, group.route = tooLong, Route{}
+		b = encoder.appendGroup(b, group)
 	}
 	return b
 }
