@@ -129,6 +129,14 @@ var (
 	numberType   = reflect.TypeFor[int64]()
 )
 
+// TooMany returns the problem of a list that has more items than the field permits.
+func (field *Field) TooMany(items int) Problem {
+	if field.max == 0 || field.Tag.Get("min") != "" || int64(items) <= field.max { // min and max of each item
+		return Problem{}
+	}
+	return newProblem(fmt.Sprintf("has %d items", items), fmt.Sprintf("write %d at most", field.max))
+}
+
 // Parse stores the value of a text in the field, or in an item of its list. It stores nothing if
 // the result is a problem, whose Path is empty.
 func (field *Field) Parse(text string, to reflect.Value) Problem {

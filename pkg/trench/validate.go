@@ -138,6 +138,7 @@ func (result *validation) value(path string, value reflect.Value, field *Field) 
 		if field.Required && field.Tag.Get("empty") != "" && value.Len() == 0 {
 			result.add(path, EmptyList(field))
 		}
+		result.add(path, field.TooMany(value.Len()))
 		for i := range value.Len() {
 			// An array has fewer items than its length: the rest is zero.
 			if item := value.Index(i); value.Kind() == reflect.Slice || !item.IsZero() {
@@ -212,10 +213,7 @@ func (config *Config) check(result *validation, _ string) {
 
 func (attractor *Attractor) check(result *validation, path string) {
 	// Skip the comparison of too many VIPs, which bounds its time.
-	if count := len(attractor.VIPs); count > MaxVIPs {
-		result.report(member(path, "vips"), fmt.Sprintf("has %d VIPs", count),
-			fmt.Sprintf("an attractor has %d at most", MaxVIPs))
-	} else {
+	if len(attractor.VIPs) <= MaxVIPs {
 		result.checkVIPs(member(path, "vips"), attractor.VIPs)
 	}
 	attractor.checkPolicies(result, member(path, "policies"))
@@ -330,10 +328,6 @@ func (stream *Stream) check(result *validation, path string) {
 		result.inAttractor(place(i), served)
 	}
 	stream.checkMatch(result, member(path, "match"))
-	if count := len(stream.Earlier); count > MaxEarlier {
-		result.report(member(path, "earlier"), fmt.Sprintf("has %d sets of targets", count),
-			fmt.Sprintf("a stream has %d at most", MaxEarlier))
-	}
 	if stream.Check == (Check{}) && len(stream.Targets) > 0 {
 		result.report(member(path, "check"), "is missing",
 			"write how the targets are checked, such as check: {tcp: {port: 5000}}")

@@ -40,7 +40,7 @@ func TestVIPLimit(t *testing.T) {
 	mark := f.mark()
 
 	f.must(f.pod.WriteTrench(crowdedTrench(trench.MaxVIPs + 1)))
-	refusal := fmt.Sprintf("an attractor has %d at most", trench.MaxVIPs)
+	refusal := fmt.Sprintf("attractor.vips: has %d items: write %d at most", trench.MaxVIPs+1, trench.MaxVIPs)
 	f.waitLog(f.pod.Frontend, refusal)
 	f.waitLog(f.pod.LB, refusal)
 

@@ -398,7 +398,7 @@ func TestRefusedFiles(t *testing.T) {
 		},
 		{
 			"too many VIPs", `"2000::1/128"]`, `"2000::1/128"` + strings.Repeat(", 20.0.0.1/32", trench.MaxVIPs) + `]`,
-			"f.yaml:4: attractor.vips: has 50002 VIPs: an attractor has 50000 at most",
+			"f.yaml:4: attractor.vips: has 50002 items: write 50000 at most",
 		},
 		{
 			"overlapping VIPs", `[20.0.0.1/32, "2000::1/128"]`, "\n    - 20.0.0.1/32\n    - 20.0.0.0/24\n    - 2000::1/128",
@@ -937,8 +937,8 @@ func TestRefusedFiles(t *testing.T) {
 			"the VIP 20.0.0.1/32: write the target's own address"},
 		{"target address twice", "172.16.1.2", "172.16.1.1", "f.yaml:16: streams[0].targets[1].ips[0]: target address " +
 			"172.16.1.1 appears twice, first in line 15: remove one of them or change it"},
-		{"two addresses of a family", "[172.16.1.1]", "[172.16.1.1, fd00::1, 172.16.1.3]", "f.yaml:15: " +
-			"streams[0].targets[0].ips[2]: is a second IPv4 address: a target has one of a family, make a second target of it"},
+		{"two addresses of a family", "[172.16.1.1]", "[172.16.1.1, 172.16.1.3]", "f.yaml:15: " +
+			"streams[0].targets[0].ips[1]: is a second IPv4 address: a target has one of a family, make a second target of it"},
 		{
 			"target address is a prefix", "172.16.1.2", "172.16.1.2/32",
 			"f.yaml:16: streams[0].targets[1].ips[0]: is \"172.16.1.2/32\", which has a prefix length: write 172.16.1.2",

@@ -307,8 +307,8 @@ func (state *reader) list(source yamlValue, target reflect.Value, field *trench.
 	case items == 0 && field.Tag.Get("empty") != "":
 		state.reportAt(source, source.fullPath(), trench.EmptyList(field))
 		return
-	case target.Kind() == reflect.Array && items > target.Len():
-		state.report(source, fmt.Sprintf("has %d items", items), fmt.Sprintf("write %d at most", target.Len()))
+	case field.TooMany(items) != trench.Problem{}:
+		state.reportAt(source, source.fullPath(), field.TooMany(items))
 		return
 	case target.Kind() == reflect.Slice:
 		target.Set(reflect.MakeSlice(target.Type(), items, items))

@@ -413,6 +413,9 @@ func TestTagsMatchConstants(t *testing.T) {
 	if got := tag(reflect.TypeFor[trench.Stream](), "Match"); got != strconv.Itoa(trench.MaxMatch) {
 		t.Errorf("a match has %s entries at most, want %d", got, trench.MaxMatch)
 	}
+	if got := tag(reflect.TypeFor[trench.Stream](), "Earlier"); got != strconv.Itoa(trench.MaxEarlier) {
+		t.Errorf("a stream has %s earlier sets of targets at most, want %d", got, trench.MaxEarlier)
+	}
 	if d, err := time.ParseDuration(tag(reflect.TypeFor[trench.Stream](), "DrainTime")); err != nil ||
 		d != trench.MaxDrainTime {
 		t.Errorf("the longest drain time is %v, %v, want %v", d, err, trench.MaxDrainTime)
@@ -420,6 +423,38 @@ func TestTagsMatchConstants(t *testing.T) {
 	if d, err := time.ParseDuration(tag(reflect.TypeFor[trench.Gateway](), "HoldTime")); err != nil ||
 		d != 65535*time.Second {
 		t.Errorf("the longest hold time is %v, %v, want 65535 s", d, err)
+	}
+}
+
+// The reader refuses a list beyond its limit before it reads the items: annotations are decoded into
+// a part of a configuration, which nothing validates as a whole.
+func TestReaderLimitsLists(t *testing.T) {
+	tried := 0
+	for name, o := range objects() {
+		for _, f := range o.fields() {
+			most, err := strconv.Atoi(f.Tag.Get("max"))
+			if kind := f.Type.Kind(); err != nil || f.Tag.Get("min") != "" || kind != reflect.Slice && kind != reflect.Array {
+				continue
+			}
+			tried++
+			for items, want := range map[int]string{
+				most - 1: "", most: "", most + 1: fmt.Sprintf("has %d items: write %d at most", most+1, most),
+			} {
+				got := ""
+				target := reflect.New(o.of).Interface()
+				for _, problem := range Decode(map[string]any{f.Key: make([]any, items)}, target) {
+					if problem.Path == f.Key {
+						got = problem.Message(nil)
+					}
+				}
+				if got != want {
+					t.Errorf("%d items of %s.%s: %q, want %q", items, name, f.Key, got, want)
+				}
+			}
+		}
+	}
+	if tried < 9 {
+		t.Errorf("only %d lists have a limit", tried)
 	}
 }
 
