@@ -1,6 +1,7 @@
 package healthcheck
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 	"unicode/utf8"
@@ -31,11 +33,13 @@ type plan struct {
 	port uint16 // 0: there is nothing to check
 	// of lists the VIPs that are checked in place of a target's own address, vips their first
 	// addresses by family. Both are empty if the target's own address is checked.
-	of     []vip.VIP
-	vips   [len(vip.Families)][]netip.Addr
-	tls    tlsConfig
-	body   *regexp.Regexp // of HTTP and DNS; nil for DNS: any answer
-	fields string         // header fields of HTTP requests, each with its end
+	of   []vip.VIP
+	vips [len(vip.Families)][]netip.Addr
+	tls  tlsConfig
+	// body returns the expression of HTTP and DNS, and how many bytes it may match. It compiles on
+	// first use, because a plan is discarded if a target has the same one.
+	body   func() (*regexp.Regexp, int)
+	fields string // header fields of HTTP requests, each with its end
 	// network is "tcp", "udp" or networkSCTP.
 	network string
 	// exchange checks a target over a TCP connection until ctx ends; nil if the connection is the
@@ -56,25 +60,25 @@ func newPlans(check trench.Check, vips ...vip.VIP) (plans []*plan, anyPasses boo
 	return plans, anyPasses
 }
 
-// newPlan panics if the body is not a regular expression, which the reader of the trench file
-// checks. vips lists the VIPs of the stream if they are checked in place of addresses.
+// newPlan returns the plan of a check of one kind. vips lists the VIPs of the stream if they are
+// checked in place of addresses.
 func newPlan(check trench.Check, vips ...vip.VIP) *plan {
 	p := &plan{Check: check, port: check.TCP.Port, network: "tcp", of: vips}
+	p.body = sync.OnceValues(func() (*regexp.Regexp, int) {
+		return trench.CompileBody(cmp.Or(check.HTTP.Body, check.DNS.Answer))
+	})
 	for _, v := range vips {
 		p.vips[v.Family()] = append(p.vips[v.Family()], v.Prefix().Addr())
 	}
 	switch {
 	case check.HTTP.Port != 0:
-		p.port, p.exchange, p.body = check.HTTP.Port, p.exchangeHTTP, regexp.MustCompile(check.HTTP.Body)
+		p.port, p.exchange = check.HTTP.Port, p.exchangeHTTP
 		p.tls.TLSCheck, p.fields = check.HTTP.TLS, headerFields(check.HTTP)
 	case check.GRPC.Port != 0:
 		p.port, p.exchange = check.GRPC.Port, p.exchangeGRPC
 		p.tls.TLSCheck, p.tls.protocols = check.GRPC.TLS, []string{"h2"}
 	case check.DNS.Port != 0:
 		p.port, p.network = check.DNS.Port, check.DNS.Transport
-		if check.DNS.Answer != "" {
-			p.body = regexp.MustCompile(check.DNS.Answer)
-		}
 		if p.network == "tcp" {
 			p.exchange = p.exchangeDNS
 		}

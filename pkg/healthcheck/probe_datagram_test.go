@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -201,6 +203,49 @@ func TestDNSChecks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tt.check.Port, tt.check.Name, tt.check.Type, tt.check.Transport = 1, "Example.org", "A", "udp"
 			datagramChecks(t, tt.answer, trench.Check{SingleCheck: trench.SingleCheck{DNS: tt.check}}, tt.want)
+		})
+	}
+}
+
+// largeExpression has so many parts that it matches 4 KiB only.
+const largeExpression = "ok$|^.{0,900}z"
+
+// The records of an answer share the bytes that are matched.
+func TestDNSMatchLimit(t *testing.T) {
+	spaces := func(n int) string { return strings.Repeat(" ", n) }
+	for name, tt := range map[string]struct {
+		expression string
+		records    []string
+		want       verdict
+	}{
+		"within 4 KiB":                      {largeExpression, []string{spaces(4<<10-2) + "ok"}, succeeded},
+		"beyond 4 KiB":                      {largeExpression, []string{spaces(4<<10-1) + "ok"}, failed},
+		"record within 4 KiB":               {largeExpression, []string{spaces(4<<10 - 2), "ok"}, succeeded},
+		"record beyond 4 KiB":               {largeExpression, []string{spaces(4<<10 - 1), "ok"}, failed},
+		"empty record beyond 4 KiB":         {largeExpression + "|^$", []string{spaces(4 << 10), ""}, failed},
+		"small expression in a long record": {"ok$", []string{spaces(40<<10) + "ok"}, succeeded},
+		"small expression in a late record": {"ok$", []string{spaces(40 << 10), "ok"}, succeeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlan(trench.Check{SingleCheck: trench.SingleCheck{DNS: trench.DNSCheck{
+				Port: 1, Name: "example.org", Type: "TXT", Transport: "tcp", Answer: tt.expression,
+			}}})
+			packet := dnsReply(0, func(message *dnsmessage.Message) {
+				for _, text := range tt.records {
+					var record dnsmessage.TXTResource
+					for piece := range slices.Chunk([]byte(text), 255) {
+						record.TXT = append(record.TXT, string(piece))
+					}
+					message.Answers = append(message.Answers, dnsmessage.Resource{
+						Header: dnsmessage.ResourceHeader{Name: message.Questions[0].Name, Class: dnsmessage.ClassINET},
+						Body:   &record,
+					})
+				}
+			})
+			query := p.queryDNS()
+			if got, _ := query.answer(packet(query.request)[0]); got.verdict != tt.want {
+				t.Errorf("%+v, want %v", got, tt.want)
+			}
 		})
 	}
 }

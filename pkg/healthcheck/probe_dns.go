@@ -83,7 +83,7 @@ func (plan *plan) answerDNS(id uint16, packet []byte) (o outcome, final bool) {
 		return plan.wrong("rcode %s, wanted %s", name, strings.Join(wanted, " or ")), true
 	case err != nil:
 		return plan.wrong("the answer is not DNS: %s", remark(err.Error())), true
-	case plan.body == nil:
+	case plan.DNS.Answer == "":
 		return outcome{verdict: succeeded}, true
 	case header.Truncated:
 		return plan.wrong("the answer is truncated: write transport: tcp"), true
@@ -94,7 +94,8 @@ func (plan *plan) answerDNS(id uint16, packet []byte) (o outcome, final bool) {
 // matchRecords finds a record of the answer section whose data matches.
 func (plan *plan) matchRecords(parser *dnsmessage.Parser) outcome {
 	first, count := "", 0
-	for ; count < maxRecords; count++ {
+	expression, left := plan.body()
+	for ; count < maxRecords && left > 0; count++ {
 		record, err := parser.Answer()
 		if errors.Is(err, dnsmessage.ErrSectionDone) {
 			break
@@ -103,7 +104,9 @@ func (plan *plan) matchRecords(parser *dnsmessage.Parser) outcome {
 			return plan.wrong("the answer is not DNS: %s", remark(err.Error()))
 		}
 		data := recordData(record.Body)
-		if plan.body.MatchString(data) {
+		data = data[:min(len(data), left)]
+		left -= len(data)
+		if expression.MatchString(data) {
 			return outcome{verdict: succeeded}
 		}
 		if count == 0 {

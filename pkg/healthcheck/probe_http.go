@@ -20,11 +20,9 @@ const (
 	userAgent = "vipgate-check"
 	// maxHead bounds the head of an answer, including informational answers before it.
 	maxHead = 64 << 10
-	// maxBody is how much of a body is matched.
-	maxBody = 64 << 10
-	// maxChunked is how many bytes may carry a body of maxBody: chunks of one byte take six, and
+	// chunkedFactor bounds the bytes that carry a byte of the body: chunks of one byte take six, and
 	// may have extensions.
-	maxChunked = 16 * maxBody
+	chunkedFactor = 16
 )
 
 // exchangeHTTP sends an HTTP/1.1 request without the client of package net/http, which is designed
@@ -66,13 +64,14 @@ func (plan *plan) exchangeHTTP(ctx context.Context, conn net.Conn, address netip
 	if plan.HTTP.Body == "" {
 		return outcome{verdict: succeeded}
 	}
-	limited.N = maxChunked
+	expression, limit := plan.body()
+	limited.N = chunkedFactor * int64(limit)
 	// The body is not closed, since Close would read it to its end: the connection is reset.
-	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
+	body, err := io.ReadAll(io.LimitReader(r.Body, int64(limit)))
 	if err != nil {
 		return plan.brokenHTTP("no end of the body", err)
 	}
-	if !plan.body.Match(body) {
+	if !expression.Match(body) {
 		return plan.wrong("the body does not match")
 	}
 	return outcome{verdict: succeeded}

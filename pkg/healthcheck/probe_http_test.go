@@ -214,6 +214,12 @@ func TestHTTPAnswers(t *testing.T) {
 			"body beyond 64 KiB", "HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat(" ", 64<<10-1) + "ok",
 			func(c *trench.HTTPCheck) { c.Body = "ok" }, "the body does not match",
 		},
+		{"body within 4 KiB", "HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat(" ", 4<<10-2) + "ok" +
+			strings.Repeat("x", 64<<10), func(c *trench.HTTPCheck) { c.Body = largeExpression }, ""},
+		{
+			"body beyond 4 KiB", "HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat(" ", 4<<10-1) + "ok",
+			func(c *trench.HTTPCheck) { c.Body = largeExpression }, "the body does not match",
+		},
 		{"body of chunks of one byte", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" +
 			strings.Repeat("1\r\na\r\n", 64<<10) + "0\r\n\r\n", func(c *trench.HTTPCheck) { c.Body = "^a+$" }, ""},
 		{

@@ -126,8 +126,8 @@ type HTTPCheck struct {
 	Headers [8]string `yaml:"headers" form:"header" max:"8" remedy:"write header fields" empty:"the field"`
 	// Wanted status: numbers and ranges between 200 and 599, such as 200-399,404.
 	Status string `yaml:"status" form:"status" default:"200-399"` // see [HTTPCheck.Wants]
-	// Regular expression (RE2) that the first 64 KiB of the body must match anywhere. Left out: any
-	// body.
+	// Regular expression (RE2) that the first 64 KiB of the body must match anywhere, or the first
+	// 4 KiB if the expression is large. Left out: any body.
 	Body string `yaml:"body" form:"body"`
 	// Speaks TLS; {} takes the defaults. Left out: plaintext.
 	TLS TLSCheck `yaml:"tls" null:"for plaintext"`

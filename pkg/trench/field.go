@@ -2,14 +2,12 @@ package trench
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math"
 	"net/netip"
 	"net/url"
 	"reflect"
 	"regexp"
-	"regexp/syntax"
 	"slices"
 	"strconv"
 	"strings"
@@ -334,17 +332,6 @@ func checkRequest(path string) Problem {
 	if _, err := url.ParseRequestURI(path); err != nil {
 		return newProblem("is "+Quote(path)+", in which a % is not followed by two hexadecimal digits",
 			"write %25 for a percent sign")
-	}
-	return Problem{}
-}
-
-// checkBody rejects an invalid regular expression. The field remains a string to keep checks
-// comparable.
-func checkBody(expression string) Problem {
-	_, err := regexp.Compile(expression)
-	if invalid := (*syntax.Error)(nil); errors.As(err, &invalid) {
-		return newProblem(fmt.Sprintf("is %s, no regular expression (RE2): %s at %s", Quote(expression), invalid.Code,
-			Quote(invalid.Expr)), "change it, or write \\Q before text that is meant literally")
 	}
 	return Problem{}
 }
