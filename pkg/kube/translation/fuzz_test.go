@@ -2,16 +2,20 @@ package translation_test
 
 import (
 	"bytes"
+	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,7 +23,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/policy"
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -278,6 +284,107 @@ func FuzzTranslate(f *testing.F) {
 			t.Fatalf("in another order: %s", d)
 		}
 	})
+}
+
+// FuzzAnnotations follows the annotations of a Service through all programs: kube writes the trench
+// file, lb compiles the expressions of checks, and frontend encodes policies for UPDATEs. No
+// annotation takes much memory, or breaks the file.
+func FuzzAnnotations(f *testing.F) {
+	communities := func(n int) string {
+		return fmt.Sprintf(`{"ready":{"communities":["1:1"%s],"med":1,"prepend":10,"localPreference":1,"targetBandwidth":1},`+
+			`"draining":{"communities":["4294967295:1:1"]}}`, strings.Repeat(`,"1:2"`, n-1))
+	}
+	body := func(expressions ...string) string {
+		members := ""
+		for _, expression := range expressions {
+			text, _ := json.Marshal(expression)
+			members += fmt.Sprintf(`,{"http":{"port":80,"body":%s}},{"dns":{"port":53,"name":"a","answer":%s}}`, text, text)
+		}
+		return `{"all":[` + strings.TrimPrefix(members, ",") + `]}`
+	}
+	f.Add(body("^ok"), communities(20), `{"size":101,"seed":2}`)
+	f.Add(body(`"status":\s*"(UP|ok)"`, `\pL+`), communities(21), "{}")
+	f.Add(body(`\Qok`), communities(1100), `{"size":131071}`)
+	f.Add(body("(?:"+strings.Repeat("a", 980)+"){0,1000}"), communities(20_000), `{"size":131072}`)
+	f.Add(body(strings.Repeat("a{0,1000}", 22)+"b"), "", "")
+	f.Add(body(`^\pL{990}$`, `(?i)[`+strings.Repeat("B-𞥂", 330)+`]`), `{"vips":[]}`, "")
+	f.Add(body("^.{0,999}", strings.Repeat("(a?)", 50)+".{0,440}"), "{}", "{}")
+	f.Add(`{"any":[`+strings.TrimSuffix(strings.Repeat(`{"tcp":{"port":1}},`, 1000), ",")+`]}`, "{}", "{}")
+	f.Fuzz(func(t *testing.T, check, routing, maglev string) {
+		size := len(check) + len(routing) + len(maglev)
+		if size > 256<<10 { // of all annotations of an object
+			t.Skip()
+		}
+		o := read(t, base(t))
+		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "trench-a", Name: "s", Annotations: map[string]string{"vipgate.io/vips": "20.0.0.1,2000::1"},
+		}}
+		for name, text := range map[string]string{"check": check, "policy": routing, "maglev": maglev} {
+			if text != "" {
+				service.Annotations["vipgate.io/"+name] = text
+			}
+		}
+		class := "vipgate.io/trench-a"
+		service.Spec = corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: &class, Selector: map[string]string{"app": "web"},
+			Ports: []corev1.ServicePort{{Port: 80}},
+		}
+		o.Services = []*corev1.Service{service}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		promised(t, o)
+		r := translation.Translate(o, options)
+		config, err := trenchfile.Parse("trench.yaml", r.File, trench.DefaultDefaults())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, stream := range config.Streams {
+			members, _ := stream.Check.Members()
+			for _, member := range members {
+				for _, text := range []string{member.HTTP.Body, member.DNS.Answer} {
+					expression, _ := trench.CompileBody(text)
+					expression.MatchString(strings.Repeat("a", 200))
+				}
+			}
+		}
+		updates(t, config)
+		runtime.ReadMemStats(&after)
+		if allocated := after.TotalAlloc - before.TotalAlloc; allocated > uint64(16<<20+1000*size) {
+			t.Fatalf("%d KiB for %d bytes of annotations", allocated>>10, size)
+		}
+	})
+}
+
+// updates fails if an UPDATE has no room for the attributes of a VIP, or is not valid.
+func updates(t *testing.T, config *trench.Config) {
+	t.Helper()
+	for _, encoding := range []policy.Encoding{
+		policy.Carried, policy.Direct(8103, 8103), policy.Direct(8103, 4200000000),
+	} {
+		policies, err := policy.New(config.Attractor.Policies, encoding)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range config.Attractor.VIPs {
+			for reason := gate.Reason(0); reason <= gate.LastResort; reason++ {
+				for _, advertisement := range []gate.Advertisement{gate.Depreferred, gate.Announced} {
+					route := policies.Route(v, gate.Decision{Advertisement: advertisement, Reason: reason, Weight: 1000})
+					attributes := append([]byte{0x40, 1, 1, 0, 0x40, 3, 4, 127, 0, 0, 2}, route.Attributes...)
+					message := slices.Concat(bytes.Repeat([]byte{0xff}, 16), []byte{0, 0, 2, 0, 0}, []byte{0, 0}, attributes,
+						[]byte{32, 20, 0, 0, 1})
+					binary.BigEndian.PutUint16(message[16:], uint16(len(message)))
+					binary.BigEndian.PutUint16(message[21:], uint16(len(attributes)))
+					// The path, and prefixes of IPv6, take more room.
+					if reserve := 100 + 4*int(route.Prepend); len(message)+reserve > bgp.BGP_MAX_MESSAGE_LENGTH {
+						t.Fatalf("%s %s has %d bytes of attributes", v, reason, len(route.Attributes))
+					}
+					if _, err := bgp.ParseBGPMessage(message); err != nil {
+						t.Fatalf("%s %s: %v", v, reason, err)
+					}
+				}
+			}
+		}
+	}
 }
 
 // The generator of objects must reach the relevant cases; otherwise fuzzing does not cover them.
