@@ -28,6 +28,7 @@ func TestAdmissionPolicies(t *testing.T) {
 	f.createTrenchPod(1)
 	f.createTrenchPod(2)
 	f.wrongEditsAreRefused()
+	f.forgedAddressesAreRefused()
 	f.foreignReports()
 	f.removalsAreWarned()
 }
@@ -118,6 +119,33 @@ func (f *fixture) wrongEditsAreRefused() {
 			f.t.Errorf("%s: %v, warning %q, want %q", c.patch, err, warning, c.warning)
 		}
 	}
+}
+
+// forgedAddressesAreRefused checks that only writers of a Pod's status set the addresses of a target.
+func (f *fixture) forgedAddressesAreRefused() {
+	f.t.Helper()
+	const status = `{"metadata":{"annotations":{"k8s.v1.cni.cncf.io/network-status":"[]"}}}`
+	const labels = `{"metadata":{"labels":{"vipgate.io/trench":"trench-a","more":"x"}}}`
+	for name, labels := range map[string]string{"labeled": "{vipgate.io/trench: trench-a}", "plain": "{}"} {
+		f.cluster.Apply(f.t, fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, namespace: trench-a, labels: %s}
+spec: {containers: [{name: app, image: app}]}
+`, name, labels))
+	}
+	patch := func(ctx context.Context, name, body string, subresources ...string) error {
+		_, err := f.core.Pods(namespace).Patch(ctx, name, types.MergePatchType, []byte(body), metav1.PatchOptions{},
+			subresources...)
+		return err
+	}
+	const refusal = "is written by Multus only"
+	ctx := harness.Context(f.t, waitTimeout)
+	harness.WantError(f.t, patch(ctx, "labeled", status), refusal)
+	f.must(patch(ctx, "labeled", status, "status")) // as Multus
+	f.must(patch(ctx, "labeled", labels))
+	f.must(patch(ctx, "plain", status))
+	harness.WantError(f.t, patch(ctx, "plain", labels), refusal)
 }
 
 // removalsAreWarned checks that kubectl names the removals that will be held.

@@ -179,6 +179,12 @@ func TestChartOfTheDefinition(t *testing.T) {
 	for key := range want {
 		compare(t, key, got[key], want[key])
 	}
+	got, _, err = chart(t, "vipgate-crds", map[string]any{"networkStatusUsers": []any{"a", "b"}})
+	harness.Must(t, err)
+	policy := fmt.Sprint(got["ValidatingAdmissionPolicy <nil>/pods.vipgate.io"])
+	if !strings.Contains(policy, `request.userInfo.username in ["a","b"])`) {
+		t.Errorf("the users are not in %s", policy)
+	}
 }
 
 // frrK8s are the values of the trench in test/e2e/testdata/frr-k8s.

@@ -215,7 +215,7 @@ func (state *translator) verdict(candidate *candidate) ServiceVerdict {
 // Warning reports whether a problem has no effect on the traffic.
 func (problem Problem) Warning() bool {
 	switch problem.Reason {
-	case ReasonUnknownAnnotation, ReasonSessionAffinity, ReasonSourceRanges, ReasonTCPCheck:
+	case ReasonUnknownAnnotation, ReasonSessionAffinity, ReasonSourceRanges, ReasonTCPCheck, ReasonAddressShared:
 		return true
 	}
 	return false

@@ -33,7 +33,9 @@ type endpoint struct {
 	ips         addresses
 	ready       bool
 	terminating bool
+	selected    bool // by a Service; of Pods only
 	problems    []Problem
+	shared      *Problem // an address that Pods of several namespaces have
 }
 
 func (endpoint *endpoint) problem(reason, format string, args ...any) {
@@ -43,9 +45,9 @@ func (endpoint *endpoint) problem(reason, format string, args ...any) {
 // label is a label of an object in a namespace.
 type label struct{ namespace, key, value string }
 
-// readPods returns the Pods of the trench, indexed by the labels that are the first key of a
+// readPods reads the Pods of the trench, and indexes them by the labels that are the first key of a
 // Service's selector.
-func (state *translator) readPods(pods []*corev1.Pod, services []*corev1.Service) map[label][]*endpoint {
+func (state *translator) readPods(pods []*corev1.Pod, services []*corev1.Service) {
 	wanted := map[string]bool{}
 	for _, service := range services {
 		if len(service.Spec.Selector) > 0 {
@@ -55,18 +57,16 @@ func (state *translator) readPods(pods []*corev1.Pod, services []*corev1.Service
 	// Index the Pods by one label of each selector: comparing each Pod with each Service is too slow
 	// with thousands of both.
 	byLabel := map[label][]*endpoint{}
-	holders := map[netip.Addr]*corev1.Pod{}
-	var all []*endpoint
+	byAddress := [len(vip.Families)]map[netip.Addr][]*endpoint{{}, {}}
 	for _, pod := range pods {
 		if pod.Labels[v1alpha1.TrenchLabel] != state.settings.trench.Name ||
 			!slices.Contains(state.settings.namespaces, pod.Namespace) {
 			continue
 		}
 		found := state.readPod(pod)
-		all = append(all, found)
-		for _, address := range found.ips {
-			if holder := holders[address]; address.IsValid() && (holder == nil || Older(pod, holder) < 0) {
-				holders[address] = pod
+		for family, address := range found.ips {
+			if address.IsValid() {
+				byAddress[family][address] = append(byAddress[family][address], found)
 			}
 		}
 		for key, value := range pod.Labels {
@@ -76,22 +76,66 @@ func (state *translator) readPods(pods []*corev1.Pod, services []*corev1.Service
 			}
 		}
 	}
-	// A CNI plugin may assign the address of a lost node's Pod again. The older Pod keeps it.
-	for _, found := range all {
-		for family, address := range found.ips {
-			if holder := holders[address]; address.IsValid() && holder != found.pod {
-				found.problem(ReasonAddressTaken, "Pod %s has address %s, which belongs to the older Pod %s/%s: "+
-					"give each Pod an address of its own", found.pod.Name, address, holder.Namespace, holder.Name)
-				found.ips[family] = netip.Addr{}
-			}
-		}
-	}
 	for _, list := range byLabel {
 		slices.SortFunc(list, func(a, b *endpoint) int {
 			return cmp.Or(cmp.Compare(a.pod.Name, b.pod.Name), Older(a.pod, b.pod))
 		})
 	}
-	return byLabel
+	state.pods = byLabel
+	for _, service := range services {
+		if len(service.Spec.Selector) > 0 {
+			for _, found := range state.endpointsOf(service) {
+				found.selected = true
+			}
+		}
+	}
+	for family, having := range byAddress {
+		for address, list := range having {
+			if len(list) > 1 {
+				assign(list, family, address)
+			}
+		}
+	}
+}
+
+// assign leaves an address to one Pod of each namespace. A CNI plugin may assign the address of a
+// lost or terminating Pod again, so a Ready Pod has it rather than another, and a younger one rather
+// than an older one, as in kube-proxy. A Pod without a Service takes no address from a target.
+//
+// Pods of different namespaces take nothing from each other, because a Pod's annotations may be
+// forged: an address identifies a target within its stream, and a Service has Pods of its namespace.
+func assign(list []*endpoint, family int, address netip.Addr) {
+	rank := func(found *endpoint) (rank int) {
+		if !found.selected {
+			rank += 2
+		}
+		if !found.ready || found.terminating {
+			rank++
+		}
+		return rank
+	}
+	slices.SortFunc(list, func(a, b *endpoint) int {
+		return cmp.Or(cmp.Compare(a.pod.Namespace, b.pod.Namespace), cmp.Compare(rank(a), rank(b)), Older(b.pod, a.pod))
+	})
+	first, last := list[0].pod.Namespace, list[len(list)-1].pod.Namespace
+	var holder *endpoint
+	for _, found := range list {
+		if holder != nil && holder.pod.Namespace == found.pod.Namespace {
+			found.problem(ReasonAddressTaken, "Pod %s has address %s, which belongs to Pod %s/%s, Ready or younger: "+
+				"give each Pod an address of its own", found.pod.Name, address, holder.pod.Namespace, holder.pod.Name)
+			found.ips[family] = netip.Addr{}
+			continue
+		}
+		holder = found
+		other := first
+		if other == found.pod.Namespace {
+			other = last
+		}
+		if other != found.pod.Namespace {
+			found.shared = &Problem{found.object, ReasonAddressShared, message("Pod %s has address %s, which a Pod "+
+				"in namespace %s has, too: give each Pod an address of its own", found.pod.Name, address, other)}
+		}
+	}
 }
 
 // firstKey returns the alphabetically first key of a selector.

@@ -49,9 +49,11 @@ const (
 	// ReasonAddressRefused, of a Pod or EndpointSlice: an address is not a host address, is outside
 	// the subnets, or is in a VIP.
 	ReasonAddressRefused = "AddressRefused"
-	// ReasonAddressTaken, of a Pod or EndpointSlice: an older Pod, or another endpoint, has the
-	// address.
+	// ReasonAddressTaken, of a Pod or EndpointSlice: a Pod of the namespace that is Ready or younger,
+	// or another endpoint, has the address.
 	ReasonAddressTaken = "AddressTaken"
+	// ReasonAddressShared, of a Pod: a Pod of another namespace has the address, too. A warning.
+	ReasonAddressShared = "AddressShared"
 	// ReasonNotChecked, of a Pod or EndpointSlice: an endpoint has no address of a family that the
 	// check covers.
 	ReasonNotChecked = "NotChecked"

@@ -36,63 +36,66 @@ func readSlices(all []*discoveryv1.EndpointSlice) map[label][]*discoveryv1.Endpo
 func (state *translator) sliceEndpoints(service *corev1.Service) []*endpoint {
 	byName := map[string]*endpoint{}
 	holders := map[netip.Addr]string{}
-	for _, slice := range state.slices[label{service.Namespace, discoveryv1.LabelServiceName, service.Name}] {
-		if slice.DeletionTimestamp != nil {
-			continue
-		}
-		object := corev1.ObjectReference{
-			APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice",
-			Namespace: slice.Namespace, Name: slice.Name, UID: slice.UID,
-		}
-		translates := translatedPort(service, slice)
-		for _, entry := range slice.Endpoints {
-			if len(entry.Addresses) == 0 {
+	// The API defines the meaning of a missing condition: ready and serving, not terminating.
+	isTrue := func(condition *bool, otherwise bool) bool {
+		return condition == nil && otherwise || condition != nil && *condition
+	}
+	// The address of a terminating or lost endpoint may belong to a new one, so ready ones come first.
+	for _, usable := range []bool{true, false} {
+		for _, slice := range state.slices[label{service.Namespace, discoveryv1.LabelServiceName, service.Name}] {
+			if slice.DeletionTimestamp != nil {
 				continue
 			}
-			text := entry.Addresses[0] // the API defines the addresses as equivalent
-			name := strings.ReplaceAll(text, ":", "-")
-			if entry.TargetRef != nil && entry.TargetRef.Name != "" {
-				name = entry.TargetRef.Name
+			object := corev1.ObjectReference{
+				APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice",
+				Namespace: slice.Namespace, Name: slice.Name, UID: slice.UID,
 			}
-			// A Pod with addresses of both families is in two slices, one for each address type.
-			found := byName[name]
-			if found == nil {
-				found = &endpoint{object: object, name: name}
-				byName[name] = found
-			}
-			// The API defines the meaning of a missing condition: ready and serving, not terminating.
-			isTrue := func(condition *bool, otherwise bool) bool {
-				return condition == nil && otherwise || condition != nil && *condition
-			}
-			terminating := isTrue(entry.Conditions.Terminating, false)
-			found.terminating = found.terminating || terminating
-			ready := isTrue(entry.Conditions.Ready, true) && isTrue(entry.Conditions.Serving, true)
-			if !ready && !terminating && !service.Spec.PublishNotReadyAddresses {
-				continue
-			}
-			// One ready entry suffices, because entries for one object are merged.
-			found.ready = true
-			if translates != "" {
-				found.problem(ReasonPortTranslation, "EndpointSlice %s: %s", slice.Name, translates)
-				continue
-			}
-			address, err := netip.ParseAddr(text)
-			problem := "is no IP address: write one"
-			if err == nil {
-				problem = state.settings.refuses(address)
-			}
-			if problem != "" {
-				found.problem(ReasonAddressRefused, "EndpointSlice %s has address %q, which %s", slice.Name, text, problem)
-				continue
-			}
-			// An address identifies a target, and a target has one of a family.
-			holder, taken := holders[address]
-			if ofFamily := &found.ips[vip.FamilyOf(address)]; taken && holder != name || ofFamily.IsValid() &&
-				*ofFamily != address {
-				found.problem(ReasonAddressTaken, "EndpointSlice %s has address %s of %s, which has another one of that family, "+
-					"or the address belongs to another endpoint: remove one of them", slice.Name, address, name)
-			} else {
-				*ofFamily, holders[address] = address, name
+			translates := translatedPort(service, slice)
+			for _, entry := range slice.Endpoints {
+				terminating := isTrue(entry.Conditions.Terminating, false)
+				ready := isTrue(entry.Conditions.Ready, true) && isTrue(entry.Conditions.Serving, true)
+				if len(entry.Addresses) == 0 || usable != (ready && !terminating) {
+					continue
+				}
+				text := entry.Addresses[0] // the API defines the addresses as equivalent
+				name := strings.ReplaceAll(text, ":", "-")
+				if entry.TargetRef != nil && entry.TargetRef.Name != "" {
+					name = entry.TargetRef.Name
+				}
+				// A Pod with addresses of both families is in two slices, one for each address type.
+				found := byName[name]
+				if found == nil {
+					found = &endpoint{object: object, name: name}
+					byName[name] = found
+				}
+				found.terminating = found.terminating || terminating
+				if !ready && !terminating && !service.Spec.PublishNotReadyAddresses {
+					continue
+				}
+				// One ready entry suffices, because entries for one object are merged.
+				found.ready = true
+				if translates != "" {
+					found.problem(ReasonPortTranslation, "EndpointSlice %s: %s", slice.Name, translates)
+					continue
+				}
+				address, err := netip.ParseAddr(text)
+				problem := "is no IP address: write one"
+				if err == nil {
+					problem = state.settings.refuses(address)
+				}
+				if problem != "" {
+					found.problem(ReasonAddressRefused, "EndpointSlice %s has address %q, which %s", slice.Name, text, problem)
+					continue
+				}
+				// An address identifies a target, and a target has one of a family.
+				holder, taken := holders[address]
+				if ofFamily := &found.ips[vip.FamilyOf(address)]; taken && holder != name || ofFamily.IsValid() &&
+					*ofFamily != address {
+					found.problem(ReasonAddressTaken, "EndpointSlice %s has address %s of %s, which has another one of that "+
+						"family, or the address belongs to another endpoint: remove one of them", slice.Name, address, name)
+				} else {
+					*ofFamily, holders[address] = address, name
+				}
 			}
 		}
 	}

@@ -37,6 +37,10 @@ func (state *translator) addTargets(service *corev1.Service, stream *trench.Stre
 		return nil, &refusal{ReasonPortTranslation, translated[0].Message}
 	}
 	problems = append(problems, translated...)
+	// One is enough: Pods of another namespace must not fill the list.
+	if i := slices.IndexFunc(list, func(endpoint *endpoint) bool { return endpoint.shared != nil }); i >= 0 {
+		problems = append(problems, *list[i].shared)
+	}
 	has, names := [len(vip.Families)]bool{}, map[string]bool{}
 	for _, endpoint := range list {
 		// Pods that are not ready count: the warning below is about Pods that can never serve a VIP.

@@ -74,7 +74,8 @@ func (result *Result) translate(objects Objects, options Options) error {
 	}
 	// The oldest Service has the first claim to a VIP that no Service held before.
 	slices.SortFunc(services, Older)
-	state.pods, state.slices = state.readPods(objects.Pods, services), readSlices(objects.EndpointSlices)
+	state.readPods(objects.Pods, services)
+	state.slices = readSlices(objects.EndpointSlices)
 	candidates := state.candidates(services)
 	// Resolve conflicts first: a Service that loses a VIP falls back to its last accepted stream.
 	state.share(candidates)
