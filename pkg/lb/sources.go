@@ -63,6 +63,9 @@ func (s *sources) configure(now time.Time, c *trench.Config) {
 	slices.SortFunc(vips, vip.Compare)
 	// The registry checks the same policy, so that a refused target gets the error in its call.
 	policy := targetset.AddressPolicy{Subnets: s.options.Subnets, VIPs: vips}
+	for _, gateway := range c.Attractor.Gateways {
+		policy.Gateways = append(policy.Gateways, gateway.Address)
+	}
 	s.set.Configure(c.Streams, policy)
 	if s.options.File {
 		s.file.Configure(now, c.Streams)

@@ -179,7 +179,7 @@ func (registry *Registry) check(who caller, announcement announcement) (yielding
 		// A target without a checked family would never become ready.
 		checked := false
 		for _, addr := range target.IPs {
-			if err := registry.policy.Check(addr); err != nil {
+			if err := registry.policy.CheckRegistered(addr); err != nil {
 				return nil, refuse(RefusedAddress, "target %s: %v", target.Name, err)
 			}
 			checked = checked || stream.families.Has(vip.FamilyOf(addr))

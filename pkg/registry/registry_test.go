@@ -335,7 +335,7 @@ func TestRefusalsChangeNothing(t *testing.T) {
 			targetset.AddressPolicy{Subnets: []netip.Prefix{
 				netip.MustParsePrefix("10.0.0.0/8"),
 				netip.MustParsePrefix("fd00::/8"),
-			}, VIPs: []vip.VIP{vip.Require("10.9.9.9/32")}})
+			}, VIPs: []vip.VIP{vip.Require("10.9.9.9/32")}, Gateways: []netip.Addr{netip.MustParseAddr("10.9.9.1")}})
 		c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2")
 		for _, tt := range []struct {
 			who             caller
@@ -367,6 +367,9 @@ func TestRefusalsChangeNothing(t *testing.T) {
 				"InvalidArgument: target x: 2001:db8::1 is not in a subnet that --target-subnet allows",
 			},
 			{alice, "s", "x=10.9.9.9", "InvalidArgument: target x: 10.9.9.9 lies in the VIP 10.9.9.9/32"},
+			{alice, "s", "x=10.9.9.1", "InvalidArgument: target x: 10.9.9.1 belongs to a gateway"},
+			{alice, "s", "x=127.0.0.1", "InvalidArgument: target x: 127.0.0.1 is a loopback address: register another one"},
+			{alice, "s", "x=169.254.169.254", "InvalidArgument: target x: 169.254.169.254 is an IPv4 link-local address"},
 			{alice, "s", "x=224.0.0.1", "InvalidArgument: target x: 224.0.0.1 is a multicast"},
 			{
 				alice, "s", "c=10.0.0.3 d=10.0.0.4 e=10.0.0.5",

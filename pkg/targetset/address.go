@@ -18,6 +18,20 @@ type AddressPolicy struct {
 	// VIPs lists the prefixes that must not contain targets. They do not overlap and are sorted by
 	// [vip.Compare], since there may be very many.
 	VIPs []vip.VIP
+	// Gateways lists addresses that no target registers with.
+	Gateways []netip.Addr
+}
+
+// CheckRegistered returns why a target must not register with an address. The trench file may have
+// more addresses: an operator writes them.
+func (p AddressPolicy) CheckRegistered(address netip.Addr) error {
+	if what := vip.NotTarget(address, p.Subnets); what != "" {
+		return fmt.Errorf("%s is %s: register another one, or have a --target-subnet of such addresses", address, what)
+	}
+	if slices.Contains(p.Gateways, address) {
+		return fmt.Errorf("%s belongs to a gateway: use the target's own address", address)
+	}
+	return p.Check(address)
 }
 
 // Check returns why a target must not have an address, with the remedy.

@@ -88,6 +88,33 @@ func NotHost(address netip.Addr) (what, remedy string) {
 	return "", ""
 }
 
+// operatorPrefixes are the prefixes of services of a machine or cloud, which trust every client, so
+// that no target has an address there unless an operator names it.
+var operatorPrefixes = []struct {
+	prefix netip.Prefix
+	what   string
+}{
+	{netip.MustParsePrefix("127.0.0.0/8"), "a loopback address"},
+	{netip.MustParsePrefix("::1/128"), "a loopback address"},
+	{netip.MustParsePrefix("169.254.0.0/16"), "an IPv4 link-local address"},
+	{netip.MustParsePrefix("100.100.100.200/32"), "the address of a cloud's metadata service"},
+	{netip.MustParsePrefix("fd00:ec2::254/128"), "the address of a cloud's metadata service"},
+}
+
+// NotTarget returns why a target cannot register with the address of a host; "" if it can. A subnet
+// that has such addresses alone permits them.
+func NotTarget(address netip.Addr, subnets []netip.Prefix) string {
+	for _, special := range operatorPrefixes {
+		named := func(subnet netip.Prefix) bool {
+			return subnet.Contains(address) && subnet.Bits() >= special.prefix.Bits()
+		}
+		if special.prefix.Contains(address) && !slices.ContainsFunc(subnets, named) {
+			return special.what
+		}
+	}
+	return ""
+}
+
 // FromPrefix returns the VIP of a prefix. It rejects default routes, prefixes with host bits set,
 // IPv4-mapped prefixes, and addresses that no gateway can route to.
 func FromPrefix(prefix netip.Prefix) (VIP, error) {

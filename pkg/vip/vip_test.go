@@ -80,3 +80,36 @@ func TestOrdinaryPrefixesAreNotSpecial(t *testing.T) {
 		}
 	}
 }
+
+// Only a subnet of special addresses alone permits one of them.
+func TestNotTarget(t *testing.T) {
+	for _, c := range []struct {
+		address, subnets string
+		refused          bool
+	}{
+		{"169.254.0.0", "", true},
+		{"169.254.255.255", "0.0.0.0/0", true},
+		{"169.254.1.1", "169.254.0.0/15", true},
+		{"169.254.1.1", "10.0.0.0/8 169.254.0.0/16", false},
+		{"169.254.1.1", "169.254.1.0/24", false},
+		{"169.254.2.1", "169.254.1.0/24", true},
+		{"169.253.255.255", "", false},
+		{"169.255.0.0", "", false},
+		{"127.0.0.1", "", true},
+		{"127.0.0.1", "127.0.0.1/32", false},
+		{"::1", "::/0", true},
+		{"::2", "", false},
+		{"fd00:ec2::254", "fd00::/8", true},
+		{"fd00:ec2::253", "", false},
+		{"100.100.100.200", "100.64.0.0/10", true},
+		{"100.100.100.201", "", false},
+	} {
+		var subnets []netip.Prefix
+		for _, text := range strings.Fields(c.subnets) {
+			subnets = append(subnets, netip.MustParsePrefix(text))
+		}
+		if what := NotTarget(netip.MustParseAddr(c.address), subnets); (what != "") != c.refused {
+			t.Errorf("%+v: %q", c, what)
+		}
+	}
+}

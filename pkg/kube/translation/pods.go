@@ -177,7 +177,7 @@ func (state *translator) readPod(pod *corev1.Pod) *endpoint {
 		if found.ips[vip.FamilyOf(address)].IsValid() {
 			continue // use only the first address of a family
 		}
-		if problem := state.settings.refuses(address); problem != "" {
+		if problem := state.settings.refuses(pod.Namespace, address); problem != "" {
 			found.problem(ReasonAddressRefused, "Pod %s has address %s, which %s", pod.Name, address, problem)
 			continue
 		}

@@ -11,6 +11,9 @@ const (
 	ReasonInvalid = "Invalid"
 	// ReasonPasswordMissing, of a Secret: it, or its key, does not exist. The gateway has no session.
 	ReasonPasswordMissing = "PasswordMissing"
+	// ReasonSubnetsMissing: the targets of other namespaces than the Trench's are refused, because
+	// nothing bounds their addresses.
+	ReasonSubnetsMissing = "SubnetsMissing"
 	// ReasonAddressNotPublished: an address of spec.publish is invalid. The valid ones are published.
 	ReasonAddressNotPublished = "AddressNotPublished"
 )
@@ -47,7 +50,7 @@ const (
 	// ReasonNetworkMissing, of a Pod: it has no address of the Trench's network.
 	ReasonNetworkMissing = "NetworkMissing"
 	// ReasonAddressRefused, of a Pod or EndpointSlice: an address is not a host address, is outside
-	// the subnets, or is in a VIP.
+	// the subnets, is link-local or a gateway's, or is in a VIP.
 	ReasonAddressRefused = "AddressRefused"
 	// ReasonAddressTaken, of a Pod or EndpointSlice: a Pod of the namespace that is Ready or younger,
 	// or another endpoint, has the address.

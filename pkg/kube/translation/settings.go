@@ -44,6 +44,7 @@ func newSettings(source *v1alpha1.Trench, secrets []*corev1.Secret, keyDir strin
 	if err := result.readNetwork(); err != nil {
 		return nil, err
 	}
+	result.readSubnets()
 	result.readPublish()
 	// A gateway has a Secret where the trench file has a path, so it is replaced before the file's
 	// reader checks all fields.
@@ -206,18 +207,46 @@ func (settings *settings) readPassword(secrets []*corev1.Secret, name, key, file
 	}
 }
 
-// refuses returns why a target cannot have an address; "" if it can.
-func (settings *settings) refuses(address netip.Addr) string {
+// readSubnets reports foreign namespaces without subnets. Only their targets are refused, so that the
+// Trench keeps its own.
+func (settings *settings) readSubnets() {
+	if position := slices.IndexFunc(settings.namespaces, settings.unbounded); position >= 0 {
+		settings.problems = append(settings.problems, settings.problem(ReasonSubnetsMissing, "spec.network.subnets: is "+
+			"missing, so that targets of namespace %s, which could have any address, are refused: write the subnets of "+
+			"network %s", settings.namespaces[position], settings.network))
+	}
+}
+
+// unbounded reports whether the targets of a namespace could have any address of the network,
+// although other users than those of the Trench may write them.
+func (settings *settings) unbounded(namespace string) bool {
+	return settings.network != "" && len(settings.subnets) == 0 && namespace != settings.trench.Namespace
+}
+
+// refuses returns why a target of a namespace cannot have an address; "" if it can.
+func (settings *settings) refuses(namespace string, address netip.Addr) string {
 	if address.Zone() != "" {
 		return "has a zone: give it an address that needs none"
 	}
 	if what, _ := vip.NotHost(address); what != "" {
 		return fmt.Sprintf("is %s: give it the address of one host", what)
 	}
+	if settings.unbounded(namespace) {
+		return fmt.Sprintf("is not in the Trench's namespace: write spec.network.subnets of the Trench, "+
+			"the subnets of network %s", settings.network)
+	}
 	if settings.network != "" && len(settings.subnets) > 0 &&
 		!slices.ContainsFunc(settings.subnets, func(subnet netip.Prefix) bool { return subnet.Contains(address) }) {
 		return fmt.Sprintf("lies in none of the subnets of network %s: give it an address of them, "+
 			"or add a subnet to spec.network.subnets of the Trench", settings.network)
+	}
+	if what := vip.NotTarget(address, settings.subnets); what != "" {
+		return fmt.Sprintf("is %s: give it another one, or add a subnet of such addresses to spec.network.subnets "+
+			"of the Trench", what)
+	}
+	if slices.ContainsFunc(settings.config.Attractor.Gateways,
+		func(gateway trench.Gateway) bool { return gateway.Address == address }) {
+		return "belongs to a gateway: give it an address of its own"
 	}
 	if wide, ok := vip.Containing(settings.vips, address); ok {
 		return fmt.Sprintf("lies in the VIP %s: give it an address of its own", wide)

@@ -81,7 +81,7 @@ func (state *translator) sliceEndpoints(service *corev1.Service) []*endpoint {
 				address, err := netip.ParseAddr(text)
 				problem := "is no IP address: write one"
 				if err == nil {
-					problem = state.settings.refuses(address)
+					problem = state.settings.refuses(service.Namespace, address)
 				}
 				if problem != "" {
 					found.problem(ReasonAddressRefused, "EndpointSlice %s has address %q, which %s", slice.Name, text, problem)

@@ -103,7 +103,7 @@ func readAnnotations(service *corev1.Service, stream *trench.Stream) *refusal {
 	if problems := trenchfile.Decode(fields, stream); len(problems) > 0 {
 		return refuse(ReasonInvalidAnnotation, "%s", joined(problems, origin))
 	}
-	return nil
+	return refuseCheck(fields["check"], "")
 }
 
 // readObject returns the object in the annotation for a field; nil without the annotation.

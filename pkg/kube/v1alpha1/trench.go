@@ -95,7 +95,7 @@ type Spec struct {
 type Network struct {
 	// Name is NAMESPACE/NAME of the NetworkAttachmentDefinition.
 	Name string `json:"name"`
-	// Subnets that addresses of targets must lie in; empty: anywhere.
+	// Subnets that addresses of targets must lie in; empty: anywhere, and in no other namespace.
 	Subnets []string `json:"subnets,omitempty"`
 }
 

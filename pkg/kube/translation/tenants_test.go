@@ -1,0 +1,176 @@
+package translation_test
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// tenant returns a Service of a namespace as YAML, with further annotations and a status.
+func tenant(namespace, name, created, annotations, status string) string {
+	return fmt.Sprintf(`---
+apiVersion: v1
+kind: Service
+metadata: {name: %[2]s, namespace: %[1]s, uid: %[1]s-%[2]s, creationTimestamp: "%[3]s", annotations: {%[4]s}}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: vipgate.io/trench-a
+  selector: {app: web}
+  ports: [{port: 8080, targetPort: 8080}]
+status: {%[5]s}
+`, namespace, name, created, annotations, status)
+}
+
+// recorded returns a status with a record of acceptance.
+func recorded(annotations string) string {
+	return fmt.Sprintf(`conditions: [{type: vipgate.io/LastAccepted, status: "True", reason: Recorded, message: '%s'}]`,
+		`{"generation":7,"annotations":{`+annotations+`},"ports":[{"port":8080,"targetPort":8080}],"selector":{"app":"web"}}`)
+}
+
+// attached returns a Pod of a namespace as YAML, with an address in the network.
+func attached(namespace, name, address string) string {
+	return fmt.Sprintf(`---
+apiVersion: v1
+kind: Pod
+metadata:
+  {name: %[2]s, namespace: %[1]s, labels: {app: web, vipgate.io/trench: trench-a}, annotations:
+    {k8s.v1.cni.cncf.io/network-status: '[{"name":"trench-a/targets","ips":["%[3]s"]}]'}}
+status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
+`, namespace, name, address)
+}
+
+// shared returns the Trench of two namespaces as YAML, with further fields of its network and status.
+func shared(network, status string) string {
+	return fmt.Sprintf(`apiVersion: vipgate.io/v1alpha1
+kind: Trench
+metadata: {name: trench-a, namespace: trench-a}
+spec:
+  namespaces: [trench-a, other]
+  network: {name: trench-a/targets%s}
+  attractor: {name: a, vips: [20.0.0.1/32, 20.0.0.2/32, 20.0.0.3/32], gateways: [{name: g, address: 172.16.9.9}]}
+status: {%s}
+`, network, status)
+}
+
+const subnets = ", subnets: [172.16.0.0/16]"
+
+// served maps each Service with a stream to its VIPs.
+func served(r translation.Result) map[string]string {
+	all := map[string]string{}
+	for _, v := range r.Services {
+		if v.Stream != "" {
+			all[v.Stream] = strings.Trim(fmt.Sprint(v.VIPs), "[]")
+		}
+	}
+	return all
+}
+
+// A Service has the fields of a check that ask a question, not those that aim it or name files. A
+// record of an earlier form does not permit them.
+func TestChecksOfServices(t *testing.T) {
+	tls := func(kind, fields string) string { return `{"` + kind + `":{"port":1,"tls":{` + fields + `}}}` }
+	for check, want := range map[string]string{
+		`{"http":{"port":1,"path":"/x","host":"h","headers":["A: b"],"status":"200","body":"x"}}`: "",
+		`{"dns":{"port":53,"name":"x","rcode":["NXDOMAIN"]},"rise":1,"fall":1,"warmup":"1s"}`:     "",
+		tls("http", `"serverName":"x","insecure":true`):                                           "",
+
+		`{"tcp":{"port":1},"via":"address"}`:                                "check: via: ",
+		`{"tcp":{"port":1},"source":["172.16.0.1"]}`:                        "check: source: ",
+		tls("http", `"caFile":"/proc/1/environ"`):                           "check: http.tls.caFile: ",
+		tls("grpc", `"certFile":"/a","keyFile":"/b"`):                       "check: grpc.tls.certFile: ",
+		`{"any":[{"tcp":{"port":1}},` + tls("grpc", `"caFile":"/x"`) + `]}`: "check: any[1].grpc.tls.caFile: ",
+
+		`{"tcp":{"port":1},"interval":"99999us","timeout":"9ms"}`:                               "check: interval: is 99999us",
+		`{"tcp":{"port":1},"interval":"100ms","timeout":"9ms"}`:                                 "",
+		`{"tcp":{"port":1},"interval":"101ms","timeout":"9ms"}`:                                 "",
+		`{"tcp":{"port":1},"fastInterval":"99ms"}`:                                              "check: fastInterval: is 99ms",
+		`{"all":[{"tcp":{"port":1},"interval":"+10ms","timeout":"9ms","fastInterval":"10ms"}]}`: "all[0].fastInterval",
+		`{"all":[{"tcp":{"port":1},"interval":"+10ms","timeout":"9ms"}]}`:                       "check: all[0].interval: is +10ms",
+	} {
+		quoted := strings.ReplaceAll(check, `"`, `\"`)
+		text := shared(subnets, "") + attached("other", "web-0", "172.16.0.1") + tenant("other", "web", "2026-01-01T00:00:00Z",
+			"vipgate.io/vips: 20.0.0.1, vipgate.io/check: '"+check+"'",
+			recorded(`"vipgate.io/vips":"20.0.0.1","vipgate.io/check":"`+quoted+`"`))
+		v := translation.Translate(read(t, []byte(text)), options).Services[0]
+		if v.Accepted != (want == "") || !strings.Contains(v.Message, want) || (v.Stream != "") != v.Accepted {
+			t.Errorf("%s: stream %q, %s, want %q", check, v.Stream, v.Message, want)
+		}
+	}
+}
+
+// A new field of checks is allowed in annotations, or added to the refused ones.
+func TestFieldsOfChecks(t *testing.T) {
+	keys := map[string]bool{}
+	var walk func(of reflect.Type)
+	walk = func(of reflect.Type) {
+		for _, field := range trench.FieldsOf(of) {
+			keys[field.Key] = true
+			if kind := field.Type; kind.Kind() == reflect.Struct && kind.PkgPath() == of.PkgPath() {
+				walk(kind)
+			}
+		}
+	}
+	walk(reflect.TypeFor[trench.Check]())
+	const want = "all answer any body caFile certFile dns expect fall families fastInterval grpc headers host http insecure " +
+		"interval keyFile maxDistance method name ntp path port rcode recursion rise sctp send serverName service source " +
+		"status tcp timeout tls transport type udp via warmup"
+	names := make([]string, 0, len(keys))
+	for key := range keys {
+		names = append(names, key)
+	}
+	slices.Sort(names)
+	if got := strings.Join(names, " "); got != want {
+		t.Errorf("the fields are %s, want %s", got, want)
+	}
+}
+
+// Targets have no addresses that only operators may name; of another namespace none at all without
+// subnets, while the Trench serves its own.
+func TestAddressesOfTargets(t *testing.T) {
+	const subnet = "lies in none of the subnets"
+	for _, c := range []struct{ network, namespace, address, want string }{
+		{subnets, "other", "172.16.0.1", ""},
+		{subnets, "other", "172.17.0.1", subnet},
+		{subnets, "other", "172.16.9.9", "belongs to a gateway"},
+		{"", "trench-a", "172.17.0.1", ""},
+		{"", "trench-a", "172.16.9.9", "belongs to a gateway"},
+		{"", "trench-a", "169.254.169.254", "is an IPv4 link-local address"},
+		{"", "trench-a", "169.253.255.255", ""},
+		{"", "trench-a", "169.255.0.0", ""},
+		{"", "trench-a", "100.100.100.199", ""},
+		{"", "trench-a", "100.100.100.200", "metadata service"},
+		{"", "trench-a", "fd00:ec2::254", "metadata service"},
+		{"", "trench-a", "127.0.0.7", "is a loopback address"},
+		{"", "other", "172.17.0.1", "spec.network.subnets"},
+		{", subnets: [0.0.0.0/0]", "other", "169.254.0.9", "is an IPv4 link-local address"},
+		{", subnets: [0.0.0.0/0, 169.254.0.0/24]", "other", "169.254.0.9", ""},
+		{", subnets: [0.0.0.0/0, 169.254.0.0/24]", "other", "169.254.1.9", "is an IPv4 link-local address"},
+	} {
+		text := shared(c.network, "") + tenant("trench-a", "own", "2026-01-01T00:00:00Z", "vipgate.io/vips: 20.0.0.1", "") +
+			tenant("other", "web", "2026-01-01T00:00:00Z", "vipgate.io/vips: 20.0.0.2", "") +
+			attached("trench-a", "own-0", "172.16.0.100") + attached(c.namespace, "web-0", c.address)
+		r := translation.Translate(read(t, []byte(text)), options)
+		targets := map[bool]int{true: 0, false: 1}[c.want != ""]
+		if c.namespace == "trench-a" {
+			targets++ // own-0
+		}
+		for _, v := range r.Services {
+			switch {
+			case v.Object.Namespace != c.namespace:
+				if c.namespace == "other" && v.Targets != 1 {
+					t.Errorf("%+v: the Trench lost its target", c)
+				}
+			case v.Targets != targets, !strings.Contains(fmt.Sprint(v.Problems), c.want):
+				t.Errorf("%+v: %d targets, %v", c, v.Targets, v.Problems)
+			}
+		}
+		if warned := strings.Contains(r.Table(), "SubnetsMissing"); warned != (c.network == "") || !r.Trench.Accepted {
+			t.Errorf("%+v: warned %t, %s", c, warned, r.Trench.Message)
+		}
+	}
+}
