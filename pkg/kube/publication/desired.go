@@ -124,9 +124,18 @@ func trenchStatus(input Input, t *v1alpha1.Trench, pods reports, published publi
 	if held != nil {
 		conditions = append(conditions, *held)
 	}
-	w.conditions = fmt.Sprint(verdict.Generation, conditions)
-	w.conditionsDiffer = settle(conditions, t.Status.Conditions, now) || t.Status.ObservedGeneration != verdict.Generation
+	holders := input.Result.Holders
+	if holders == nil { // a refused Trench keeps its streams
+		holders = t.Status.Holders
+	}
+	w.conditions = fmt.Sprint(verdict.Generation, conditions, holders)
+	w.conditionsDiffer = settle(conditions, t.Status.Conditions, now) ||
+		t.Status.ObservedGeneration != verdict.Generation || (holders == nil) != (t.Status.Holders == nil) ||
+		!equality.Semantic.DeepEqual(holders, t.Status.Holders)
 	w.status = map[string]any{"observedGeneration": verdict.Generation, "conditions": conditions}
+	if holders != nil {
+		w.status["holders"] = holders
+	}
 	w.events = append(changes(verdict, conditions, t.Status.Conditions),
 		publishEvents(shown, find(t.Status.Conditions, v1alpha1.Published))...)
 	w.events = append(w.events, heldEvents(held, find(t.Status.Conditions, v1alpha1.Held))...)

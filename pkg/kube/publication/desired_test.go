@@ -15,6 +15,7 @@ import (
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -219,6 +220,35 @@ func TestNoWriteWithoutDifference(t *testing.T) {
 			if !c.LastTransitionTime.Equal(&want) {
 				t.Errorf("%s of %s since %v, want %v", c.Type, w.object.Name, c.LastTransitionTime, want)
 			}
+		}
+	}
+}
+
+// The status of a Trench has the holders of VIPs, also an empty list, which differs from none, and
+// keeps them while the Trench is refused.
+func TestHoldersOfTrench(t *testing.T) {
+	one := []v1alpha1.Holder{{Namespace: "ns", Name: "web", UID: "s", VIPs: []string{"20.0.0.1/32"}}}
+	other := []v1alpha1.Holder{{Namespace: "ns", Name: "web", UID: "s", VIPs: []string{"20.0.0.2/32"}}}
+	in := applied(t, input(trench(), service()), at) // as by an older leader
+	for i, step := range []struct {
+		holders []v1alpha1.Holder // nil: the Trench is refused
+		want    string
+		differs bool
+	}{
+		{nil, "<nil>", false},
+		{[]v1alpha1.Holder{}, "[]", true},
+		{one, "[{ns web s [20.0.0.1/32]}]", true},
+		{nil, "[{ns web s [20.0.0.1/32]}]", false},
+		{other, "[{ns web s [20.0.0.2/32]}]", true},
+		{[]v1alpha1.Holder{}, "[]", true},
+	} {
+		for _, differs := range []bool{step.differs, false} {
+			in.Result.Holders = step.holders
+			w := evaluate(withReports(in), published{}, at)[0]
+			if got := fmt.Sprint(w.status["holders"]); got != step.want || w.conditionsDiffer != differs {
+				t.Errorf("step %d: %s, differs %t; want %s, %t", i+1, got, w.conditionsDiffer, step.want, differs)
+			}
+			in = applied(t, in, at)
 		}
 	}
 }

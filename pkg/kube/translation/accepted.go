@@ -65,7 +65,8 @@ type candidate struct {
 	service  *corev1.Service
 	last     *corev1.Service // the last accepted form; nil if it was never accepted
 	number   int64           // generation of the accepted form
-	held     vip.Set         // VIPs of the last accepted form
+	held     vip.Set         // VIPs that it had
+	reserved []vip.VIP       // those of the Trench's status, also without a stream
 	refused  *refusal        // why the described stream is not assigned
 	stream   *trench.Stream  // nil if no stream is assigned
 	problems []Problem
@@ -77,12 +78,14 @@ type candidate struct {
 func (state *translator) candidates(services []*corev1.Service) []*candidate {
 	all := make([]*candidate, len(services))
 	for position, service := range services {
-		next := &candidate{service: service, held: vip.Set{}}
+		next := &candidate{service: service}
 		all[position] = next
 		// An accepted Service has a record, too: share prefers the last holder of a VIP.
+		var recorded []vip.VIP
 		if last, ok := recordOf[record](service, v1alpha1.LastAccepted); ok {
-			next.accepted(last)
+			recorded = next.accepted(last)
 		}
+		state.holds(next, recorded)
 		if next.stream, next.refused = state.newStream(service); next.refused == nil {
 			next.problems, next.refused = state.addTargets(service, next.stream)
 		}
@@ -93,14 +96,15 @@ func (state *translator) candidates(services []*corev1.Service) []*candidate {
 	return all
 }
 
-// accepted restores the last accepted form from a record.
-func (candidate *candidate) accepted(form record) {
+// accepted restores the last accepted form from a record, and returns its VIPs.
+func (candidate *candidate) accepted(form record) []vip.VIP {
 	// The Service is shared and must not be modified.
 	last := *candidate.service
 	last.Annotations, last.Spec.Ports, last.Spec.Selector = form.Annotations, form.Ports, form.Selector
 	last.Spec.PublishNotReadyAddresses = form.PublishNotReadyAddresses
 	vips, _ := parseVIPs(&last)
-	candidate.last, candidate.number, candidate.held = &last, form.Generation, vip.NewSet(vips...)
+	candidate.last, candidate.number = &last, form.Generation
+	return vips
 }
 
 // fallBack assigns a refused Service its last accepted stream, without VIPs that the Trench no
@@ -142,7 +146,7 @@ func (state *translator) share(all []*candidate) {
 	for {
 		holders := map[vip.VIP]*candidate{}
 		for _, candidate := range all {
-			for _, claimed := range candidate.vips() {
+			for _, claimed := range candidate.claims() {
 				if holder := holders[claimed]; holder == nil || !holder.held.Has(claimed) && candidate.held.Has(claimed) {
 					holders[claimed] = candidate
 				}
@@ -178,6 +182,14 @@ func (state *translator) share(all []*candidate) {
 func (candidate *candidate) vips() []vip.VIP {
 	if candidate.stream == nil {
 		return nil
+	}
+	return candidate.stream.VIPs
+}
+
+// claims returns the VIPs that no other Service gets from a candidate that had them.
+func (candidate *candidate) claims() []vip.VIP {
+	if candidate.stream == nil {
+		return candidate.reserved
 	}
 	return candidate.stream.VIPs
 }

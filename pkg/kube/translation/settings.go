@@ -27,6 +27,7 @@ type settings struct {
 	config     *trench.Config     // of the Trench alone, without defaults
 	vips       []vip.VIP          // VIPs of the attractor, sorted
 	held       map[vip.VIP]string // name of the Trench's stream that has the VIP
+	holders    holderList         // of the status
 	names      map[string]bool    // names of the streams
 	keys       map[string][]byte
 	problems   []Problem
@@ -36,7 +37,7 @@ type settings struct {
 func newSettings(source *v1alpha1.Trench, secrets []*corev1.Secret, keyDir string) (*settings, error) {
 	result := &settings{
 		trench: source, namespaces: source.Spec.Namespaces, held: map[vip.VIP]string{}, names: map[string]bool{},
-		keys: map[string][]byte{},
+		keys: map[string][]byte{}, holders: readHolders(source.Status.Holders),
 	}
 	if len(result.namespaces) == 0 {
 		result.namespaces = []string{source.Namespace}

@@ -74,7 +74,7 @@ func (state *translator) addTargets(service *corev1.Service, stream *trench.Stre
 		stream.Targets = append(stream.Targets,
 			trench.Target{Name: name, IPs: endpoint.ips.list(), Terminating: endpoint.terminating})
 	}
-	addEarlier(service, stream)
+	state.addEarlier(service, stream)
 	// Without any address the problem is another one, such as missing Pods.
 	if has != [len(vip.Families)]bool{} {
 		for _, served := range stream.VIPs {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
@@ -171,6 +172,116 @@ func TestAddressesOfTargets(t *testing.T) {
 		}
 		if warned := strings.Contains(r.Table(), "SubnetsMissing"); warned != (c.network == "") || !r.Trench.Accepted {
 			t.Errorf("%+v: warned %t, %s", c, warned, r.Trench.Message)
+		}
+	}
+}
+
+// A VIP belongs to the Service that the status of the Trench names, whatever Services record in
+// their own status, and is not free while that Service has no stream.
+func TestHoldersOfVIPs(t *testing.T) {
+	const (
+		older, younger = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+		first          = "vipgate.io/vips: 20.0.0.1"
+		invalid        = first + `, vipgate.io/check: "{}"`
+		record         = `"vipgate.io/vips":"20.0.0.1"`
+		bad            = `"vipgate.io/vips":"20.0.0.1","vipgate.io/check":"{}"`
+		entry          = `{namespace: trench-a, name: web, uid: trench-a-web, vips: [20.0.0.1/32]}`
+	)
+	victim := tenant("trench-a", "web", younger, first, recorded(record))
+	rival, forger := tenant("other", "web", older, first, ""), tenant("other", "web", older, first, recorded(record))
+	for name, c := range map[string]struct{ status, services, want string }{
+		"no list, one record":     {"", victim + rival, "trench-a.web 20.0.0.1/32"},
+		"no list, two records":    {"", victim + forger, "other.web 20.0.0.1/32"},
+		"forged record":           {"holders: [" + entry + "]", victim + forger, "trench-a.web 20.0.0.1/32"},
+		"empty list":              {"holders: []", victim + rival, "other.web 20.0.0.1/32"},
+		"lost record":             {"holders: [" + entry + "]", tenant("trench-a", "web", younger, first, "") + forger, "trench-a.web 20.0.0.1/32"},
+		"other UID":               {"holders: [" + strings.Replace(entry, "uid: trench-a-web", "uid: x", 1) + "]", victim + forger, "other.web 20.0.0.1/32"},
+		"listed twice":            {"holders: [" + entry + ", " + strings.ReplaceAll(entry, "trench-a", "other") + "]", victim + forger, "trench-a.web 20.0.0.1/32"},
+		"holder without a stream": {"holders: [" + entry + "]", tenant("trench-a", "web", younger, invalid, "") + forger, ""},
+		"the same with a record": {
+			"holders: [" + entry + "]", tenant("trench-a", "web", younger, invalid, recorded(bad)) + forger, "",
+		},
+		"holder with another VIP": {
+			"holders: [" + entry + "]", tenant("trench-a", "web", younger, "vipgate.io/vips: 20.0.0.2", "") + rival,
+			"other.web 20.0.0.1/32 trench-a.web 20.0.0.2/32",
+		},
+		"deleted holder":        {"holders: [" + entry + "]", rival, "other.web 20.0.0.1/32"},
+		"VIP not of the Trench": {strings.Replace("holders: ["+entry+"]", "0.1", "9.1", 1), victim + rival, "other.web 20.0.0.1/32"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text := shared(subnets, c.status) + c.services
+			r := translation.Translate(read(t, []byte(text)), options)
+			var got []string
+			for stream, vips := range served(r) {
+				got = append(got, stream+" "+vips)
+			}
+			slices.Sort(got)
+			if got := strings.Join(got, " "); got != c.want {
+				t.Fatalf("%s, want %s\n%s", got, c.want, r.Table())
+			}
+			// The next translation reads the list, and no record is needed then.
+			for _, v := range r.Holders {
+				if c.want == "" && (v.Namespace != "trench-a" || v.VIPs[0] != "20.0.0.1/32") {
+					t.Errorf("the VIP of the holder is free: %v", r.Holders)
+				}
+			}
+			if r.Holders == nil || len(r.Holders) != max(1, len(got)) {
+				t.Errorf("the holders are %v", r.Holders)
+			}
+		})
+	}
+}
+
+// A list of holders is bounded; records count for the VIPs beyond it. Generations count for holders.
+func TestBoundOfHolders(t *testing.T) {
+	for _, more := range []int{-1, 0, 1} {
+		var listed, all []any
+		for i := range v1alpha1.MaxHeld + more {
+			text := fmt.Sprintf("20.1.%d.%d/32", i/256, i%256)
+			if all = append(all, text); len(listed) < v1alpha1.MaxHeld {
+				listed = append(listed, text)
+			}
+		}
+		o := read(t, []byte(shared(subnets, "")+tenant("trench-a", "many", "2026-01-01T00:00:00Z", "", "")+
+			tenant("trench-a", "web", "2026-01-03T00:00:00Z", "vipgate.io/vips: 20.0.0.1", recorded(`"vipgate.io/vips":"20.0.0.1"`))+
+			tenant("other", "web", "2026-01-02T00:00:00Z", "vipgate.io/vips: 20.0.0.1", "")))
+		var texts []string
+		for _, text := range all {
+			texts = append(texts, text.(string))
+		}
+		o.Services[0].Annotations = map[string]string{"vipgate.io/vips": strings.Join(texts, ",")}
+		attractor := o.Trench.Object["spec"].(map[string]any)["attractor"].(map[string]any)
+		attractor["vips"] = append(attractor["vips"].([]any), all...)
+		o.Trench.Object["status"] = map[string]any{"holders": []any{map[string]any{
+			"namespace": "trench-a", "name": "many", "uid": "trench-a-many", "vips": listed,
+		}}}
+		r := translation.Translate(o, options)
+		want := map[bool]string{true: "trench-a.web", false: "other.web"}[more >= 0]
+		if served(r)[want] != "20.0.0.1/32" {
+			t.Errorf("%d more VIPs than listed: %s", more, r.Table())
+		}
+		count := 0
+		for _, holder := range r.Holders {
+			count += len(holder.VIPs)
+		}
+		if count != min(v1alpha1.MaxHeld, len(all)+1) {
+			t.Errorf("%d more VIPs: %d are listed", more, count)
+		}
+	}
+}
+
+// The earlier targets of a Service that holds no VIP are forged.
+func TestGenerationsOfHolders(t *testing.T) {
+	const sets = `conditions: [{type: vipgate.io/Generations, status: "True", reason: Recorded, message: '{"earlier":[{"targets":[["web-0","x"],null]}]}'}]`
+	for status, want := range map[string]int{
+		"": 1, "holders: []": 0,
+		"holders: [{namespace: other, name: web, uid: other-web, vips: [20.0.0.1/32]}]": 1,
+		"holders: [{namespace: other, name: web, uid: old, vips: [20.0.0.1/32]}]":       0,
+	} {
+		r := translation.Translate(read(t, []byte(shared(subnets, status)+attached("other", "web-0", "172.16.0.1")+
+			tenant("other", "web", "2026-01-01T00:00:00Z", "vipgate.io/vips: 20.0.0.1", sets))), options)
+		if r.Config == nil || len(r.Config.Streams) != 1 || len(r.Config.Streams[0].Earlier) != want {
+			t.Errorf("%q: want %d earlier sets in\n%s", status, want, r.File)
 		}
 	}
 }

@@ -41,7 +41,7 @@ func Translate(objects Objects, options Options) Result {
 	result.Trench.Object.UID, result.Trench.Generation = object.GetUID(), object.GetGeneration()
 	if err := result.translate(objects, options); err != nil {
 		result.Trench.Reason, result.Trench.Message = ReasonInvalid, message("%v", err)
-		result.File, result.Config, result.Keys, result.Services = nil, nil, nil, nil
+		result.File, result.Config, result.Keys, result.Services, result.Holders = nil, nil, nil, nil, nil
 		return result
 	}
 	result.Trench.Accepted, result.Trench.Reason, result.Trench.Message = true, ReasonValid, "the trench file is valid"
@@ -82,6 +82,7 @@ func (result *Result) translate(objects Objects, options Options) error {
 	for _, named := range candidates {
 		result.Services = append(result.Services, state.verdict(named))
 	}
+	result.Holders = state.holders(candidates)
 	slices.SortFunc(result.Services, func(a, b ServiceVerdict) int {
 		service, y := a.Object, b.Object
 		return cmp.Or(cmp.Compare(service.Namespace, y.Namespace), cmp.Compare(service.Name, y.Name),

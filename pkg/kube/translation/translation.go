@@ -9,6 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -40,6 +41,8 @@ type Result struct {
 	// sorted by namespace and name; it is empty without File, because their streams stay in force.
 	Trench   Verdict
 	Services []ServiceVerdict
+	// Holders is the list for the status of the Trench; nil without File, and never nil with it.
+	Holders []v1alpha1.Holder
 }
 
 // Verdict is the result of the translation for one object.

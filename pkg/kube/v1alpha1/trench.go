@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -126,6 +127,19 @@ func PublishedAddress(address string) bool {
 type Status struct {
 	ObservedGeneration int64              `json:"observedGeneration,omitempty"`
 	Conditions         []metav1.Condition `json:"conditions,omitempty"`
+	// Holders lists the Services that have VIPs. Nil: no leader wrote it yet.
+	Holders []Holder `json:"holders,omitempty"`
+}
+
+// MaxHeld is the maximum number of VIPs in Holders: with the spec the object must fit into etcd.
+const MaxHeld = 10_000
+
+// Holder is a Service with the VIPs that no other Service gets.
+type Holder struct {
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	UID       types.UID `json:"uid"`
+	VIPs      []string  `json:"vips"`
 }
 
 // FromUnstructured decodes a Trench.

@@ -1,0 +1,83 @@
+package translation
+
+import (
+	"cmp"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// holderKey identifies a Service that has VIPs.
+type holderKey struct {
+	namespace, name string
+	uid             types.UID
+}
+
+func holderOf(service *corev1.Service) holderKey {
+	return holderKey{service.Namespace, service.Name, service.UID}
+}
+
+// holderList has the VIPs of Services by the status of the Trench, which their owners cannot write.
+type holderList struct {
+	vips map[holderKey][]vip.VIP
+	all  vip.Set
+	// partial reports whether a VIP that is not listed may have a holder: before the first write of a
+	// leader, and of a list at its limit. The records of the Services count for such VIPs.
+	partial bool
+}
+
+func readHolders(list []v1alpha1.Holder) holderList {
+	result := holderList{vips: map[holderKey][]vip.VIP{}, all: vip.Set{}}
+	for _, entry := range list {
+		key := holderKey{entry.Namespace, entry.Name, entry.UID}
+		for _, text := range entry.VIPs {
+			if held, err := vip.Parse(text); err == nil && !result.all.Has(held) {
+				result.vips[key], result.all[held] = append(result.vips[key], held), struct{}{}
+			}
+		}
+	}
+	result.partial = list == nil || len(result.all) >= v1alpha1.MaxHeld
+	return result
+}
+
+// believes reports whether records in the status of a Service count, because it has VIPs.
+func (list *holderList) believes(service *corev1.Service) bool {
+	return list.partial || len(list.vips[holderOf(service)]) > 0
+}
+
+// holds sets the VIPs that a candidate had, recorded lists those of its own status.
+func (state *translator) holds(candidate *candidate, recorded []vip.VIP) {
+	listed := &state.settings.holders
+	candidate.reserved = slices.DeleteFunc(slices.Clone(listed.vips[holderOf(candidate.service)]),
+		func(held vip.VIP) bool { return state.lacks(held) != nil })
+	candidate.held = vip.NewSet(candidate.reserved...)
+	for _, held := range recorded {
+		if listed.partial && !listed.all.Has(held) {
+			candidate.held[held] = struct{}{}
+		}
+	}
+}
+
+// holders returns the new list for the status of the Trench. A Service without a stream keeps its
+// VIPs, so that no other Service takes them meanwhile.
+func (state *translator) holders(all []*candidate) []v1alpha1.Holder {
+	list, count := []v1alpha1.Holder{}, 0
+	for _, candidate := range all {
+		vips := candidate.claims()
+		vips = vips[:min(len(vips), v1alpha1.MaxHeld-count)]
+		if count += len(vips); len(vips) > 0 {
+			service := candidate.service
+			list = append(list, v1alpha1.Holder{
+				Namespace: service.Namespace, Name: service.Name, UID: service.UID, VIPs: vip.Texts(vips),
+			})
+		}
+	}
+	slices.SortFunc(list, func(a, b v1alpha1.Holder) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
+	})
+	return list
+}
