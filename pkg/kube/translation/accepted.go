@@ -110,7 +110,7 @@ func (candidate *candidate) accepted(form record) []vip.VIP {
 // fallBack assigns a refused Service its last accepted stream, without VIPs that the Trench no
 // longer has. Its targets are computed from the current Pods.
 func (state *translator) fallBack(candidate *candidate) {
-	candidate.stream, candidate.problems = nil, nil
+	candidate.drop()
 	if candidate.last == nil {
 		return
 	}
@@ -166,7 +166,7 @@ func (state *translator) share(all []*candidate) {
 			candidate.stream.VIPs = slices.DeleteFunc(candidate.stream.VIPs,
 				func(claimed vip.VIP) bool { return holders[claimed] != candidate })
 			if len(candidate.stream.VIPs) == 0 {
-				candidate.stream, candidate.problems = nil, nil
+				candidate.drop()
 			}
 			continue
 		}
@@ -194,7 +194,7 @@ func (candidate *candidate) claims() []vip.VIP {
 	return candidate.stream.VIPs
 }
 
-// verdict returns the verdict on a candidate, and adds its stream, if any, to the trench file.
+// verdict returns the verdict on a candidate.
 func (state *translator) verdict(candidate *candidate) ServiceVerdict {
 	verdict := ServiceVerdict{Verdict: Verdict{
 		Object:     reference(candidate.service),
@@ -202,7 +202,6 @@ func (state *translator) verdict(candidate *candidate) ServiceVerdict {
 	}}
 	if stream := candidate.stream; stream != nil {
 		state.settings.names[stream.Name] = true
-		state.streams = append(state.streams, stream)
 		verdict.Stream, verdict.VIPs, verdict.Problems = stream.Name, stream.VIPs, candidate.problems
 		for _, target := range stream.Targets {
 			if !target.Terminating {

@@ -1,13 +1,18 @@
 package translation
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
 // minInterval is the least interval of checks in an annotation, because all tenants share lb.
@@ -46,4 +51,131 @@ func refuseCheck(part any, path string) (refused *refusal) {
 		}
 	}
 	return nil
+}
+
+// refuseCommunities returns why a Service of another namespace may not have the policy of its stream:
+// gateways may act on communities.
+func (state *translator) refuseCommunities(service *corev1.Service, stream string) *refusal {
+	if service.Namespace == state.settings.trench.Namespace {
+		return nil
+	}
+	policy := state.policies[stream]
+	for _, attributes := range []*trench.Attributes{&policy.Ready, policy.Draining, policy.Unknown, policy.Backup} {
+		if attributes == nil {
+			continue
+		}
+		for _, community := range attributes.Communities {
+			if !slices.Contains(state.settings.trench.Spec.Communities, community) {
+				return refuse(ReasonInvalidAnnotation, "annotation %s: community %s is not one of spec.communities of the "+
+					"Trench: remove it, or add it there", v1alpha1.PolicyAnnotation, community)
+			}
+		}
+	}
+	return nil
+}
+
+// limit refuses the Services of other namespaces that pass a quota: the youngest, after those that
+// have VIPs. With again they fall back to their last accepted form, which may claim other VIPs.
+func (state *translator) limit(all []*candidate, again bool) {
+	quota := v1alpha1.DefaultQuota
+	if own := state.settings.trench.Spec.Quota; own != nil {
+		quota.Streams = cmp.Or(own.Streams, quota.Streams)
+		quota.Targets = cmp.Or(own.Targets, quota.Targets)
+		quota.Expressions = cmp.Or(own.Expressions, quota.Expressions)
+	}
+	used := map[string]v1alpha1.Quota{}
+	for _, candidate := range ranked(all) {
+		namespace := candidate.service.Namespace
+		if namespace == state.settings.trench.Namespace {
+			continue
+		}
+		field, limit := passed(quota, plus(used[namespace], candidate.stream))
+		if field != "" && candidate.refused == nil {
+			candidate.refused = refuse(ReasonQuotaExceeded, "namespace %s has more than %d %s with it: remove some, or "+
+				"raise spec.quota.%s of the Trench", namespace, limit, field, field)
+			candidate.drop()
+			if again {
+				state.fallBack(candidate)
+			}
+			field, _ = passed(quota, plus(used[namespace], candidate.stream))
+		}
+		if field != "" {
+			candidate.drop()
+		}
+		used[namespace] = plus(used[namespace], candidate.stream)
+	}
+}
+
+// plus returns the use of a namespace with a stream, which may be nil.
+func plus(used v1alpha1.Quota, stream *trench.Stream) v1alpha1.Quota {
+	if stream != nil {
+		used.Streams++
+		used.Targets += len(stream.Targets)
+		used.Expressions += expressions(&stream.Check)
+	}
+	return used
+}
+
+// passed returns the field of a quota that is passed, and its limit; "" if none is.
+func passed(quota, used v1alpha1.Quota) (field string, limit int) {
+	switch {
+	case used.Streams > quota.Streams:
+		return "streams", quota.Streams
+	case used.Targets > quota.Targets:
+		return "targets", quota.Targets
+	case used.Expressions > quota.Expressions:
+		return "expressions", quota.Expressions
+	}
+	return "", 0
+}
+
+// ranked returns candidates in the order of their age, after those that have VIPs. The last one loses
+// its place first.
+func ranked(all []*candidate) []*candidate {
+	has := func(candidate *candidate) int { return min(len(candidate.held), 1) }
+	return slices.SortedStableFunc(slices.Values(all), func(a, b *candidate) int { return cmp.Compare(has(b), has(a)) })
+}
+
+func (candidate *candidate) drop() { candidate.stream, candidate.problems = nil, nil }
+
+// expressions counts the regular expressions of a check.
+func expressions(check *trench.Check) (count int) {
+	members, _ := check.Members()
+	for _, member := range members {
+		for _, text := range []string{member.HTTP.Body, member.DNS.Answer} {
+			if text != "" {
+				count++
+			}
+		}
+	}
+	return count
+}
+
+// shrink refuses Services of the other namespaces with most bytes until the trench file has excess
+// bytes less, so that no tenant has the Trench refused. It reports whether it refused any.
+func (state *translator) shrink(all []*candidate, excess int) (refused bool) {
+	byNamespace, sizes, total := map[string][]*candidate{}, map[*candidate]int{}, map[string]int{}
+	for _, candidate := range ranked(all) {
+		if namespace := candidate.service.Namespace; candidate.stream != nil &&
+			namespace != state.settings.trench.Namespace {
+			sizes[candidate] = len(trenchfile.Marshal(&trench.Config{Streams: []trench.Stream{*candidate.stream}}))
+			byNamespace[namespace] = append(byNamespace[namespace], candidate)
+			total[namespace] += sizes[candidate]
+		}
+	}
+	for ; excess > 0 && len(total) > 0; refused = true {
+		largest := slices.MaxFunc(slices.Sorted(maps.Keys(total)),
+			func(a, b string) int { return cmp.Compare(total[a], total[b]) })
+		list := byNamespace[largest]
+		last := list[len(list)-1]
+		last.refused = refuse(ReasonQuotaExceeded, "the trench file would have more than %d bytes with it: "+
+			"remove Services of namespace %s, or use several Trenches", trenchfile.MaxSize, largest)
+		last.drop()
+		excess -= sizes[last]
+		total[largest] -= sizes[last]
+		if byNamespace[largest] = list[:len(list)-1]; len(list) == 1 {
+			delete(total, largest)
+		}
+	}
+	return refused
 }

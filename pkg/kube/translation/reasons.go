@@ -32,6 +32,9 @@ const (
 	ReasonVIPNotAllowed = "VIPNotAllowed"
 	// ReasonVIPHeld: the VIP belongs to an earlier or older Service, or to a stream of the Trench.
 	ReasonVIPHeld = "VIPHeld"
+	// ReasonQuotaExceeded: the Services of the namespace have more than spec.quota permits, or the
+	// trench file is too large with them.
+	ReasonQuotaExceeded = "QuotaExceeded"
 	// ReasonSessionAffinity: spec.sessionAffinity is set. A warning.
 	ReasonSessionAffinity = "SessionAffinity"
 	// ReasonPortTranslation: targetPort differs from port. A Pod or EndpointSlice that has a

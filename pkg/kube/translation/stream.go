@@ -77,6 +77,9 @@ func (state *translator) newStream(service *corev1.Service) (*trench.Stream, *re
 	if refused := state.readPolicy(service, &stream); refused != nil {
 		return nil, refused
 	}
+	if refused := state.refuseCommunities(service, stream.Name); refused != nil {
+		return nil, refused
+	}
 	// The Service alone is refused for its stream, so that it cannot break the trench file.
 	complete := stream.Complete()
 	if problems := trench.ValidateStream(&complete, state.settings.vips); len(problems) > 0 {

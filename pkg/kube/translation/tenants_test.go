@@ -10,6 +10,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
 // tenant returns a Service of a namespace as YAML, with further annotations and a status.
@@ -30,7 +31,8 @@ status: {%[5]s}
 // recorded returns a status with a record of acceptance.
 func recorded(annotations string) string {
 	return fmt.Sprintf(`conditions: [{type: vipgate.io/LastAccepted, status: "True", reason: Recorded, message: '%s'}]`,
-		`{"generation":7,"annotations":{`+annotations+`},"ports":[{"port":8080,"targetPort":8080}],"selector":{"app":"web"}}`)
+		`{"generation":7,"annotations":{`+annotations+
+			`},"ports":[{"port":8080,"targetPort":8080}],"selector":{"app":"web"}}`)
 }
 
 // attached returns a Pod of a namespace as YAML, with an address in the network.
@@ -86,17 +88,17 @@ func TestChecksOfServices(t *testing.T) {
 		tls("grpc", `"certFile":"/a","keyFile":"/b"`):                       "check: grpc.tls.certFile: ",
 		`{"any":[{"tcp":{"port":1}},` + tls("grpc", `"caFile":"/x"`) + `]}`: "check: any[1].grpc.tls.caFile: ",
 
-		`{"tcp":{"port":1},"interval":"99999us","timeout":"9ms"}`:                               "check: interval: is 99999us",
+		`{"tcp":{"port":1},"interval":"99999us","timeout":"9ms"}`:                               "interval: is 99999us",
 		`{"tcp":{"port":1},"interval":"100ms","timeout":"9ms"}`:                                 "",
 		`{"tcp":{"port":1},"interval":"101ms","timeout":"9ms"}`:                                 "",
-		`{"tcp":{"port":1},"fastInterval":"99ms"}`:                                              "check: fastInterval: is 99ms",
+		`{"tcp":{"port":1},"fastInterval":"99ms"}`:                                              "fastInterval: is 99ms",
 		`{"all":[{"tcp":{"port":1},"interval":"+10ms","timeout":"9ms","fastInterval":"10ms"}]}`: "all[0].fastInterval",
-		`{"all":[{"tcp":{"port":1},"interval":"+10ms","timeout":"9ms"}]}`:                       "check: all[0].interval: is +10ms",
+		`{"all":[{"tcp":{"port":1},"interval":"+10ms","timeout":"9ms"}]}`:                       "all[0].interval: is +10ms",
 	} {
 		quoted := strings.ReplaceAll(check, `"`, `\"`)
-		text := shared(subnets, "") + attached("other", "web-0", "172.16.0.1") + tenant("other", "web", "2026-01-01T00:00:00Z",
-			"vipgate.io/vips: 20.0.0.1, vipgate.io/check: '"+check+"'",
-			recorded(`"vipgate.io/vips":"20.0.0.1","vipgate.io/check":"`+quoted+`"`))
+		text := shared(subnets, "") + attached("other", "web-0", "172.16.0.1") +
+			tenant("other", "web", "2026-01-01T00:00:00Z", "vipgate.io/vips: 20.0.0.1, vipgate.io/check: '"+check+"'",
+				recorded(`"vipgate.io/vips":"20.0.0.1","vipgate.io/check":"`+quoted+`"`))
 		v := translation.Translate(read(t, []byte(text)), options).Services[0]
 		if v.Accepted != (want == "") || !strings.Contains(v.Message, want) || (v.Stream != "") != v.Accepted {
 			t.Errorf("%s: stream %q, %s, want %q", check, v.Stream, v.Message, want)
@@ -117,9 +119,9 @@ func TestFieldsOfChecks(t *testing.T) {
 		}
 	}
 	walk(reflect.TypeFor[trench.Check]())
-	const want = "all answer any body caFile certFile dns expect fall families fastInterval grpc headers host http insecure " +
-		"interval keyFile maxDistance method name ntp path port rcode recursion rise sctp send serverName service source " +
-		"status tcp timeout tls transport type udp via warmup"
+	const want = "all answer any body caFile certFile dns expect fall families fastInterval grpc headers host http " +
+		"insecure interval keyFile maxDistance method name ntp path port rcode recursion rise sctp send serverName " +
+		"service source status tcp timeout tls transport type udp via warmup"
 	names := make([]string, 0, len(keys))
 	for key := range keys {
 		names = append(names, key)
@@ -186,27 +188,31 @@ func TestHoldersOfVIPs(t *testing.T) {
 		record         = `"vipgate.io/vips":"20.0.0.1"`
 		bad            = `"vipgate.io/vips":"20.0.0.1","vipgate.io/check":"{}"`
 		entry          = `{namespace: trench-a, name: web, uid: trench-a-web, vips: [20.0.0.1/32]}`
+		list           = "holders: [" + entry + "]"
+		kept           = "trench-a.web 20.0.0.1/32"
 	)
 	victim := tenant("trench-a", "web", younger, first, recorded(record))
 	rival, forger := tenant("other", "web", older, first, ""), tenant("other", "web", older, first, recorded(record))
 	for name, c := range map[string]struct{ status, services, want string }{
-		"no list, one record":     {"", victim + rival, "trench-a.web 20.0.0.1/32"},
-		"no list, two records":    {"", victim + forger, "other.web 20.0.0.1/32"},
-		"forged record":           {"holders: [" + entry + "]", victim + forger, "trench-a.web 20.0.0.1/32"},
-		"empty list":              {"holders: []", victim + rival, "other.web 20.0.0.1/32"},
-		"lost record":             {"holders: [" + entry + "]", tenant("trench-a", "web", younger, first, "") + forger, "trench-a.web 20.0.0.1/32"},
-		"other UID":               {"holders: [" + strings.Replace(entry, "uid: trench-a-web", "uid: x", 1) + "]", victim + forger, "other.web 20.0.0.1/32"},
-		"listed twice":            {"holders: [" + entry + ", " + strings.ReplaceAll(entry, "trench-a", "other") + "]", victim + forger, "trench-a.web 20.0.0.1/32"},
-		"holder without a stream": {"holders: [" + entry + "]", tenant("trench-a", "web", younger, invalid, "") + forger, ""},
+		"no list, one record":  {"", victim + rival, kept},
+		"no list, two records": {"", victim + forger, "other.web 20.0.0.1/32"},
+		"forged record":        {list, victim + forger, kept},
+		"empty list":           {"holders: []", victim + rival, "other.web 20.0.0.1/32"},
+		"lost record":          {list, tenant("trench-a", "web", younger, first, "") + forger, kept},
+		"other UID":            {strings.Replace(list, "trench-a-web", "x", 1), victim + forger, "other.web 20.0.0.1/32"},
+		"listed twice": {
+			"holders: [" + entry + ", " + strings.ReplaceAll(entry, "trench-a", "other") + "]", victim + forger, kept,
+		},
+		"holder without a stream": {list, tenant("trench-a", "web", younger, invalid, "") + forger, ""},
 		"the same with a record": {
-			"holders: [" + entry + "]", tenant("trench-a", "web", younger, invalid, recorded(bad)) + forger, "",
+			list, tenant("trench-a", "web", younger, invalid, recorded(bad)) + forger, "",
 		},
 		"holder with another VIP": {
-			"holders: [" + entry + "]", tenant("trench-a", "web", younger, "vipgate.io/vips: 20.0.0.2", "") + rival,
+			list, tenant("trench-a", "web", younger, "vipgate.io/vips: 20.0.0.2", "") + rival,
 			"other.web 20.0.0.1/32 trench-a.web 20.0.0.2/32",
 		},
-		"deleted holder":        {"holders: [" + entry + "]", rival, "other.web 20.0.0.1/32"},
-		"VIP not of the Trench": {strings.Replace("holders: ["+entry+"]", "0.1", "9.1", 1), victim + rival, "other.web 20.0.0.1/32"},
+		"deleted holder":        {list, rival, "other.web 20.0.0.1/32"},
+		"VIP not of the Trench": {strings.Replace(list, "0.1", "9.1", 1), victim + rival, "other.web 20.0.0.1/32"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			text := shared(subnets, c.status) + c.services
@@ -219,7 +225,6 @@ func TestHoldersOfVIPs(t *testing.T) {
 			if got := strings.Join(got, " "); got != c.want {
 				t.Fatalf("%s, want %s\n%s", got, c.want, r.Table())
 			}
-			// The next translation reads the list, and no record is needed then.
 			for _, v := range r.Holders {
 				if c.want == "" && (v.Namespace != "trench-a" || v.VIPs[0] != "20.0.0.1/32") {
 					t.Errorf("the VIP of the holder is free: %v", r.Holders)
@@ -243,7 +248,8 @@ func TestBoundOfHolders(t *testing.T) {
 			}
 		}
 		o := read(t, []byte(shared(subnets, "")+tenant("trench-a", "many", "2026-01-01T00:00:00Z", "", "")+
-			tenant("trench-a", "web", "2026-01-03T00:00:00Z", "vipgate.io/vips: 20.0.0.1", recorded(`"vipgate.io/vips":"20.0.0.1"`))+
+			tenant("trench-a", "web", "2026-01-03T00:00:00Z", "vipgate.io/vips: 20.0.0.1",
+				recorded(`"vipgate.io/vips":"20.0.0.1"`))+
 			tenant("other", "web", "2026-01-02T00:00:00Z", "vipgate.io/vips: 20.0.0.1", "")))
 		var texts []string
 		for _, text := range all {
@@ -272,7 +278,8 @@ func TestBoundOfHolders(t *testing.T) {
 
 // The earlier targets of a Service that holds no VIP are forged.
 func TestGenerationsOfHolders(t *testing.T) {
-	const sets = `conditions: [{type: vipgate.io/Generations, status: "True", reason: Recorded, message: '{"earlier":[{"targets":[["web-0","x"],null]}]}'}]`
+	const sets = `conditions: [{type: vipgate.io/Generations, status: "True", reason: Recorded, message: ` +
+		`'{"earlier":[{"targets":[["web-0","x"],null]}]}'}]`
 	for status, want := range map[string]int{
 		"": 1, "holders: []": 0,
 		"holders: [{namespace: other, name: web, uid: other-web, vips: [20.0.0.1/32]}]": 1,
@@ -282,6 +289,112 @@ func TestGenerationsOfHolders(t *testing.T) {
 			tenant("other", "web", "2026-01-01T00:00:00Z", "vipgate.io/vips: 20.0.0.1", sets))), options)
 		if r.Config == nil || len(r.Config.Streams) != 1 || len(r.Config.Streams[0].Earlier) != want {
 			t.Errorf("%q: want %d earlier sets in\n%s", status, want, r.File)
+		}
+	}
+}
+
+// quoted returns an input with Services of a namespace in the order of their age, the first of which
+// has its VIP, and two targets of each.
+func quoted(t *testing.T, namespace, fields string, annotations ...string) translation.Objects {
+	t.Helper()
+	text := strings.Replace(shared(subnets, "holders: [{namespace: "+namespace+", name: s2, uid: "+namespace+
+		"-s2, vips: [20.0.0.3/32]}]"), "spec:\n", "spec:\n  "+fields+"\n", 1)
+	for i, more := range annotations {
+		text += tenant(namespace, fmt.Sprintf("s%d", i), fmt.Sprintf("2026-01-0%dT00:00:00Z", i+1),
+			fmt.Sprintf("vipgate.io/vips: 20.0.0.%d%s", i+1, more), "")
+	}
+	return read(t, []byte(text+attached(namespace, "web-0", "172.16.0.1")+attached(namespace, "web-1", "172.16.0.2")))
+}
+
+// The youngest Service without a VIP that passes a quota of another namespace is refused, and the
+// others stay; the Trench's own namespace has no quota.
+func TestQuotas(t *testing.T) {
+	const body = `, vipgate.io/check: '{"any":[{"http":{"port":1,"body":"a"}},` +
+		`{"dns":{"port":53,"name":"x","answer":"b"}}]}'`
+	for _, c := range []struct {
+		namespace, quota string
+		served           string
+	}{
+		{"other", "{streams: 1}", "s2"},
+		{"other", "{streams: 2}", "s0 s2"},
+		{"other", "{streams: 3}", "s0 s1 s2"},
+		{"other", "{streams: 4}", "s0 s1 s2"},
+		{"other", "{targets: 1}", ""},
+		{"other", "{targets: 3}", "s2"},
+		{"other", "{targets: 4}", "s0 s2"},
+		{"other", "{targets: 5}", "s0 s2"},
+		{"other", "{targets: 6}", "s0 s1 s2"},
+		{"other", "{expressions: 3}", "s1 s2"},
+		{"other", "{expressions: 4}", "s0 s1 s2"},
+		{"other", "{}", "s0 s1 s2"},
+		{"trench-a", "{streams: 1, targets: 1, expressions: 1}", "s0 s1 s2"},
+	} {
+		r := translation.Translate(quoted(t, c.namespace, "quota: "+c.quota, body, "", body), options)
+		var got []string
+		for _, v := range r.Services {
+			if v.Stream != "" {
+				got = append(got, v.Object.Name)
+			} else if v.Reason != "QuotaExceeded" {
+				t.Errorf("%s: %s: %s", c.quota, v.Reason, v.Message)
+			}
+		}
+		if text := strings.Join(got, " "); text != c.served || !r.Trench.Accepted {
+			t.Errorf("%s of %s: %q serve, want %q", c.quota, c.namespace, text, c.served)
+		}
+	}
+}
+
+// A Service that passes a quota by an edit keeps its last accepted form.
+func TestQuotaOfEdit(t *testing.T) {
+	o := quoted(t, "other", "quota: {expressions: 1}", `, vipgate.io/check: '{"http":{"port":1,"body":"a"}}'`, "",
+		`, vipgate.io/check: '{"any":[{"http":{"port":1,"body":"a"}},{"http":{"port":2,"body":"b"}}]}'`)
+	accepted := read(t, []byte(tenant("other", "s2", "2026-01-03T00:00:00Z", "",
+		recorded(`"vipgate.io/vips":"20.0.0.3"`))))
+	o.Services[2].Status = accepted.Services[0].Status
+	r := translation.Translate(o, options)
+	if v := r.Services[2]; v.Reason != "QuotaExceeded" || v.Stream == "" || len(served(r)) != 3 {
+		t.Errorf("%s", r.Table())
+	}
+}
+
+// A tenant that fills the trench file is refused, youngest Service first, and neither the Trench nor
+// another tenant is.
+func TestTenantFillsFile(t *testing.T) {
+	o := quoted(t, "other", "quota: {targets: 1000000}", "", "", "")
+	attractor := o.Trench.Object["spec"].(map[string]any)["attractor"].(map[string]any)
+	attractor["vips"] = []any{"20.0.0.1/32", "20.0.0.2/32", "20.0.0.3/32", "20.0.0.4/32"}
+	own := read(t, []byte(tenant("trench-a", "own", "2026-02-01T00:00:00Z", "vipgate.io/vips: 20.0.0.4", "")+
+		attached("trench-a", "own-0", "172.16.255.1")))
+	o.Services, o.Pods = append(o.Services, own.Services...), append(o.Pods, own.Pods...)
+	for i := range 36_000 {
+		pod := o.Pods[0].DeepCopy()
+		pod.Name = fmt.Sprintf("web-%054d", i)
+		pod.Annotations["k8s.v1.cni.cncf.io/network-status"] = fmt.Sprintf(
+			`[{"name":"trench-a/targets","ips":["172.16.%d.%d"]}]`, 10+i/256, i%256)
+		o.Pods = append(o.Pods, pod)
+	}
+	r := translation.Translate(o, options)
+	if got := served(r); !r.Trench.Accepted || len(got) != 3 || got["other.s1"] != "" ||
+		len(r.File) > trenchfile.MaxSize {
+		t.Errorf("%v: %d bytes\n%s", got, len(r.File), r.Table())
+	}
+}
+
+// Policies of other namespaces have the communities of the Trench only.
+func TestCommunitiesOfServices(t *testing.T) {
+	for _, c := range []struct{ namespace, allowed, policy, want string }{
+		{"other", "[]", `{"ready":{"med":5}}`, ""},
+		{"other", "[]", `{"ready":{"communities":["65535:666"]}}`, "community 65535:666 is not one of spec.communities"},
+		{"other", `["64512:1"]`, `{"ready":{"communities":["64512:1","64512:2"]}}`, "community 64512:2 is not"},
+		{"other", `["64512:1", "64512:1:2"]`, `{"draining":{"communities":["64512:1:2","64512:1"]}}`, ""},
+		{"other", `["64512:1"]`, `{"backup":{"communities":["64512:2"]}}`, "community 64512:2 is not"},
+		{"other", `["64512:1"]`, `{"unknown":{"communities":["64512:2"]}}`, "community 64512:2 is not"},
+		{"trench-a", "[]", `{"ready":{"communities":["65535:666"]}}`, ""},
+	} {
+		r := translation.Translate(quoted(t, c.namespace, "communities: "+c.allowed, ", vipgate.io/policy: '"+c.policy+"'"),
+			options)
+		if v := r.Services[0]; v.Accepted != (c.want == "") || !strings.Contains(v.Message, c.want) {
+			t.Errorf("%+v: %s", c, v.Message)
 		}
 	}
 }

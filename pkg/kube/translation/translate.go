@@ -77,8 +77,16 @@ func (result *Result) translate(objects Objects, options Options) error {
 	state.readPods(objects.Pods, services)
 	state.slices = readSlices(objects.EndpointSlices)
 	candidates := state.candidates(services)
-	// Resolve conflicts first: a Service that loses a VIP falls back to its last accepted stream.
+	// Resolve conflicts first: a Service that loses a VIP falls back to its last accepted stream, which
+	// may pass a quota again.
+	state.limit(candidates, true)
 	state.share(candidates)
+	state.limit(candidates, false)
+	for fits := false; !fits; {
+		result.Config, result.File, err = state.file(candidates)
+		var size tooLarge
+		fits = !errors.As(err, &size) || !state.shrink(candidates, int(size)-trenchfile.MaxSize)
+	}
 	for _, named := range candidates {
 		result.Services = append(result.Services, state.verdict(named))
 	}
@@ -88,9 +96,7 @@ func (result *Result) translate(objects Objects, options Options) error {
 		return cmp.Or(cmp.Compare(service.Namespace, y.Namespace), cmp.Compare(service.Name, y.Name),
 			cmp.Compare(service.UID, y.UID))
 	})
-	slices.SortFunc(state.streams, func(a, b *trench.Stream) int { return strings.Compare(a.Name, b.Name) })
 	result.Keys, result.Trench.Problems = settings.keys, settings.problems
-	result.Config, result.File, err = state.file()
 	return err
 }
 
@@ -111,8 +117,23 @@ func reference(service *corev1.Service) corev1.ObjectReference {
 	}
 }
 
+// tooLarge is the size of a trench file that its readers refuse.
+type tooLarge int
+
+func (size tooLarge) Error() string {
+	return fmt.Sprintf("the trench file has %d bytes, more than the %d that are read: "+
+		"divide the Services among several Trenches", int(size), trenchfile.MaxSize)
+}
+
 // file returns the configuration and the content of the trench file, or why it is refused.
-func (state *translator) file() (*trench.Config, []byte, error) {
+func (state *translator) file(candidates []*candidate) (*trench.Config, []byte, error) {
+	state.streams = nil
+	for _, candidate := range candidates {
+		if candidate.stream != nil {
+			state.streams = append(state.streams, candidate.stream)
+		}
+	}
+	slices.SortFunc(state.streams, func(a, b *trench.Stream) int { return strings.Compare(a.Name, b.Name) })
 	config := *state.settings.config
 	config.Streams = slices.Clone(config.Streams)
 	config.Attractor.Policies = slices.Clone(config.Attractor.Policies)
@@ -127,10 +148,8 @@ func (state *translator) file() (*trench.Config, []byte, error) {
 		return nil, nil, errors.New(joined(problems, state.path))
 	}
 	file := File(state.settings.trench.Namespace, &config)
-	// The readers refuse a larger file.
 	if len(file) > trenchfile.MaxSize {
-		return nil, nil, fmt.Errorf("the trench file has %d bytes, more than the %d that are read: "+
-			"divide the Services among several Trenches", len(file), trenchfile.MaxSize)
+		return nil, nil, tooLarge(len(file))
 	}
 	return &config, file, nil
 }

@@ -248,9 +248,11 @@ func TestCRDHasFieldsOfTypes(t *testing.T) {
 	publish := &Publish{Addresses: []string{""}, FromService: "x", IngressClass: "x", GatewayClass: "x"}
 	full := Spec{
 		Network: network, Namespaces: []string{""}, Attractor: object{}, Streams: []any{""}, Defaults: object{"x": ""},
-		Publish: publish, MaxRemoval: 1, NodeDrain: true,
+		Publish: publish, MaxRemoval: 1, NodeDrain: true, Quota: &DefaultQuota, Communities: []string{""},
 	}
-	for path, of := range map[string]any{"spec": full, "network": network, "publish": publish} {
+	for path, of := range map[string]any{
+		"spec": full, "network": network, "publish": publish, "quota": DefaultQuota,
+	} {
 		text, err := json.Marshal(of)
 		harness.Must(t, err)
 		var fields object

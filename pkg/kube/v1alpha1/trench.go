@@ -88,6 +88,10 @@ type Spec struct {
 	MaxRemoval int `json:"maxRemoval,omitempty"`
 	// NodeDrain drains the VIPs of a trench pod while its node has [DrainLabel].
 	NodeDrain bool `json:"nodeDrain,omitempty"`
+	// Quota bounds the Services of each namespace other than the Trench's. Nil: the defaults.
+	Quota *Quota `json:"quota,omitempty"`
+	// Communities that policies of Services in namespaces other than the Trench's may have.
+	Communities []string `json:"communities,omitempty"`
 	// Publish says which addresses the status of Services shows. Nil: the VIPs.
 	Publish *Publish `json:"publish,omitempty"`
 }
@@ -99,6 +103,16 @@ type Network struct {
 	// Subnets that addresses of targets must lie in; empty: anywhere, and in no other namespace.
 	Subnets []string `json:"subnets,omitempty"`
 }
+
+// Quota is the share of a namespace in the trench file. 0: the default.
+type Quota struct {
+	Streams     int `json:"streams,omitempty"`
+	Targets     int `json:"targets,omitempty"`
+	Expressions int `json:"expressions,omitempty"`
+}
+
+// DefaultQuota holds the defaults, far above ordinary use.
+var DefaultQuota = Quota{Streams: 1000, Targets: 10_000, Expressions: 200}
 
 // Publish replaces the VIPs in the status of Services. One of Addresses and FromService is set.
 type Publish struct {
