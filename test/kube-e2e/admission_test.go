@@ -121,7 +121,7 @@ func (f *fixture) wrongEditsAreRefused() {
 	}
 }
 
-// forgedAddressesAreRefused checks that only writers of a Pod's status set the addresses of a target.
+// forgedAddressesAreRefused checks that only writers of a Pod's status set a target's addresses.
 func (f *fixture) forgedAddressesAreRefused() {
 	f.t.Helper()
 	const status = `{"metadata":{"annotations":{"k8s.v1.cni.cncf.io/network-status":"[]"}}}`

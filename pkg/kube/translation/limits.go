@@ -129,8 +129,7 @@ func passed(quota, used v1alpha1.Quota) (field string, limit int) {
 	return "", 0
 }
 
-// ranked returns candidates in the order of their age, after those that have VIPs. The last one loses
-// its place first.
+// ranked returns candidates by age, after those that have VIPs. The last one loses its place first.
 func ranked(all []*candidate) []*candidate {
 	has := func(candidate *candidate) int { return min(len(candidate.held), 1) }
 	return slices.SortedStableFunc(slices.Values(all), func(a, b *candidate) int { return cmp.Compare(has(b), has(a)) })

@@ -99,8 +99,8 @@ func (state *translator) readPods(pods []*corev1.Pod, services []*corev1.Service
 }
 
 // assign leaves an address to one Pod of each namespace. A CNI plugin may assign the address of a
-// lost or terminating Pod again, so a Ready Pod has it rather than another, and a younger one rather
-// than an older one, as in kube-proxy. A Pod without a Service takes no address from a target.
+// lost or terminating Pod again, so a Ready Pod has it before others, and a younger one before an
+// older one, as in kube-proxy. A Pod without a Service takes no address from a target.
 //
 // Pods of different namespaces take nothing from each other, because a Pod's annotations may be
 // forged: an address identifies a target within its stream, and a Service has Pods of its namespace.

@@ -208,8 +208,8 @@ func (settings *settings) readPassword(secrets []*corev1.Secret, name, key, file
 	}
 }
 
-// readSubnets reports foreign namespaces without subnets. Only their targets are refused, so that the
-// Trench keeps its own.
+// readSubnets reports foreign namespaces without subnets. Only their targets are refused, so that
+// the Trench keeps its own.
 func (settings *settings) readSubnets() {
 	if position := slices.IndexFunc(settings.namespaces, settings.unbounded); position >= 0 {
 		settings.problems = append(settings.problems, settings.problem(ReasonSubnetsMissing, "spec.network.subnets: is "+

@@ -47,7 +47,7 @@ status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
 `, namespace, name, address)
 }
 
-// shared returns the Trench of two namespaces as YAML, with further fields of its network and status.
+// shared returns a Trench of two namespaces as YAML, with further fields of network and status.
 func shared(network, status string) string {
 	return fmt.Sprintf(`apiVersion: vipgate.io/v1alpha1
 kind: Trench
@@ -237,7 +237,7 @@ func TestHoldersOfVIPs(t *testing.T) {
 	}
 }
 
-// A list of holders is bounded; records count for the VIPs beyond it. Generations count for holders.
+// A list of holders is bounded, and records count for the VIPs beyond it.
 func TestBoundOfHolders(t *testing.T) {
 	for _, more := range []int{-1, 0, 1} {
 		var listed, all []any
@@ -293,8 +293,8 @@ func TestGenerationsOfHolders(t *testing.T) {
 	}
 }
 
-// quoted returns an input with Services of a namespace in the order of their age, the first of which
-// has its VIP, and two targets of each.
+// quoted returns an input with Services of a namespace in the order of their age, of which s2 has
+// its VIP already, and with two targets of each.
 func quoted(t *testing.T, namespace, fields string, annotations ...string) translation.Objects {
 	t.Helper()
 	text := strings.Replace(shared(subnets, "holders: [{namespace: "+namespace+", name: s2, uid: "+namespace+
@@ -357,8 +357,8 @@ func TestQuotaOfEdit(t *testing.T) {
 	}
 }
 
-// A tenant that fills the trench file is refused, youngest Service first, and neither the Trench nor
-// another tenant is.
+// A tenant that fills the trench file is refused, youngest Service first, and neither the Trench
+// nor another tenant is.
 func TestTenantFillsFile(t *testing.T) {
 	o := quoted(t, "other", "quota: {targets: 1000000}", "", "", "")
 	attractor := o.Trench.Object["spec"].(map[string]any)["attractor"].(map[string]any)
