@@ -5,9 +5,7 @@ import (
 	"context"
 	"fmt"
 	"path"
-	"regexp"
 	"slices"
-	"strings"
 
 	"go.yaml.in/yaml/v4"
 	corev1 "k8s.io/api/core/v1"
@@ -25,7 +23,7 @@ const logLines = 20_000
 var ownContainers = []string{Frontend, LB, Kube, "sysctls"}
 
 // collect adds logs and manifests of the trench.
-func (c *Cluster) collect(ctx context.Context, to *collector) {
+func (c *Cluster) collect(ctx context.Context, to *collector, secrets *masker) {
 	pods, err := c.Pods(ctx)
 	if err != nil || len(pods) == 0 {
 		return // Members was refused before
@@ -56,7 +54,7 @@ func (c *Cluster) collect(ctx context.Context, to *collector) {
 				if !keep(object) {
 					continue
 				}
-				text, err := yaml.Marshal(scrub(object.Object))
+				text, err := yaml.Dump(secrets.scrub(object.Object, false), yaml.WithLineWidth(-1))
 				if err != nil {
 					return fmt.Errorf("failed to render %s: %w", object.GetName(), err)
 				}
@@ -125,75 +123,4 @@ func mountedConfigMaps(pods []corev1.Pod) (names []string) {
 		}
 	}
 	return names
-}
-
-// removed replaces a value that may be secret.
-const removed = "(removed by sysdump)"
-
-var (
-	// safeVariables matches the variables whose values are kept. Passwords of vipgate are in files.
-	safeVariables = regexp.MustCompile(`^(VIPGATE_.*|POD_.*|SPIFFE_ENDPOINT_SOCKET|GOMEMLIMIT|GOGC)$`)
-	// safeAnnotations matches the annotations whose values are kept: last-applied-configuration
-	// repeats the object with its secrets.
-	safeAnnotations = regexp.MustCompile(`^([a-z]+\.)?vipgate\.io/|^k8s\.v1\.cni\.cncf\.io/|` +
-		`^kubectl\.kubernetes\.io/default-container$|^deployment\.kubernetes\.io/revision$`)
-)
-
-// scrub removes values from an object that may be secret: variables and arguments of containers of
-// others, annotations, and data of ConfigMaps that are not trench files. It changes the object.
-func scrub(object map[string]any) map[string]any {
-	for key, value := range object {
-		switch typed := value.(type) {
-		case map[string]any:
-			switch key {
-			case "annotations":
-				replace(typed, func(name string) bool { return safeAnnotations.MatchString(name) })
-			case "data":
-				replace(typed, func(name string) bool { return strings.HasSuffix(name, ".yaml") })
-			case "binaryData":
-				replace(typed, func(string) bool { return false })
-			default:
-				scrub(typed)
-			}
-		case []any:
-			scrubList(key, typed)
-		}
-		if key == "managedFields" {
-			delete(object, key)
-		}
-	}
-	return object
-}
-
-// scrubList removes secrets from a list under a key.
-func scrubList(key string, list []any) {
-	for _, item := range list {
-		object, is := item.(map[string]any)
-		if !is {
-			continue
-		}
-		name, _ := object["name"].(string)
-		switch key {
-		case "env":
-			if _, has := object["value"]; has && !safeVariables.MatchString(name) {
-				object["value"] = removed
-			}
-		case "containers", "initContainers", "ephemeralContainers":
-			if !slices.Contains(ownContainers, name) {
-				for _, field := range []string{"command", "args", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe"} {
-					delete(object, field)
-				}
-			}
-		}
-		scrub(object)
-	}
-}
-
-// replace removes the values that are not kept.
-func replace(values map[string]any, keep func(name string) bool) {
-	for name := range values {
-		if !keep(name) {
-			values[name] = removed
-		}
-	}
 }

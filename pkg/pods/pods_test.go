@@ -192,37 +192,3 @@ func TestMembersOfAMachine(t *testing.T) {
 	_, err := Machine{Dir: filepath.Join(dir, "c")}.Members(t.Context())
 	harness.WantError(t, err, "no admin socket in")
 }
-
-func TestScrub(t *testing.T) {
-	object := map[string]any{
-		"metadata": map[string]any{
-			"annotations": map[string]any{
-				"vipgate.io/vips": "20.0.0.1", "kubectl.kubernetes.io/last-applied-configuration": "x",
-			},
-			"managedFields": []any{map[string]any{}},
-		},
-		"data": map[string]any{"trench.yaml": "trench: t", "key": "x"},
-		"spec": map[string]any{"template": map[string]any{
-			"metadata": map[string]any{"annotations": map[string]any{"token": "x"}},
-			"spec": map[string]any{
-				"containers": []any{
-					map[string]any{
-						"name": "lb", "args": []any{"run"},
-						"env": []any{
-							map[string]any{"name": "VIPGATE_SOCKET", "value": "s"}, map[string]any{"name": "PROXY", "value": "x"},
-						},
-					},
-					map[string]any{"name": "injected", "args": []any{"x"}, "env": []any{map[string]any{"name": "A", "value": "x"}}},
-				},
-			},
-		}},
-	}
-	const want = "map[data:map[key:- trench.yaml:trench: t] " +
-		"metadata:map[annotations:map[kubectl.kubernetes.io/last-applied-configuration:- vipgate.io/vips:20.0.0.1]] " +
-		"spec:map[template:map[metadata:map[annotations:map[token:-]] spec:map[containers:[" +
-		"map[args:[run] env:[map[name:VIPGATE_SOCKET value:s] map[name:PROXY value:-]] name:lb] " +
-		"map[env:[map[name:A value:-]] name:injected]]]]]]"
-	if got := strings.ReplaceAll(fmt.Sprint(scrub(object)), removed, "-"); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-}

@@ -25,7 +25,7 @@ type File struct {
 const kernelDump = "dump"
 
 // commands lists the commands of each program by the name of the file with their output. None
-// prints secrets.
+// prints secrets other than those of checks, which are masked.
 var commands = map[string]map[string]string{
 	Frontend: {
 		"status.txt": "status", "status.json": "status --output=json", "events.json": "events --output=json",
@@ -59,10 +59,12 @@ func Sysdump(ctx context.Context, source Source) ([]File, error) {
 			}
 		}
 	}
+	secrets := &masker{replaced: map[string]string{}}
 	if cluster, is := source.(*Cluster); is {
-		cluster.collect(ctx, c)
+		cluster.collect(ctx, c, secrets)
 	}
 	_ = c.group.Wait() // the functions return no error
+	secrets.finish(c.files)
 	return c.files, ctx.Err()
 }
 
