@@ -51,6 +51,22 @@ func TestContainersMeet(t *testing.T) {
 	for _, m := range append(kube.VolumeMounts, frontend.VolumeMounts...) {
 		volumes[m.MountPath] = m.Name
 	}
+	// The gateways' passwords.
+	keys := kube.Variable("VIPGATE_KEY_DIR")
+	if volumes[keys] == "" {
+		t.Errorf("kube writes the passwords to %q, which is not a volume", keys)
+	}
+	for _, c := range pod.Containers {
+		got := ""
+		for _, m := range c.VolumeMounts {
+			if m.Name == volumes[keys] {
+				got = m.MountPath
+			}
+		}
+		if want := map[string]string{"frontend": keys}[c.Name]; got != want {
+			t.Errorf("%s mounts the passwords at %q, want %q", c.Name, got, want)
+		}
+	}
 	if a, b := volumes["/run/vipgate/frontend"], volumes["/run/vipgate"]; a == "" || a != b {
 		t.Errorf("kube looks for the frontend's socket in volume %s, it is in %s", a, b)
 	}

@@ -22,6 +22,8 @@ const (
 	// fileMode gives the group read access, because lb and frontend may run as a different user.
 	fileMode fs.FileMode = 0o640
 	dirMode  fs.FileMode = 0o750
+	// keyMode is stricter: only frontend reads key files, and it runs as the user of kube.
+	keyMode fs.FileMode = 0o600
 
 	// maxCause is the maximum length of a cause in bytes, far below the limit of the file's readers.
 	maxCause = 1000
@@ -46,13 +48,13 @@ func (f *files) exists() bool {
 // write updates the files that differ from the disk. Key files are written before the trench file
 // that names them, and removed after the trench file that no longer does.
 func (f *files) write(r translation.Result) (wrote bool, err error) {
-	replace := func(path string, content []byte) error {
+	replace := func(path string, content []byte, mode fs.FileMode) error {
 		// Readers watch the files, and an equal content would wake them.
 		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
 			return nil
 		}
 		wrote = true
-		return durable.Replace(path, content, fileMode)
+		return durable.Replace(path, content, mode)
 	}
 	if len(r.Keys) > 0 {
 		if err := os.MkdirAll(f.keyDir, dirMode); err != nil {
@@ -64,11 +66,11 @@ func (f *files) write(r translation.Result) (wrote bool, err error) {
 		if filepath.Base(name) != name {
 			return wrote, fmt.Errorf("key file %q: not the name of a file", name)
 		}
-		if err := replace(filepath.Join(f.keyDir, name), r.Keys[name]); err != nil {
+		if err := replace(filepath.Join(f.keyDir, name), r.Keys[name], keyMode); err != nil {
 			return wrote, err
 		}
 	}
-	if err := replace(f.trench, r.File); err != nil {
+	if err := replace(f.trench, r.File, fileMode); err != nil {
 		return wrote, err
 	}
 	removed, err := f.removeKeys(r.Keys)

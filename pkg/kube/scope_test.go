@@ -45,7 +45,7 @@ func TestAPIServerKeyFiles(t *testing.T) {
 		for _, name := range names {
 			content, _ := os.ReadFile(name)
 			info, err := os.Stat(name)
-			if err == nil && info.Mode().Perm() != fileMode {
+			if err == nil && info.Mode().Perm() != keyMode {
 				t.Errorf("%s has mode %v", name, info.Mode())
 			}
 			all = append(all, string(content))
