@@ -9,9 +9,9 @@
 //   - Each address has a separate registration and connection: a load balancer that hangs, is down
 //     or rejects the target does not delay the registrations at other load balancers.
 //   - A name is looked up every 5 s. The target is registered at each new address. It is
-//     deregistered, with its drain time, at each address that is missing from a successful answer.
-//     A lookup that fails or returns no address has no effect: an outage of DNS never ends a
-//     registration.
+//     deregistered, with its drain time, at each address that is missing from three successful
+//     answers, or from one if no registration exists there. A lookup that fails or returns no
+//     address has no effect: an outage of DNS never ends a registration.
 //   - A load balancer gets one registration, even if a name has addresses of both families: only
 //     the family of the first answer is used, IPv4 if the name has both. An address of several
 //     names is used once. Two configured addresses of the same load balancer compete, because the

@@ -17,8 +17,14 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// lookupInterval is the default of [GroupOptions].Interval.
-const lookupInterval = 5 * time.Second
+const (
+	// lookupInterval is the default of [GroupOptions].Interval.
+	lookupInterval = 5 * time.Second
+	// goneAnswers is the number of answers without the address of a load balancer at which the target
+	// is registered until it is deregistered there: DNS has no proof, and mTLS guards only the load
+	// balancers of a forged answer, not the ones that it leaves out.
+	goneAnswers = 3
+)
 
 // GroupOptions configure a group.
 type GroupOptions struct {
@@ -65,6 +71,7 @@ type member struct {
 	err    error // valid once done is closed
 
 	// Owned by Run of the group.
+	missing int  // successive answers without the address
 	leaving bool // the address disappeared from the lookup
 	over    bool // Run ended
 }
@@ -122,7 +129,7 @@ func (group *Group) Run(ctx context.Context, leave <-chan struct{}) error {
 }
 
 // take registers the target at the new addresses of an answer, and deregisters it at addresses that
-// no answer has any longer.
+// no answer has any longer, at a load balancer that keeps the target after goneAnswers.
 func (group *Group) take(ctx context.Context, answer answer) error {
 	key := answer.from.String()
 	group.mu.Lock()
@@ -150,10 +157,16 @@ func (group *Group) take(ctx context.Context, answer answer) error {
 	}
 	for address, member := range group.members {
 		switch {
-		case wanted[address] || member.leaving:
+		case wanted[address]:
+			member.missing = 0
+		case member.leaving:
 		case member.over:
 			group.forget(address)
+		case member.from != answer.from: // says nothing about the address
 		default:
+			if member.missing++; member.missing < goneAnswers && member.State().Phase == Registered {
+				continue
+			}
 			group.Report(address, "no longer an address of "+member.from.String())
 			member.leaving = true
 			close(member.leave)

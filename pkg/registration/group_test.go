@@ -55,6 +55,45 @@ func TestGroupFollowsName(t *testing.T) {
 	wantStates(t, second, healthcheck.Draining)
 }
 
+// An answer without a load balancer has to be repeated, unless the load balancer is gone, too.
+func TestGroupForgedAnswers(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		answers int
+		stopped bool
+		leaves  bool
+	}{
+		"none": {}, "one": {answers: 1}, "two": {answers: goneAnswers - 1}, "three": {answers: goneAnswers, leaves: true},
+		"four": {answers: goneAnswers + 1, leaves: true}, "without a registration": {answers: 1, stopped: true, leaves: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			_, stop := f.lb("127.0.0.2", 0)
+			f.dns.set("ip4", nil, "127.0.0.2")
+			g := f.start("lb.test")
+			g.want("127.0.0.2 READY")
+			if test.stopped {
+				stop()
+				g.want("127.0.0.2")
+			}
+			f.dns.mu.Lock()
+			f.dns.forged = test.answers
+			f.dns.mu.Unlock()
+			await.True(t, "forged answers", func() bool {
+				f.dns.mu.Lock()
+				defer f.dns.mu.Unlock()
+				return f.dns.forged == 0
+			})
+			f.dns.waitForLookups(t, "ip4")
+			line := "127.0.0.2:" + f.port + ": no longer an address of"
+			if left := strings.Contains(g.text(), line); left != test.leaves {
+				t.Errorf("deregistered: %v, want %v", left, test.leaves)
+			}
+		})
+	}
+}
+
 // A load balancer that hangs or is down does not delay the registrations at other load balancers.
 func TestGroupHangingLoadBalancer(t *testing.T) {
 	t.Parallel()
