@@ -1,9 +1,13 @@
 package docs
 
 import (
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"go.yaml.in/yaml/v4"
@@ -14,7 +18,8 @@ import (
 var pinnedPattern = regexp.MustCompile(`^\S+@[0-9a-f]{40}$`)
 
 // TestWorkflows checks what CONTRIBUTING.md promises: a tag of an action can be moved, a commit
-// cannot, and a job that needs to write asks for that itself.
+// cannot, a job that needs to write asks for that itself, and builds nothing of the project: the
+// dependencies of a build would have its rights and secrets.
 func TestWorkflows(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(root, ".github/workflows/*.yml"))
 	harness.Must(t, err)
@@ -27,7 +32,12 @@ func TestWorkflows(t *testing.T) {
 		var workflow struct {
 			Permissions map[string]string
 			Jobs        map[string]struct {
-				Steps []struct{ Uses string }
+				Permissions map[string]string
+				Env         map[string]string
+				Steps       []struct {
+					Uses, Run string
+					Env       map[string]string
+				}
 			}
 		}
 		harness.Must(t, yaml.Unmarshal(text, &workflow))
@@ -40,10 +50,17 @@ func TestWorkflows(t *testing.T) {
 			}
 		}
 		for name, job := range workflow.Jobs {
+			trusted := slices.Contains(slices.Collect(maps.Values(job.Permissions)), "write")
+			builds := false
 			for _, step := range job.Steps {
+				trusted = trusted || strings.Contains(fmt.Sprint(job.Env, step.Env, step.Run), "secrets.")
+				builds = builds || strings.Contains(step.Run, "make ")
 				if step.Uses != "" && !pinnedPattern.MatchString(step.Uses) {
 					t.Errorf("%s: job %s: %s is not pinned by its commit", file, name, step.Uses)
 				}
+			}
+			if trusted && builds {
+				t.Errorf("%s: job %s builds with the right to write or a secret", file, name)
 			}
 		}
 	}

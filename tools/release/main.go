@@ -73,6 +73,7 @@ func main() {
 		}
 	}
 	onlyCheck := flag.Bool("check", false, "only check that CHANGELOG.md and the charts have the version")
+	onlySign := flag.Bool("sign", false, "only sign the checksums in --out, of a build without the key")
 	registry := flag.String("publish", "", "only push the images and charts in --out to this registry, and sign them")
 	flag.Parse()
 	syscall.Umask(0o022) // the modes of written files are in the archives
@@ -84,6 +85,8 @@ func main() {
 	switch {
 	case *onlyCheck:
 		steps = []func() error{r.check}
+	case *onlySign:
+		steps = []func() error{r.signChecksums}
 	case *registry != "":
 		steps = []func() error{func() error { return r.publish(*registry) }}
 	case *onlyImages:
