@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/announce"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/bird"
 )
@@ -40,5 +41,18 @@ func TestStatusForgetsErrorsOfEarlierSessions(t *testing.T) {
 					tt.wantsError)
 			}
 		})
+	}
+}
+
+func TestStatusOfSpeakerWithoutPassword(t *testing.T) {
+	for password, want := range map[string]string{"": "FRR 8.4.4 without a password", "secret": "FRR 8.4.4"} {
+		o, _ := testObserver()
+		p := &process{observer: o}
+		p.External = &ExternalSpeaker{Session: announce.Options{Password: password}}
+		var s frontendv1.Status
+		p.birdStatus(&s, bird.State{Version: "FRR 8.4.4"}, time.Now())
+		if got := s.GetBird().GetVersion(); got != want {
+			t.Errorf("version %q, want %q", got, want)
+		}
 	}
 }
