@@ -84,6 +84,7 @@ func TestChecksOfServices(t *testing.T) {
 
 		`{"tcp":{"port":1},"via":"address"}`:                                "check: via: ",
 		`{"tcp":{"port":1},"source":["172.16.0.1"]}`:                        "check: source: ",
+		`{"http":{"port":1,"method":"PUT"}}`:                                "check: http.method: ",
 		tls("http", `"caFile":"/proc/1/environ"`):                           "check: http.tls.caFile: ",
 		tls("grpc", `"certFile":"/a","keyFile":"/b"`):                       "check: grpc.tls.certFile: ",
 		`{"any":[{"tcp":{"port":1}},` + tls("grpc", `"caFile":"/x"`) + `]}`: "check: any[1].grpc.tls.caFile: ",
