@@ -40,6 +40,35 @@ var sessionEdits = []edit{
 	{"other names of the gateways", replace("{name: gateway-", "{name: peer-")},
 }
 
+// tenantEdits are what a tenant may add for a VIP of its own, at the limits of what lb and frontend
+// accept. Nothing answers its checks.
+var tenantEdits = []edit{
+	{"200 large expressions", tenant(200, 1, `{http: {port: 5000, body: "(?:ab?){0,450}"}, interval: 100ms, timeout: 100ms}`)},
+	{"1000 streams", tenant(1000, 1, "{tcp: {port: 1}, interval: 100ms, timeout: 100ms}")},
+	{"1000 targets", tenant(1, 1000, "{udp: {port: 1, send: x}, interval: 100ms, timeout: 100ms}")},
+}
+
+// tenant returns an edit that adds a VIP with streams, and a policy as large as one can be.
+func tenant(streams, targets int, check string) func(string) string {
+	const served = `"203.0.113.9/32"`
+	var b strings.Builder
+	for s := range streams {
+		fmt.Fprintf(&b, "  - name: tenant-%d\n    vips: [%s]\n    check: %s\n    targets:\n", s, served, check)
+		for t := range targets {
+			fmt.Fprintf(&b, "      - {name: tenant-%d, ips: [172.16.%d.%d]}\n", t, 200+t/250, 1+t%250)
+		}
+	}
+	policy := "  policies:\n    - {vips: [" + served + `], ready: {prepend: 10, communities: ["64512:0"`
+	for n := range 19 {
+		policy += fmt.Sprintf(`, "64512:%d"`, n+1)
+	}
+	policy += "]}}\n"
+	return func(text string) string {
+		text = strings.Replace(text, "  vips:\n", "  vips:\n    - "+served+"\n", 1)
+		return strings.Replace(text, "streams:\n", policy+"streams:\n", 1) + b.String()
+	}
+}
+
 func replace(oldNew ...string) func(string) string { return strings.NewReplacer(oldNew...).Replace }
 
 // exchangeVIPs returns an edit that gives each of two streams the VIPs that only the other one has.
@@ -96,6 +125,7 @@ func editKinds() []*kind {
 			}),
 		removed,
 		sessions,
+		of(tenantEdits)(simple("hostile tenant", 4, ms(0, 3000), quiet, nothing, resTrench)),
 	}
 }
 
