@@ -43,9 +43,9 @@ var sessionEdits = []edit{
 // tenantEdits are what a tenant may add for a VIP of its own, at the limits of what lb and frontend
 // accept. Nothing answers its checks.
 var tenantEdits = []edit{
-	{"200 large expressions", tenant(200, 1, `{http: {port: 5000, body: "(?:ab?){0,450}"}, interval: 100ms, timeout: 100ms}`)},
-	{"1000 streams", tenant(1000, 1, "{tcp: {port: 1}, interval: 100ms, timeout: 100ms}")},
-	{"1000 targets", tenant(1, 1000, "{udp: {port: 1, send: x}, interval: 100ms, timeout: 100ms}")},
+	{"200 large expressions", tenant(200, 1, `http: {port: 5000, body: "(?:ab?){0,450}"}`)},
+	{"1000 streams", tenant(1000, 1, "tcp: {port: 1}")},
+	{"1000 targets", tenant(1, 1000, "udp: {port: 1, send: x}")},
 }
 
 // tenant returns an edit that adds a VIP with streams, and a policy as large as one can be.
@@ -53,7 +53,8 @@ func tenant(streams, targets int, check string) func(string) string {
 	const served = `"203.0.113.9/32"`
 	var b strings.Builder
 	for s := range streams {
-		fmt.Fprintf(&b, "  - name: tenant-%d\n    vips: [%s]\n    check: %s\n    targets:\n", s, served, check)
+		fmt.Fprintf(&b, "  - name: tenant-%d\n    vips: [%s]\n    check: {%s, interval: 100ms, timeout: 100ms}\n    targets:\n",
+			s, served, check)
 		for t := range targets {
 			fmt.Fprintf(&b, "      - {name: tenant-%d, ips: [172.16.%d.%d]}\n", t, 200+t/250, 1+t%250)
 		}

@@ -52,9 +52,9 @@ type tenants struct {
 	before []string
 }
 
-// TestTenants: whatever one tenant writes, VIP, targets, policy, conditions and answers of the other
-// are unchanged, no program exceeds its memory or ends, and the tenant is told why its object has no
-// effect. There are no admission policies, which only add to that.
+// Whatever one tenant writes, VIP, targets, policy, conditions and answers of the other are
+// unchanged, no program exceeds its memory or ends, and a Service that has no effect says why. There
+// are no admission policies, which only add to that.
 func TestTenants(t *testing.T) {
 	f := &tenants{fixture: newFixture(t)}
 	f.admit()
@@ -284,7 +284,7 @@ func (f *tenants) annotations() []annotation {
 	}
 	add("check-interval", "check", `{"tcp":{"port":8080},"interval":"10ms","timeout":"10ms"}`, "interval")
 	add("vip-of-another", "vips", vip4, translation.ReasonVIPHeld)
-	add("vip-of-nobody", "vips", "20.9.9.9", "20.9.9.9")
+	add("vip-outside", "vips", "20.9.9.9", "20.9.9.9")
 	add("vip-and-more", "vips", vip4+","+hostileVIP, "")
 	add("web", "min-ready", "1000001", "min-ready")
 	return all
@@ -442,8 +442,8 @@ func (f *tenants) crowd() {
 				name := fmt.Sprintf("crowd-%d", i)
 				s := f.service(name, map[string]string{v1alpha1.VIPsAnnotation: hostileVIP + "," + vip4})
 				_, err := f.user.CoreV1().Services(hostile).Create(ctx, s, metav1.CreateOptions{})
-				if err == nil {
-					err = f.createPod(ctx, name, netip.AddrFrom4([4]byte{172, 16, byte(100 + i/250), byte(1 + i%250)}))
+				if address := [4]byte{172, 16, byte(100 + i/250), byte(1 + i%250)}; err == nil {
+					err = f.createPod(ctx, name, netip.AddrFrom4(address))
 				}
 				if err != nil {
 					return err

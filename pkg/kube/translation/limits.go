@@ -19,8 +19,8 @@ import (
 const minInterval = 100 * time.Millisecond
 
 // operatorFields lists the fields of a check that only writers of the Trench have. With them the
-// owner of a Service would send lb's requests into other networks, change what answers them, and read
-// the files of lb.
+// owner of a Service would send lb's requests into other networks, let them change what they ask, and
+// read lb's files.
 var operatorFields = []string{"via", "source", "method", "caFile", "certFile", "keyFile"}
 
 // refuseCheck returns why a Service may not have a check, or a part of it; nil if it may. The check
