@@ -35,8 +35,10 @@ import (
 const (
 	hostile    = "tenant-b" // namespace
 	hostileVIP = "20.0.0.9"
-	// crowd is the number of Services, Pods and endpoints that a hostile tenant creates at once.
-	crowd = 1000
+	markerVIP  = "20.0.0.10"
+	// crowd is the number of Services, each with a Pod, that a hostile tenant creates at once, crowdVIPs
+	// that of the VIPs that they claim, and quota that of the Services that it may have.
+	crowd, crowdVIPs, quota = 1000, 30, 20
 )
 
 // limits are the memory limits of deployments/base/deployment.yaml, in MiB.
@@ -50,6 +52,7 @@ type tenants struct {
 	load *load.Generator
 	// before is what must not change.
 	before []string
+	marks  int // of the Service marker
 }
 
 // Whatever one tenant writes, VIP, targets, policy, conditions and answers of the other are
@@ -107,11 +110,18 @@ func (f *tenants) serve() {
 	f.wait(func(ctx context.Context) error { // the API server watches its Roles
 		return f.createPod(ctx, "idle")
 	})
-	f.cluster.Apply(f.t, strings.NewReplacer("spec:\n", "spec:\n  namespaces: [trench-a, "+hostile+"]\n",
-		"vips: [", "vips: ["+hostileVIP+"/32, ").Replace(trenchManifest()))
+	free := hostileVIP + "/32, " + markerVIP + "/32, "
+	for i := range crowdVIPs {
+		free += crowdVIP(i) + "/32, "
+	}
+	f.cluster.Apply(f.t, strings.NewReplacer("spec:\n", fmt.Sprintf("spec:\n  namespaces: [trench-a, %s]\n"+
+		"  quota: {streams: %d}\n", hostile, quota), "vips: [", "vips: ["+free).Replace(trenchManifest()))
 	f.startTrenchPods()
 	f.cluster.Apply(f.t, strings.Replace(service, "    vipgate.io/drain-time",
 		`    vipgate.io/policy: '{"ready": {"communities": ["64512:7"], "med": 10}}'`+"\n    vipgate.io/drain-time", 1))
+	_, err := f.user.CoreV1().Services(hostile).Create(ctx,
+		f.service("marker", map[string]string{v1alpha1.VIPsAnnotation: markerVIP}), metav1.CreateOptions{})
+	f.must(err)
 	for _, app := range f.Targets[:replicas] {
 		f.kubelet.create(app)
 		f.kubelet.run(app)
@@ -122,7 +132,6 @@ func (f *tenants) serve() {
 	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue, "2 of 2 VIPs by 2 of 2 pods")
 	f.wantCondition(v1alpha1.TargetsReady, metav1.ConditionTrue, "no target fails")
 	f.wantCondition(v1alpha1.TargetsAccepted, metav1.ConditionTrue, "")
-	var err error
 	f.load, err = f.Load(ctx, rate, 0, load.Config{})
 	f.must(err)
 	f.t.Cleanup(func() { f.load.Stop(context.Background()) })
@@ -155,9 +164,36 @@ func (f *tenants) victim(ctx context.Context) ([]string, error) {
 	return all, err
 }
 
+// crowdVIP returns a VIP of the crowd.
+func crowdVIP(i int) string { return fmt.Sprintf("20.0.1.%d", i%crowdVIPs) }
+
+// settled waits until each kube has read all that was written before: an edit that is made now is in
+// its trench file.
+func (f *tenants) settled() {
+	f.t.Helper()
+	f.marks++
+	mark := fmt.Sprint(100_000 + f.marks)
+	_, err := f.user.CoreV1().Services(hostile).Patch(f.t.Context(), "marker", types.MergePatchType,
+		[]byte(annotated("policy", `{"ready":{"med":`+mark+`}}`)), metav1.PatchOptions{})
+	f.must(err)
+	f.wait(func(context.Context) error {
+		for _, p := range f.Pods {
+			text, err := os.ReadFile(p.TrenchFile())
+			if err == nil && !strings.Contains(string(text), "med: "+mark) {
+				err = fmt.Errorf("%s has no MED %s", p.TrenchFile(), mark)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // unharmed fails the test if the victim has changed, or a program has ended or exceeded its memory.
 func (f *tenants) unharmed(after string) {
 	f.t.Helper()
+	f.settled()
 	ctx := harness.Context(f.t, waitTimeout)
 	now, err := f.victim(ctx)
 	if err != nil || !slices.Equal(now, f.before) {
@@ -275,12 +311,13 @@ func (f *tenants) annotations() []annotation {
 	add("folded-classes", "check", body("(?i)["+strings.Repeat("Ⱥ-ⱿK", 140)+"]"), "")
 	add("open-quotation", "check", body(`\Qok`), "")
 	for field, check := range map[string]string{
-		"via":     `{"tcp":{"port":8080},"via":"address"}`,
-		"source":  `{"tcp":{"port":8080},"source":"172.16.0.1"}`,
-		"caFile":  `{"http":{"port":8080,"tls":{"caFile":"/proc/1/environ"}}}`,
-		"keyFile": `{"http":{"port":8080,"tls":{"certFile":"/proc/1/environ","keyFile":"/proc/1/environ"}}}`,
+		"via":      `{"tcp":{"port":8080},"via":"address"}`,
+		"source":   `{"tcp":{"port":8080},"source":"172.16.0.1"}`,
+		"caFile":   `{"http":{"port":8080,"tls":{"caFile":"/proc/1/environ"}}}`,
+		"certFile": `{"http":{"port":8080,"tls":{"certFile":"/proc/1/environ","keyFile":"/proc/1/environ"}}}`,
+		"method":   `{"http":{"port":8080,"method":"PUT"}}`,
 	} {
-		add("check-"+strings.ToLower(field), "check", check, field)
+		add("check-"+strings.ToLower(field), "check", check, field+": a Service cannot have it")
 	}
 	add("check-interval", "check", `{"tcp":{"port":8080},"interval":"10ms","timeout":"10ms"}`, "interval")
 	add("vip-of-another", "vips", vip4, translation.ReasonVIPHeld)
@@ -326,15 +363,7 @@ func (f *tenants) claim(name, status string) {
 	f.must(err)
 	_, err = f.user.CoreV1().Pods(hostile).Patch(f.t.Context(), "idle", types.MergePatchType, patch, metav1.PatchOptions{})
 	f.must(err)
-	f.settled(name)
 	f.unharmed(name)
-}
-
-// settled waits until each kube has read all that was written before: a Service that is created now
-// is refused.
-func (f *tenants) settled(name string) {
-	f.t.Helper()
-	f.refused("after-"+name, map[string]string{v1alpha1.MinReadyAnnotation: "none"}, v1alpha1.MinReadyAnnotation)
 }
 
 // pods forges the annotation of Multus and labels, of a Pod that the tenant's own Service selects.
@@ -369,7 +398,6 @@ func (f *tenants) pods() {
 		_, err := f.user.CoreV1().Pods(hostile).Patch(ctx, name, types.MergePatchType,
 			[]byte(`{"metadata":{"labels":{"vipgate.io/trench-pod":"trench-a"}}}`), metav1.PatchOptions{})
 		f.must(err)
-		f.settled("name-of-another")
 		f.unharmed("pod " + name)
 	}
 	f.claim("own-address", status("172.16.200.9"))
@@ -381,7 +409,8 @@ func (f *tenants) records() {
 	f.t.Helper()
 	for kind, message := range map[string]string{
 		v1alpha1.LastAccepted: `{"generation":1,"annotations":{"vipgate.io/vips":"` + vip4 + `,` + vip6 +
-			`","vipgate.io/check":"{\"tcp\":{\"port\":5000}}"},"ports":[{"port":8080,"protocol":"TCP"}],"selector":{"app":"idle"}}`,
+			`","vipgate.io/check":"{\"tcp\":{\"port\":5000}}"},"ports":[{"port":8080,"protocol":"TCP"}],` +
+			`"selector":{"app":"idle"}}`,
 		v1alpha1.Accepted: "serving", v1alpha1.Advertised: "2 of 2",
 		"Generations": `[{"targets":["` + f.Targets[0].Name + `"]}]`,
 	} {
@@ -399,7 +428,6 @@ func (f *tenants) records() {
 				subresource...)
 			f.must(err)
 		}
-		f.settled(strings.ToLower(kind))
 		f.unharmed("record " + kind)
 	}
 	_, err := f.user.CoreV1().Services(hostile).Patch(f.t.Context(), "own", types.MergePatchType,
@@ -426,12 +454,11 @@ func (f *tenants) endpoints() {
 			Endpoints:   []discoveryv1.Endpoint{{Addresses: addresses}},
 		}, metav1.CreateOptions{})
 		f.t.Logf("slice %v: %v", addresses, err) // the API server refuses link-local addresses
-		f.settled("slice")
 		f.unharmed("endpoint slice")
 	}
 }
 
-// crowd creates many Services, each with a Pod and an endpoint, at once.
+// crowd creates many Services, each with a Pod, at once. Those beyond the quota are refused.
 func (f *tenants) crowd() {
 	f.t.Helper()
 	ctx := harness.Context(f.t, 3*waitTimeout)
@@ -440,7 +467,7 @@ func (f *tenants) crowd() {
 		group.Go(func() error {
 			for i := part; i < crowd; i += 8 {
 				name := fmt.Sprintf("crowd-%d", i)
-				s := f.service(name, map[string]string{v1alpha1.VIPsAnnotation: hostileVIP + "," + vip4})
+				s := f.service(name, map[string]string{v1alpha1.VIPsAnnotation: crowdVIP(i)})
 				_, err := f.user.CoreV1().Services(hostile).Create(ctx, s, metav1.CreateOptions{})
 				if address := [4]byte{172, 16, byte(100 + i/250), byte(1 + i%250)}; err == nil {
 					err = f.createPod(ctx, name, netip.AddrFrom4(address))
@@ -453,7 +480,22 @@ func (f *tenants) crowd() {
 		})
 	}
 	f.must(group.Wait())
-	f.settled("crowd")
+	f.wait(func(ctx context.Context) error {
+		list, err := f.user.CoreV1().Services(hostile).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		reasons := map[string]int{}
+		for i := range list.Items {
+			if c := meta.FindStatusCondition(list.Items[i].Status.Conditions, v1alpha1.Group+"/"+v1alpha1.Accepted); c != nil {
+				reasons[c.Reason]++
+			}
+		}
+		if reasons[translation.ReasonQuotaExceeded] == 0 {
+			return fmt.Errorf("no Service exceeds the quota: %v", reasons)
+		}
+		return nil
+	})
 	f.wantAnswers(f.load, f.Targets[:replicas]...)
 	f.unharmed("crowd")
 }
