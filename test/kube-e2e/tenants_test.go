@@ -149,7 +149,9 @@ func (f *tenants) victim(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	for _, c := range s.Status.Conditions {
-		all = append(all, fmt.Sprintf("%s %s %s %s", c.Type, c.Status, c.Reason, c.Message))
+		// An address that Pods of two namespaces have is a warning for both.
+		message, _, _ := strings.Cut(c.Message, "; Pod ")
+		all = append(all, fmt.Sprintf("%s %s %s %s", c.Type, c.Status, c.Reason, message))
 	}
 	routes, err := f.gateway.Routes(ctx)
 	for prefix, route := range routes {
@@ -262,7 +264,7 @@ func (f *tenants) refused(name string, annotations map[string]string, want strin
 			return err
 		}
 		c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.Group+"/"+v1alpha1.Accepted)
-		if c == nil || want != "" && (c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, want)) {
+		if c == nil || want != "" && (c.Status != metav1.ConditionFalse || !strings.Contains(c.Reason+": "+c.Message, want)) {
 			return fmt.Errorf("%s: Accepted is %+v, want a refusal with %q", name, c, want)
 		}
 		return nil
@@ -312,7 +314,7 @@ func (f *tenants) annotations() []annotation {
 	add("open-quotation", "check", body(`\Qok`), "")
 	for field, check := range map[string]string{
 		"via":      `{"tcp":{"port":8080},"via":"address"}`,
-		"source":   `{"tcp":{"port":8080},"source":"172.16.0.1"}`,
+		"source":   `{"tcp":{"port":8080},"source":["172.16.0.1"]}`,
 		"caFile":   `{"http":{"port":8080,"tls":{"caFile":"/proc/1/environ"}}}`,
 		"certFile": `{"http":{"port":8080,"tls":{"certFile":"/proc/1/environ","keyFile":"/proc/1/environ"}}}`,
 		"method":   `{"http":{"port":8080,"method":"PUT"}}`,
