@@ -162,20 +162,26 @@ func (u *user) wantAddresses(namespace string, addresses ...string) {
 	}
 }
 
-// pod is a Pod as the controllers, Multus and the kubelet create it from the document's
-// Deployment.
-const pod = `
+// pod is a Pod as the controllers and the kubelet create it from the document's Deployment,
+// networkStatus what Multus writes into it.
+const (
+	pod = `
 apiVersion: v1
 kind: Pod
 metadata:
   name: web-1
   namespace: trench-a
   labels: {app: web, vipgate.io/trench: trench-a}
-  annotations:
-    k8s.v1.cni.cncf.io/network-status: '[{"name": "trench-a/targets", "ips": ["172.16.0.11", "fd00:16::11"]}]'
 spec: {nodeName: node-1, containers: [{name: web, image: web}]}
 status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
 `
+	networkStatus = `kubectl -n trench-a patch pod web-1 --subresource=status --patch-file=/dev/stdin <<'EOF'
+metadata:
+  annotations:
+    k8s.v1.cni.cncf.io/network-status: '[{"name": "trench-a/targets", "ips": ["172.16.0.11", "fd00:16::11"]}]'
+EOF
+`
+)
 
 // Runs the commands and objects of docs/kubernetes.md in their order, from an empty API server.
 func TestCommandsOfTheDocument(t *testing.T) {
@@ -183,6 +189,9 @@ func TestCommandsOfTheDocument(t *testing.T) {
 	ran := u.follow("docs/kubernetes.md", commands, func(objects string) {
 		if strings.Contains(objects, "kind: Deployment") {
 			u.cluster.Apply(t, pod)
+			if out, err := u.run(networkStatus, ""); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
 		}
 	})
 	if ran != 3 {
