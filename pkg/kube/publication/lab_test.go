@@ -54,6 +54,10 @@ spec:
               type: object
               properties:
                 observedGeneration: {type: integer, format: int64}
+                holders:
+                  type: array
+                  x-kubernetes-list-type: atomic
+                  items: {type: object, x-kubernetes-preserve-unknown-fields: true}
                 conditions:
                   type: array
                   x-kubernetes-list-type: map
