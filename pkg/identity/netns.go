@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -58,39 +59,49 @@ type NetNSFallback struct {
 // about is the text that other processes receive. While another process owns the namespace, the
 // error names it.
 //
-// Any user can bind the socket. Beside one that is neither root nor the own user the lock is a
-// file, until the socket is free.
+// Any user can bind the socket. Beside one that is not trusted the lock is a file, which each
+// process tries to hold.
 func OwnNetNS(ctx context.Context, role, about string, fallback NetNSFallback) (release func(), err error) {
 	name := "@vipgate/" + role
 	listener, owner, err := bindOwner(ctx, name)
-	var lock *files.Lock
 	switch {
 	case owner != nil && (owner.trusted || fallback.AdminSocket == ""):
 		return nil, fmt.Errorf("another %s (%s) owns this network namespace; stop it first", role, owner.text)
-	case owner != nil:
-		if lock, err = lockNetNS(ctx, role, fallback.AdminSocket); err != nil {
-			return nil, fmt.Errorf("another user's process (%s) has the socket %s, which locks the network namespace; "+
-				"the lock file instead of it: %w", owner.text, name, err)
-		}
-		fallback.Log.Warn("the socket that locks the network namespace belongs to another user, using a lock file",
-			"socket", name, "owner", owner.text, "file", lock.Path())
 	case err != nil:
 		return nil, fmt.Errorf("socket %s, which locks the network namespace: %w", name, err)
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	var lock *files.Lock
+	if fallback.AdminSocket != "" {
+		lock, err = lockNetNS(ctx, role, fallback.AdminSocket)
+	}
+	switch {
+	case owner != nil && err != nil:
+		return nil, fmt.Errorf("another user's process (%s) has the socket %s, which locks the network namespace; "+
+			"the lock file instead of it: %w", owner.text, name, err)
+	case owner != nil:
+		fallback.Log.Warn("the socket that locks the network namespace belongs to another user, using a lock file",
+			"socket", name, "owner", owner.text, "file", lock.Path())
+	// The socket was another user's when a program with that lock started, and is free since.
+	case errors.Is(err, files.ErrLocked):
+		_ = listener.Close()
+		return nil, fmt.Errorf("another %s owns this network namespace; stop it first: %w", role, err)
+	}
+	// The end of ctx starts the end of this process, which owns the namespace until release.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		serveOwner(ctx, listener, name, about)
 	}()
 	return func() {
-		cancel()
-		<-done
+		// First, since a successor that has the socket tries the lock only once.
 		if lock != nil {
 			// The kernel releases the lock of a process whose file system hangs.
 			_, _ = files.Do(context.Background(), &files.Calls{}, lock.Path(),
 				func() (struct{}, error) { return struct{}{}, lock.Remove() })
 		}
+		cancel()
+		<-done
 	}, nil
 }
 
@@ -147,7 +158,7 @@ func lockNetNS(ctx context.Context, role, adminSocket string) (*files.Lock, erro
 		err := errors.Join(createDirectory(dir, 0o700), unix.Stat(dir, &directory),
 			unix.Stat("/proc/self/ns/net", &namespace))
 		if err == nil && !isTrustedUser(directory.Uid) {
-			err = fmt.Errorf("directory %s belongs to user %d, neither root nor user %d", dir, directory.Uid, os.Geteuid())
+			err = fmt.Errorf("directory %s of user %d: it must belong to root or user %d", dir, directory.Uid, os.Geteuid())
 		}
 		if err != nil {
 			return nil, err
@@ -156,14 +167,24 @@ func lockNetNS(ctx context.Context, role, adminSocket string) (*files.Lock, erro
 	})
 }
 
-// isTrustedUser reports whether a user is root or that of this process, who could end it anyway.
+// unitDirectories are those of the packaged units, in which a unit's user runs a program. Only root
+// can create the first.
+var unitDirectories = []string{"/run/vipgate", "/run/vipgate/target"}
+
+// isTrustedUser reports whether a user is root, that of this process, who could end it anyway, or
+// that of a unit.
 func isTrustedUser(uid uint32) bool {
-	return uid == 0 || uid == uint32(os.Geteuid()) && uid != UnmappedUser
+	isUnit := func(directory string) bool {
+		var stat unix.Stat_t
+		return unix.Lstat(directory, &stat) == nil && stat.Uid == uid
+	}
+	return uid == 0 || uid != UnmappedUser &&
+		(uid == uint32(os.Geteuid()) || slices.ContainsFunc(unitDirectories, isUnit))
 }
 
 // NetNSOwner describes the process that owns the network namespace in a role, as [OwnNetNS] does in
 // its error; "" if no process does. It reports whether a program of vipgate may be the owner: a
-// process of root, of the own user, or of another container of a pod.
+// process of a trusted user, or of another container of a pod.
 func NetNSOwner(ctx context.Context, role string) (owner string, plausible bool) {
 	name := "@vipgate/" + role
 	ctx, cancel := context.WithTimeout(ctx, ownerTimeout)

@@ -88,8 +88,8 @@ func TestOwnerTextIsQuoted(t *testing.T) {
 	})
 }
 
-// squat binds the socket of a role as user 65534.
-func squat(t *testing.T, role string, listen bool) (closeSocket func()) {
+// squat binds the socket of a role as another user.
+func squat(t *testing.T, role string, user uintptr, listen bool) (closeSocket func()) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to become another user")
@@ -103,7 +103,7 @@ func squat(t *testing.T, role string, listen bool) (closeSocket func()) {
 			t.Fatalf("set user %d: %v", uid, errno)
 		}
 	}
-	setUser(UnmappedUser)
+	setUser(user)
 	defer setUser(0)
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	harness.Must(t, err)
@@ -121,7 +121,7 @@ func TestNetNSSocketOfAnotherUser(t *testing.T) {
 	for name, listen := range map[string]bool{"listens": true, "bound only": false} {
 		t.Run(name, func(t *testing.T) {
 			role := "test-" + rand.Text()
-			free := squat(t, role, listen)
+			free := squat(t, role, UnmappedUser, listen)
 			var log bytes.Buffer
 			dir := filepath.Join(t.TempDir(), "run")
 			fallback := NetNSFallback{
@@ -168,9 +168,61 @@ func TestNetNSSocketOfAnotherUser(t *testing.T) {
 	}
 }
 
+// The user of a unit is trusted, whoever starts a second program.
+func TestNetNSOwnerIsUserOfUnit(t *testing.T) {
+	role, dir := "test-"+rand.Text(), t.TempDir()
+	squat(t, role, 998, true)
+	defer func(before []string) { unitDirectories = before }(unitDirectories)
+	unitDirectories = []string{filepath.Join(dir, "missing"), dir}
+	for user, want := range map[int]bool{998: true, 997: false} {
+		harness.Must(t, os.Chown(dir, user, 0))
+		fallback := NetNSFallback{AdminSocket: t.TempDir() + "/a.sock", Log: slog.New(slog.DiscardHandler)}
+		release, err := OwnNetNS(t.Context(), role, "", fallback)
+		if err == nil {
+			release()
+		}
+		if (err != nil) != want {
+			t.Errorf("beside user 998, in a directory of user %d: %v", user, err)
+		}
+		if owner, plausible := NetNSOwner(t.Context(), role); plausible != want {
+			t.Errorf("owner %s, in a directory of user %d: plausible %t", owner, user, plausible)
+		}
+	}
+	harness.Must(t, os.Chown(dir, UnmappedUser, 0))
+	if isTrustedUser(UnmappedUser) {
+		t.Error("all unmapped users are trusted")
+	}
+}
+
+// A program that started beside another user's socket keeps a second one away as soon as the socket
+// is free, before it has bound it.
+func TestNetNSLockBesideFreeSocket(t *testing.T) {
+	role, dir := "test-"+rand.Text(), t.TempDir()
+	fallback := NetNSFallback{AdminSocket: dir + "/a.sock", Log: slog.New(slog.DiscardHandler)}
+	first, err := lockNetNS(t.Context(), role, fallback.AdminSocket)
+	harness.Must(t, err)
+	for range 2 { // the refused program leaves the socket free
+		if _, err := OwnNetNS(t.Context(), role, "", fallback); !errors.Is(err, files.ErrLocked) {
+			t.Errorf("a second program: %v", err)
+		}
+	}
+	harness.Must(t, first.Remove())
+	// Nothing else about the file keeps a program that has the socket from starting.
+	fallback.AdminSocket = "/proc/none/a.sock"
+	ctx, cancel := context.WithCancel(t.Context())
+	release, err := OwnNetNS(ctx, role, "first", fallback)
+	harness.Must(t, err)
+	cancel()
+	// A program that ends owns the namespace until then.
+	if owner, _ := NetNSOwner(t.Context(), role); !strings.HasSuffix(owner, "first)") {
+		t.Errorf("owner %q while it ends", owner)
+	}
+	release()
+}
+
 func TestNetNSLockRefusesOwnedDirectory(t *testing.T) {
 	role, dir := "test-"+rand.Text(), t.TempDir()
-	squat(t, role, true)
+	squat(t, role, UnmappedUser, true)
 	fallback := NetNSFallback{AdminSocket: dir + "/a.sock", Log: slog.New(slog.DiscardHandler)}
 	harness.Must(t, os.Chown(dir, UnmappedUser, 0))
 	if _, err := OwnNetNS(t.Context(), role, "", fallback); err == nil || !strings.Contains(err.Error(), "user 65534") {
