@@ -72,7 +72,7 @@ func OwnNetNS(ctx context.Context, role, about string, fallback NetNSFallback) (
 	}
 	var lock *files.Lock
 	if fallback.AdminSocket != "" {
-		lock, err = lockNetNS(ctx, role, fallback.AdminSocket)
+		lock, err = lockNetNS(ctx, role, fallback.AdminSocket, owner != nil)
 	}
 	switch {
 	case owner != nil && err != nil:
@@ -146,8 +146,9 @@ func serveOwner(ctx context.Context, listener net.Listener, name, about string) 
 	}
 }
 
-// lockNetNS locks a file beside the admin socket, for the network namespace of this process.
-func lockNetNS(ctx context.Context, role, adminSocket string) (*files.Lock, error) {
+// lockNetNS locks a file beside the admin socket, for the network namespace of this process. It
+// creates the directory only on request: one of a socket for a group has another mode.
+func lockNetNS(ctx context.Context, role, adminSocket string, create bool) (*files.Lock, error) {
 	path, err := SocketPath(adminSocket)
 	if err != nil {
 		return nil, err
@@ -155,8 +156,11 @@ func lockNetNS(ctx context.Context, role, adminSocket string) (*files.Lock, erro
 	dir := filepath.Dir(path)
 	return files.Do(ctx, &files.Calls{}, "directory "+dir, func() (*files.Lock, error) {
 		var namespace, directory unix.Stat_t
-		err := errors.Join(createDirectory(dir, 0o700), unix.Stat(dir, &directory),
-			unix.Stat("/proc/self/ns/net", &namespace))
+		var err error
+		if create {
+			err = createDirectory(dir, 0o700)
+		}
+		err = errors.Join(err, unix.Stat(dir, &directory), unix.Stat("/proc/self/ns/net", &namespace))
 		if err == nil && !isTrustedUser(directory.Uid) {
 			err = fmt.Errorf("directory %s of user %d: it must belong to root or user %d", dir, directory.Uid, os.Geteuid())
 		}

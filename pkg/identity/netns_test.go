@@ -199,7 +199,7 @@ func TestNetNSOwnerIsUserOfUnit(t *testing.T) {
 func TestNetNSLockBesideFreeSocket(t *testing.T) {
 	role, dir := "test-"+rand.Text(), t.TempDir()
 	fallback := NetNSFallback{AdminSocket: dir + "/a.sock", Log: slog.New(slog.DiscardHandler)}
-	first, err := lockNetNS(t.Context(), role, fallback.AdminSocket)
+	first, err := lockNetNS(t.Context(), role, fallback.AdminSocket, false)
 	harness.Must(t, err)
 	for range 2 { // the refused program leaves the socket free
 		if _, err := OwnNetNS(t.Context(), role, "", fallback); !errors.Is(err, files.ErrLocked) {
@@ -208,10 +208,13 @@ func TestNetNSLockBesideFreeSocket(t *testing.T) {
 	}
 	harness.Must(t, first.Remove())
 	// Nothing else about the file keeps a program that has the socket from starting.
-	fallback.AdminSocket = "/proc/none/a.sock"
+	fallback.AdminSocket = filepath.Join(dir, "missing", "a.sock")
 	ctx, cancel := context.WithCancel(t.Context())
 	release, err := OwnNetNS(ctx, role, "first", fallback)
 	harness.Must(t, err)
+	if _, err := os.Stat(filepath.Join(dir, "missing")); !os.IsNotExist(err) {
+		t.Errorf("the lock's directory: %v", err)
+	}
 	cancel()
 	// A program that ends owns the namespace until then.
 	if owner, _ := NetNSOwner(t.Context(), role); !strings.HasSuffix(owner, "first)") {
