@@ -22,13 +22,13 @@ import (
 // accept waits for a connection of the peer, instead of a dial. The first call opens the listener,
 // which stays open until ctx ends.
 func (announcer *Announcer) accept(ctx context.Context) (net.Conn, error) {
-	if announcer.accepted == nil {
+	if announcer.acceptor == nil {
 		if err := announcer.listen(ctx); err != nil {
 			return nil, fmt.Errorf("cannot accept connections: %w", err)
 		}
 	}
 	select {
-	case conn := <-announcer.accepted:
+	case conn := <-announcer.acceptor.accepted:
 		return conn, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
@@ -47,9 +47,10 @@ func (announcer *Announcer) listen(ctx context.Context) error {
 		return err
 	}
 	context.AfterFunc(ctx, func() { listener.Close() }) // ends acceptAll
-	announcer.accepted = make(chan net.Conn, 1)
-	acceptor := &acceptor{options: options, accepted: announcer.accepted, awaiting: &announcer.accepting}
-	announcer.accepting.Go(func() { acceptor.acceptAll(ctx, listener) })
+	announcer.acceptor = &acceptor{
+		options: options, accepted: make(chan net.Conn, 1), awaiting: &announcer.accepting,
+	}
+	announcer.accepting.Go(func() { announcer.acceptor.acceptAll(ctx, listener) })
 	return nil
 }
 
@@ -64,10 +65,10 @@ const (
 // acceptor selects the connection of the session. A second connection is that of a peer that lost
 // the first, even if no packet said so, or of any process that can use the peer's address. It
 // replaces the first only after a valid OPEN, once the first has ended or was silent for half of
-// the hold time. A live peer sends a KEEPALIVE each third of it.
+// the hold time. A live peer sends a KEEPALIVE each third of it. Of several, the newest does.
 type acceptor struct {
 	options  Options
-	accepted chan net.Conn
+	accepted chan net.Conn // the current connection, until the session takes it
 	awaiting *sync.WaitGroup
 	throttle logs.Throttle
 
@@ -113,16 +114,20 @@ func (acceptor *acceptor) admit(conn *acceptedConn) (current bool) {
 		acceptor.serve(conn)
 		return true
 	}
-	if acceptor.pending = append(acceptor.pending, conn); len(acceptor.pending) > maxPending {
-		acceptor.pending[0].Close()
-		acceptor.pending = acceptor.pending[1:]
+	if len(acceptor.pending) == maxPending {
+		// The oldest without a valid OPEN, else the oldest.
+		i := max(slices.IndexFunc(acceptor.pending, func(c *acceptedConn) bool { return !c.valid }), 0)
+		acceptor.pending[i].Close()
+		acceptor.pending = slices.Delete(acceptor.pending, i, i+1)
 	}
+	acceptor.pending = append(acceptor.pending, conn)
 	return false
 }
 
 // serve makes a connection the current one. The caller holds mu.
 func (acceptor *acceptor) serve(conn *acceptedConn) {
 	if acceptor.current != nil {
+		acceptor.current.replaced.Store(true)
 		acceptor.current.Close()
 	}
 	select { // one that waits is closed now
@@ -167,13 +172,17 @@ func (acceptor *acceptor) replace(ctx context.Context, conn *acceptedConn, opene
 ) {
 	acceptor.mu.Lock()
 	defer acceptor.mu.Unlock()
+	conn.valid = err == nil
 	older = acceptor.current
 	heard, open := older.lastHeard()
 	wait = time.Until(heard.Add(acceptor.options.HoldTime / 2))
 	free := older.hasEnded() || !open || wait <= 0
+	isNewer := func(c *acceptedConn) bool { return c.valid && !c.hasEnded() && c.opened.After(conn.opened) }
 	switch {
 	case err == nil && (ctx.Err() != nil || conn.hasEnded()):
 		err = net.ErrClosed
+	case err == nil && free && (isNewer(older) || slices.ContainsFunc(acceptor.pending, isNewer)):
+		err = errors.New("the peer has a newer connection")
 	case err == nil && !free && heard.After(opened):
 		err = errors.New("the peer sends on its first connection")
 	case err == nil && !free:
@@ -191,9 +200,12 @@ type acceptedConn struct {
 	*net.TCPConn
 	reader *bufio.Reader
 	opened time.Time
-	heard  atomic.Int64 // nanoseconds from opened to the last read by the session; 0 before
+	heard  atomic.Int64 // nanoseconds from opened to the last message in the session; 0 before
 	once   sync.Once
 	ended  chan struct{} // closed by Close
+
+	valid    bool        // has waited, with a valid OPEN; guarded by the acceptor's mu
+	replaced atomic.Bool // closed for a newer connection
 }
 
 func newAcceptedConn(conn *net.TCPConn) *acceptedConn {
@@ -206,11 +218,14 @@ func newAcceptedConn(conn *net.TCPConn) *acceptedConn {
 // Read reads what peekOpen left.
 func (conn *acceptedConn) Read(b []byte) (int, error) {
 	n, err := conn.reader.Read(b)
-	if n > 0 {
-		conn.heard.Store(int64(time.Since(conn.opened)))
+	if err != nil && conn.replaced.Load() {
+		err = errors.New("replaced by a newer connection")
 	}
 	return n, err
 }
+
+// hear notes a complete message: a stranger's bytes may reach the session, too.
+func (conn *acceptedConn) hear() { conn.heard.Store(int64(time.Since(conn.opened))) }
 
 // Close closes the connection.
 func (conn *acceptedConn) Close() error {
@@ -227,7 +242,7 @@ func (conn *acceptedConn) hasEnded() bool {
 	}
 }
 
-// lastHeard returns when the session last read from the peer, and whether it did.
+// lastHeard returns when the session last got a message of the peer, and whether it did.
 func (conn *acceptedConn) lastHeard() (time.Time, bool) {
 	heard := conn.heard.Load()
 	return conn.opened.Add(time.Duration(heard)), heard > 0

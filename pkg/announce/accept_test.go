@@ -5,7 +5,10 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,6 +47,27 @@ func (l *listening) connect(t *testing.T) *peer {
 		}
 		if time.Now().After(deadline) {
 			t.Fatal(err)
+		}
+	}
+}
+
+// connectPending opens a connection beside the first and sends a valid OPEN, which is accepted.
+func (l *listening) connectPending(t *testing.T) *peer {
+	t.Helper()
+	p := l.connect(t)
+	p.sendOpen(8103)
+	from, acceptor := p.conn.LocalAddr().String(), l.acceptor
+	for deadline := time.Now().Add(waitLimit); ; runtime.Gosched() {
+		acceptor.mu.Lock()
+		accepted := slices.ContainsFunc(acceptor.pending, func(c *acceptedConn) bool {
+			return c.valid && c.RemoteAddr().String() == from
+		})
+		acceptor.mu.Unlock()
+		if accepted {
+			return p
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the OPEN is not accepted")
 		}
 	}
 }
@@ -160,20 +184,36 @@ func TestPendingConnectionsAreFew(t *testing.T) {
 			l.establishFirst(t)
 			var pending []*peer
 			for range n {
-				p := l.connect(t)
-				p.sendOpen(8103)
-				pending = append(pending, p)
+				pending = append(pending, l.connectPending(t))
 			}
 			for len(pending) > maxPending {
 				pending[0].wantClosed()
 				pending = pending[1:]
 			}
 			l.wantSessions(t, 1)
-			// A waiting connection has the session when the first ends.
+			// The newest has the session when the first ends.
 			harness.Must(t, l.first.conn.Close())
-			awaitState(t, l.Announcer, "a second session", func(s State) bool { return s.Attempts > 1 })
+			pending[len(pending)-1].takeOver()
+			l.wantSessions(t, 2)
 		})
 	}
+}
+
+// Connections without an OPEN do not end the one of the peer that waits.
+func TestPendingConnectionIsKept(t *testing.T) {
+	l := newListening(t, time.Minute, "")
+	l.establishFirst(t)
+	second := l.connectPending(t)
+	var strangers []*peer
+	for range 2 * maxPending {
+		strangers = append(strangers, l.connect(t))
+	}
+	for _, stranger := range strangers[:maxPending+1] {
+		stranger.wantClosed()
+	}
+	harness.Must(t, l.first.conn.Close())
+	second.takeOver()
+	l.wantSessions(t, 2)
 }
 
 func TestPendingConnectionTakesOver(t *testing.T) {
@@ -188,9 +228,13 @@ func TestPendingConnectionTakesOver(t *testing.T) {
 	})
 	t.Run("silence of the first since its start", func(t *testing.T) {
 		l := newListening(t, time.Minute, "")
+		l.first.sendBytes(bytes.Repeat([]byte{0xff}, 16)) // no message
 		l.first.expect(bgp.BGP_MSG_OPEN)
 		second := l.connect(t)
 		second.sendOpen(8103)
+		awaitState(t, l.Announcer, "the reason", func(s State) bool {
+			return s.LastError != nil && strings.Contains(s.LastError.Error(), "replaced by a newer connection")
+		})
 		second.takeOver()
 		l.wantSessions(t, 1)
 	})

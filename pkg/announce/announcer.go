@@ -113,11 +113,9 @@ type State struct {
 
 // Announcer is the BGP speaker. It implements task.Task.
 type Announcer struct {
-	options Options
-	dial    func(context.Context) (net.Conn, error)
-	// accepted has the current connection of a listening announcer; nil until it listens. It belongs
-	// to Run.
-	accepted  chan net.Conn
+	options   Options
+	dial      func(context.Context) (net.Conn, error)
+	acceptor  *acceptor      // of a listening announcer; nil until it listens. It belongs to Run.
 	accepting sync.WaitGroup // of acceptAll and await
 	state     *latest.Value[State]
 	up        *latest.Value[gate.Announcer]

@@ -109,6 +109,9 @@ func (session *session) read() {
 	defer func() { _, _ = io.Copy(io.Discard, reader) }()
 	for {
 		message, err := readMessage(reader)
+		if conn, ok := session.conn.(*acceptedConn); ok && err == nil {
+			conn.hear()
+		}
 		select {
 		case session.in <- received{message, time.Now(), err}:
 		case <-session.done:
