@@ -18,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -317,8 +318,8 @@ func TestStationSurvivesFailuresToAccept(t *testing.T) {
 	await.True(t, "a session", func() bool { _, _, err := station.Sessions(ctx); return err == nil })
 }
 
-// dialAs connects as a user. Its thread is never unlocked, so that it ends.
-func dialAs(t *testing.T, uid int, address string) net.Conn {
+// dialAs connects as a user, with a socket that is bound to an interface unless that is "". Its thread is never unlocked, so that it ends.
+func dialAs(t *testing.T, uid int, address, device string) net.Conn {
 	t.Helper()
 	var conn net.Conn
 	done := make(chan error)
@@ -330,7 +331,15 @@ func dialAs(t *testing.T, uid int, address string) net.Conn {
 			return
 		}
 		var err error
-		conn, err = net.Dial("tcp", address)
+		dialer := net.Dialer{Timeout: 10 * time.Second, Control: func(_, _ string, raw syscall.RawConn) (err error) {
+			controlErr := raw.Control(func(fd uintptr) {
+				if device != "" {
+					err = unix.SetsockoptString(int(fd), unix.SOL_SOCKET, unix.SO_BINDTODEVICE, device)
+				}
+			})
+			return errors.Join(err, controlErr)
+		}}
+		conn, err = dialer.Dial("tcp", address)
 		done <- err
 	}()
 	harness.Must(t, <-done)
@@ -357,7 +366,7 @@ func TestStationRefusesUsers(t *testing.T) {
 	t.Cleanup(func() { harness.Must(t, <-ended) })
 	await.True(t, "a listener", func() bool { return station.Addr() != nil })
 	for uid, accepted := range map[int]bool{0: true, 1234: true, 1235: false, 65534: false} {
-		conn := dialAs(t, uid, station.Addr().String())
+		conn := dialAs(t, uid, station.Addr().String(), "")
 		_, _ = conn.Write(decode(t, frrInit)) // fails once it is refused
 		if accepted {
 			await.True(t, "a session", func() bool { _, _, err := station.Sessions(t.Context()); return err == nil })
@@ -365,14 +374,41 @@ func TestStationRefusesUsers(t *testing.T) {
 			await.True(t, "no session", func() bool { _, _, err := station.Sessions(t.Context()); return err != nil })
 			continue
 		}
-		harness.Must(t, conn.SetReadDeadline(time.Now().Add(30*time.Second)))
-		var timeout net.Error
-		if _, err := conn.Read(make([]byte, 1)); errors.As(err, &timeout) && timeout.Timeout() {
-			t.Errorf("user %d is accepted", uid)
+		wantRefused(t, station, conn, fmt.Sprintf("user %d", uid))
+	}
+
+	// A socket that is bound to an interface is unknown to the kernel's lookup without it.
+	wildcard := New("0.0.0.0:0", slog.New(slog.DiscardHandler))
+	wildcard.Speaker = station.Speaker
+	endedToo := make(chan error)
+	go func() { endedToo <- wildcard.Run(t.Context()) }()
+	t.Cleanup(func() { harness.Must(t, <-endedToo) })
+	await.True(t, "a listener", func() bool { return wildcard.Addr() != nil })
+	interfaces, err := net.Interfaces()
+	harness.Must(t, err)
+	for _, i := range interfaces {
+		addresses, err := i.Addrs()
+		harness.Must(t, err)
+		for _, address := range addresses {
+			if address := address.(*net.IPNet).IP.To4(); address != nil && i.Flags&net.FlagUp != 0 {
+				at := fmt.Sprintf("%s:%d", address, wildcard.Addr().(*net.TCPAddr).Port)
+				conn := dialAs(t, 1235, at, i.Name)
+				_, _ = conn.Write(decode(t, frrInit))
+				wantRefused(t, wildcard, conn, "a socket of "+i.Name)
+			}
 		}
-		if _, _, err := station.Sessions(t.Context()); err == nil {
-			t.Errorf("user %d has a session", uid)
-		}
+	}
+}
+
+func wantRefused(t *testing.T, station *Station, conn net.Conn, what string) {
+	t.Helper()
+	harness.Must(t, conn.SetReadDeadline(time.Now().Add(30*time.Second)))
+	var timeout net.Error
+	if _, err := conn.Read(make([]byte, 1)); errors.As(err, &timeout) && timeout.Timeout() {
+		t.Errorf("%s is accepted", what)
+	}
+	if _, _, err := station.Sessions(t.Context()); err == nil {
+		t.Errorf("%s has a session", what)
 	}
 }
 

@@ -15,8 +15,12 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/sockdiag"
 	"github.com/vipgate/vipgate/pkg/speaker"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -109,7 +113,7 @@ func (station *Station) accept(ctx context.Context, listener net.Listener, group
 		}
 		retry.Reset()
 		if err := station.refuses(conn); err != nil {
-			station.throttle.Log(station.log.Warn, "", "BMP connection refused", "remote", conn.RemoteAddr(), "error", err)
+			station.throttle.Log(station.log.Warn, "refused", "BMP connection refused", "remote", conn.RemoteAddr(), "error", err)
 			_ = conn.Close()
 			continue
 		}
@@ -135,9 +139,13 @@ func (station *Station) refuses(conn net.Conn) error {
 	local, remote := conn.LocalAddr().(*net.TCPAddr).AddrPort(), conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 	peer, err := sockdiag.TCP(remote, local)
 	if err != nil {
-		_, ownErr := sockdiag.TCP(local, remote)
-		// The peer is in another network namespace, or the kernel lacks the function.
-		if !local.Addr().IsLoopback() || ownErr != nil {
+		if _, unknown := sockdiag.TCP(local, remote); unknown != nil { // the kernel lacks the function
+			station.throttle.Log(station.log.Warn, "unknown", "BMP connection of an unknown user accepted", "error", unknown)
+			return nil
+		}
+		// The peer is in another network namespace, unless it bound its socket to an interface, which
+		// hides it.
+		if !local.Addr().IsLoopback() && !isLocal(remote.Addr()) {
 			return nil
 		}
 		return err
@@ -146,11 +154,24 @@ func (station *Station) refuses(conn net.Conn) error {
 	switch {
 	case !peer.Established:
 		return errors.New("the process closed it")
+	case peer.User == identity.UnmappedUser:
+		return errors.New("its user is nobody, or not known in this user namespace")
 	case peer.User == 0 || peer.User == uint32(os.Geteuid()) || err == nil && speaker.Listens && peer.User == speaker.User:
 		return nil
 	}
 	return fmt.Errorf("user %d is not that of the speaker, which listens on %s, of this process, or root", peer.User,
 		station.Speaker)
+}
+
+// isLocal reports whether packets to an address stay in this network namespace.
+func isLocal(addr netip.Addr) bool {
+	conn, err := rtnetlink.Dial()
+	if err != nil {
+		return true
+	}
+	defer conn.Close()
+	route, err := conn.Lookup(addr.Unmap().WithZone(""), 0)
+	return err == nil && route.Type == unix.RTN_LOCAL
 }
 
 // serve follows a connection to its end.
