@@ -113,6 +113,9 @@ func (l *limited) authenticate(c *connection, id spiffeid.ID) *connection {
 		return nil
 	}
 	c.owner, c.authenticated = id.String(), true
+	if len(l.open) <= l.max {
+		return nil // without a walk at each handshake
+	}
 	victim, counts, total := l.oldestOfMost(true)
 	if total <= l.max {
 		return nil

@@ -375,6 +375,9 @@ func (guard *AdminGuard) Authorize(conn net.Conn) error {
 	if err == nil && cred.Uid != 0 && (cred.Uid != guard.uid || cred.Uid == UnmappedUser) {
 		key = fmt.Sprint(cred.Uid)
 		err = fmt.Errorf("user %d may not use this socket, only user %d and root", cred.Uid, guard.uid)
+		if cred.Uid == guard.uid {
+			err = fmt.Errorf("user %d may not use this socket, only root: it stands for any unmapped user", cred.Uid)
+		}
 	}
 	if err == nil {
 		return nil
