@@ -53,9 +53,6 @@ func (c *speakerConfigCommand) Run(out *cli.Output) error {
 	}
 	if c.SpeakerPasswordFile != "" {
 		speaker.Password = speakerconfig.Placeholder
-		if err := createPassword(c.SpeakerPasswordFile); err != nil {
-			return fmt.Errorf("--speaker-password-file: %w", err)
-		}
 	}
 	for _, v := range config.Attractor.VIPs {
 		speaker.VIPs = append(speaker.VIPs, v.Prefix())
@@ -64,6 +61,14 @@ func (c *speakerConfigCommand) Run(out *cli.Output) error {
 	text, err := speaker.Text(c.Kind)
 	if err != nil {
 		return cli.Usage("%w", err)
+	}
+	if c.SpeakerPasswordFile != "" {
+		if err := createPassword(c.SpeakerPasswordFile); err != nil {
+			return fmt.Errorf("--speaker-password-file: %w", err)
+		}
+		if _, err := c.Password(); err != nil { // of a file that existed
+			return err
+		}
 	}
 	out.Printf("%s", text)
 	return nil

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/vipgate/vipgate/cmd/internal/frontendcmd"
 	"github.com/vipgate/vipgate/test/harness"
 )
 
@@ -28,5 +29,13 @@ func TestSpeakerPasswordIsCreatedOnce(t *testing.T) {
 	harness.Must(t, createPassword(link))
 	if _, err := os.Stat(link); !os.IsNotExist(err) {
 		t.Errorf("behind the link: %v", err)
+	}
+	empty := filepath.Join(t.TempDir(), "empty")
+	harness.Must(t, os.WriteFile(empty, nil, 0o600))
+	for file, valid := range map[string]bool{path: true, link: false, empty: false} {
+		flags := frontendcmd.SpeakerFlags{SpeakerPasswordFile: file}
+		if _, err := flags.Password(); (err == nil) != valid {
+			t.Errorf("password of %s: %v", file, err)
+		}
 	}
 }

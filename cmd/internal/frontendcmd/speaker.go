@@ -212,16 +212,25 @@ func (f *SpeakerFlags) External(routerID netip.Addr, log *slog.Logger) (*fronten
 		log.Warn("any process with the address of the speaker, or of the frontend, can take the session: it has no "+
 			"password; set --speaker-password-file", "speaker", peer, "frontend", f.SpeakerLocal)
 	} else {
-		content, err := files.Read(f.SpeakerPasswordFile, maxPassword+2) // a line end
+		session.Password, err = f.Password()
 		if err != nil {
-			return nil, fmt.Errorf("--speaker-password-file: %w", err)
-		}
-		session.Password = strings.TrimRight(string(content), "\r\n")
-		if session.Password == "" || len(session.Password) > maxPassword {
-			return nil, fmt.Errorf("--speaker-password-file=%s: a password has 1 to %d bytes", f.SpeakerPasswordFile,
-				maxPassword)
+			return nil, err
 		}
 	}
 	view, err := f.view(log)
 	return &frontend.ExternalSpeaker{Session: session, View: view}, err
+}
+
+// Password reads the password of the session with the speaker.
+func (f *SpeakerFlags) Password() (string, error) {
+	content, err := files.Read(f.SpeakerPasswordFile, maxPassword+2) // a line end
+	if err != nil {
+		return "", fmt.Errorf("--speaker-password-file: %w", err)
+	}
+	password := strings.TrimRight(string(content), "\r\n")
+	if password == "" || len(password) > maxPassword {
+		return "", fmt.Errorf("--speaker-password-file=%s: a password has 1 to %d bytes", f.SpeakerPasswordFile,
+			maxPassword)
+	}
+	return password, nil
 }
