@@ -10,8 +10,11 @@ import (
 // WarnOfTarget logs a warning if the program target runs in the network namespace of this
 // process. In a trench pod, target intercepts packets that should be forwarded.
 func WarnOfTarget(ctx context.Context, log *slog.Logger) {
-	if owner, _ := identity.NetNSOwner(ctx, "target"); owner != "" {
+	switch owner, plausible := identity.NetNSOwner(ctx, "target"); {
+	case plausible:
 		log.Error("target runs in the network namespace of a trench pod and takes packets to its pool; "+
 			"end it, and run target cleanup here", "owner", owner)
+	case owner != "":
+		log.Warn("another user's process has the socket of target", "owner", owner)
 	}
 }
