@@ -86,7 +86,7 @@ func main() {
 	case *onlyCheck:
 		steps = []func() error{r.check}
 	case *onlySign:
-		steps = []func() error{r.signChecksums}
+		steps = []func() error{needKey, r.signChecksums}
 	case *registry != "":
 		steps = []func() error{func() error { return r.publish(*registry) }}
 	case *onlyImages:

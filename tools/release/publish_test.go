@@ -155,7 +155,7 @@ func TestProvenanceAndChecksums(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(r.out, "lb"), []byte("program"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, step := range []func() error{r.writeProvenance, r.writeChecksums, r.signChecksums} {
+	for _, step := range []func() error{r.writeProvenance, r.writeChecksums, needKey, r.signChecksums} {
 		if err := step(); err != nil {
 			t.Fatal(err)
 		}
@@ -188,6 +188,13 @@ func TestProvenanceAndChecksums(t *testing.T) {
 		}
 	}
 	verify(t, key, sums, string(read(checksums+".sig")))
+}
+
+func TestSignNeedsKey(t *testing.T) {
+	t.Setenv(keyVariable, "")
+	if err := needKey(); err == nil || !strings.Contains(err.Error(), keyVariable) {
+		t.Errorf("without a key: %v", err)
+	}
 }
 
 func TestCheckComesFirst(t *testing.T) {

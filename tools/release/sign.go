@@ -46,6 +46,15 @@ func signingKey() (*ecdsa.PrivateKey, error) {
 	return key, nil
 }
 
+// needKey fails without a signing key.
+func needKey() error {
+	key, err := signingKey()
+	if err == nil && key == nil {
+		err = errors.New("no key: set " + keyVariable)
+	}
+	return err
+}
+
 // signature returns a signature as cosign writes it.
 func signature(key *ecdsa.PrivateKey, data []byte) (string, error) {
 	digest := sha256.Sum256(data)
