@@ -168,7 +168,7 @@ func TestNetNSSocketOfAnotherUser(t *testing.T) {
 	}
 }
 
-// The user of a unit is trusted, whoever starts a second program.
+// The user of a unit is trusted by programs of other users.
 func TestNetNSOwnerIsUserOfUnit(t *testing.T) {
 	role, dir := "test-"+rand.Text(), t.TempDir()
 	squat(t, role, 998, true)

@@ -318,7 +318,8 @@ func TestStationSurvivesFailuresToAccept(t *testing.T) {
 	await.True(t, "a session", func() bool { _, _, err := station.Sessions(ctx); return err == nil })
 }
 
-// dialAs connects as a user, with a socket that is bound to an interface unless that is "". Its thread is never unlocked, so that it ends.
+// dialAs connects as a user, with a socket that is bound to an interface unless that is "". Its
+// thread is never unlocked, so that it ends.
 func dialAs(t *testing.T, uid int, address, device string) net.Conn {
 	t.Helper()
 	var conn net.Conn

@@ -113,7 +113,7 @@ func (station *Station) accept(ctx context.Context, listener net.Listener, group
 		}
 		retry.Reset()
 		if err := station.refuses(conn); err != nil {
-			station.throttle.Log(station.log.Warn, "refused", "BMP connection refused", "remote", conn.RemoteAddr(), "error", err)
+			station.throttle.Log(station.log.Warn, "user", "BMP connection refused", "remote", conn.RemoteAddr(), "error", err)
 			_ = conn.Close()
 			continue
 		}
@@ -155,7 +155,7 @@ func (station *Station) refuses(conn net.Conn) error {
 	case !peer.Established:
 		return errors.New("the process closed it")
 	case peer.User == identity.UnmappedUser:
-		return errors.New("its user is nobody, or not known in this user namespace")
+		return fmt.Errorf("user %d stands for any user that has no ID here", peer.User)
 	case peer.User == 0 || peer.User == uint32(os.Geteuid()) || err == nil && speaker.Listens && peer.User == speaker.User:
 		return nil
 	}
