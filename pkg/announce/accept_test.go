@@ -54,6 +54,7 @@ func (l *listening) connect(t *testing.T) *peer {
 // connectPending opens a connection beside the first and sends a valid OPEN, which is accepted.
 func (l *listening) connectPending(t *testing.T) *peer {
 	t.Helper()
+	l.wantSessions(t, 1) // and thus the acceptor
 	p := l.connect(t)
 	p.sendOpen(8103)
 	from, acceptor := p.conn.LocalAddr().String(), l.acceptor
