@@ -84,33 +84,51 @@ func (state *translator) limit(all []*candidate, again bool) {
 		quota.Targets = cmp.Or(own.Targets, quota.Targets)
 		quota.Expressions = cmp.Or(own.Expressions, quota.Expressions)
 	}
-	used := map[string]v1alpha1.Quota{}
-	for _, candidate := range ranked(all) {
+	used, total := map[string]v1alpha1.Quota{}, 0
+	use := func(candidate *candidate) *refusal {
 		namespace := candidate.service.Namespace
-		if namespace == state.settings.trench.Namespace {
+		with := plus(used[namespace], candidate.stream)
+		if field, limit := passed(quota, with); field != "" {
+			return refuse(ReasonQuotaExceeded, "namespace %s has more than %d %s with it: remove some, or "+
+				"raise spec.quota.%s of the Trench", namespace, limit, units[field], field)
+		}
+		sum, most := total+with.Streams-used[namespace].Streams, max(v1alpha1.MaxStreams, quota.Streams)
+		if sum > most {
+			return refuse(ReasonQuotaExceeded, "the namespaces other than the Trench's have more than %d %s with it: remove "+
+				"some, or raise spec.quota.streams of the Trench above that", most, units["streams"])
+		}
+		used[namespace], total = with, sum
+		return nil
+	}
+	for _, candidate := range ranked(all) {
+		if candidate.service.Namespace == state.settings.trench.Namespace {
 			continue
 		}
-		field, limit := passed(quota, plus(used[namespace], candidate.stream))
-		if field != "" && candidate.refused == nil {
-			candidate.refused = refuse(ReasonQuotaExceeded, "namespace %s has more than %d %s with it: remove some, or "+
-				"raise spec.quota.%s of the Trench", namespace, limit, field, field)
+		refused := use(candidate)
+		if refused != nil && candidate.refused == nil {
+			candidate.refused = refused
 			candidate.drop()
 			if again {
 				state.fallBack(candidate)
 			}
-			field, _ = passed(quota, plus(used[namespace], candidate.stream))
+			refused = use(candidate)
 		}
-		if field != "" {
+		if refused != nil {
 			candidate.drop()
 		}
-		used[namespace] = plus(used[namespace], candidate.stream)
 	}
+}
+
+// units names what the fields of a quota count.
+var units = map[string]string{
+	"streams": "streams (each 1009 of maglev.size are one)", "targets": "targets", "expressions": "expressions",
 }
 
 // plus returns the use of a namespace with a stream, which may be nil.
 func plus(used v1alpha1.Quota, stream *trench.Stream) v1alpha1.Quota {
 	if stream != nil {
-		used.Streams++
+		// The kernel keeps a table for each in the memory of lb.
+		used.Streams += max(1, (int(stream.Maglev.Size)+1008)/1009)
 		used.Targets += len(stream.Targets)
 		used.Expressions += expressions(&stream.Check)
 	}
@@ -130,10 +148,22 @@ func passed(quota, used v1alpha1.Quota) (field string, limit int) {
 	return "", 0
 }
 
-// ranked returns candidates by age, after those that have VIPs. The last one loses its place first.
+// ranked returns candidates by age, after those that have VIPs, of which those with a changed table
+// or check are last: an edit takes no other Service's place. The last one loses its place first.
 func ranked(all []*candidate) []*candidate {
-	has := func(candidate *candidate) int { return min(len(candidate.held), 1) }
-	return slices.SortedStableFunc(slices.Values(all), func(a, b *candidate) int { return cmp.Compare(has(b), has(a)) })
+	rank := func(candidate *candidate) int {
+		same := func(name string) bool {
+			return candidate.last != nil && candidate.last.Annotations[name] == candidate.service.Annotations[name]
+		}
+		switch {
+		case len(candidate.held) == 0:
+			return 0
+		case !same(v1alpha1.MaglevAnnotation) || !same(v1alpha1.CheckAnnotation):
+			return 1
+		}
+		return 2
+	}
+	return slices.SortedStableFunc(slices.Values(all), func(a, b *candidate) int { return cmp.Compare(rank(b), rank(a)) })
 }
 
 func (candidate *candidate) drop() { candidate.stream, candidate.problems = nil, nil }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -320,6 +322,7 @@ func TestQuotas(t *testing.T) {
 		{"other", "{streams: 2}", "s0 s2"},
 		{"other", "{streams: 3}", "s0 s1 s2"},
 		{"other", "{streams: 4}", "s0 s1 s2"},
+		{"other", "{streams: 130}", "s0 s1 s2"},
 		{"other", "{targets: 1}", ""},
 		{"other", "{targets: 3}", "s2"},
 		{"other", "{targets: 4}", "s0 s2"},
@@ -342,6 +345,76 @@ func TestQuotas(t *testing.T) {
 		if text := strings.Join(got, " "); text != c.served || !r.Trench.Accepted {
 			t.Errorf("%s of %s: %q serve, want %q", c.quota, c.namespace, text, c.served)
 		}
+	}
+}
+
+// A stream counts as often as the default table fits into its own.
+func TestQuotaOfTables(t *testing.T) {
+	size := func(n int) string { return fmt.Sprintf(`, vipgate.io/maglev: '{"size":%d}'`, n) }
+	for _, c := range []struct {
+		size, quota int
+		served      string
+	}{
+		{1009, 2, "s0 s2"}, {1013, 2, "s2"}, {1013, 3, "s0 s2"}, {2017, 3, "s0 s2"}, {2027, 3, "s2"},
+		{131071, 130, "s2"}, {131071, 131, "s0 s2"},
+	} {
+		o := quoted(t, "other", fmt.Sprintf("quota: {streams: %d}", c.quota), size(c.size), size(131071), "")
+		var got []string
+		for name := range served(translation.Translate(o, options)) {
+			got = append(got, strings.TrimPrefix(name, "other."))
+		}
+		slices.Sort(got)
+		if text := strings.Join(got, " "); text != c.served {
+			t.Errorf("%+v: %s", c, text)
+		}
+	}
+}
+
+// All other namespaces together have a limit, and new Services lose first.
+func TestQuotaOfNamespaces(t *testing.T) {
+	template := read(t, []byte(tenant("x", "x", "2026-01-01T00:00:00Z", "x: z", ""))).Services[0]
+	const held = "holders: [{namespace: b, name: s209, uid: b-s209, vips: [20.1.0.209/32]}]"
+	for quota, want := range map[string]int{
+		"{}": v1alpha1.MaxStreams, "{streams: 1}": 3, "{streams: 401}": 401, "{streams: 402}": 402, "{streams: 999}": 630,
+	} {
+		o := read(t, []byte(strings.NewReplacer("namespaces: [trench-a, other]", "namespaces: [trench-a, a, b, c]\n  quota: "+
+			quota).Replace(shared(subnets, held))))
+		var vips []any
+		for i := range 210 {
+			for position, namespace := range []string{"a", "b", "c"} {
+				address := fmt.Sprintf("20.1.%d.%d", (position+2)%3, i) // b is first
+				vips = append(vips, address+"/32")
+				service := template.DeepCopy()
+				service.Namespace, service.Name = namespace, fmt.Sprint("s", i)
+				service.UID = types.UID(namespace + "-" + service.Name)
+				service.Annotations["vipgate.io/vips"] = address
+				o.Services = append(o.Services, service)
+			}
+		}
+		o.Trench.Object["spec"].(map[string]any)["attractor"].(map[string]any)["vips"] = vips
+		r := translation.Translate(o, options)
+		if got := served(r); len(got) != want || got["b.s209"] == "" {
+			t.Errorf("%s: %d streams, want %d: %s", quota, len(got), want, r.Trench.Message)
+		}
+	}
+}
+
+// An edit takes no other Service's place.
+func TestQuotaOfLargerTable(t *testing.T) {
+	o := quoted(t, "other", "quota: {streams: 3}", `, vipgate.io/maglev: '{"size":2017}'`, "", "")
+	var holders []any
+	for i, service := range o.Services {
+		address := fmt.Sprintf("20.0.0.%d", i+1)
+		service.Status = read(t, []byte(tenant("x", "x", "2026-01-01T00:00:00Z", "",
+			recorded(`"vipgate.io/vips":"`+address+`"`)))).Services[0].Status
+		holders = append(holders, map[string]any{
+			"namespace": "other", "name": service.Name, "uid": string(service.UID), "vips": []any{address + "/32"},
+		})
+	}
+	o.Trench.Object["status"] = map[string]any{"holders": holders}
+	r := translation.Translate(o, options)
+	if v := r.Services[0]; len(served(r)) != 3 || v.Reason != "QuotaExceeded" || r.Config.Streams[0].Maglev.Size != 0 {
+		t.Error(r.Table())
 	}
 }
 

@@ -111,8 +111,11 @@ type Quota struct {
 	Expressions int `json:"expressions,omitempty"`
 }
 
-// DefaultQuota holds the defaults, far above ordinary use.
-var DefaultQuota = Quota{Streams: 1000, Targets: 10_000, Expressions: 200}
+// DefaultQuota holds the defaults, above ordinary use. lb has memory for 700 tables of streams.
+var DefaultQuota = Quota{Streams: 200, Targets: 10_000, Expressions: 200}
+
+// MaxStreams bounds the streams of all these namespaces, unless the quota of one is larger.
+const MaxStreams = 400
 
 // Publish replaces the VIPs in the status of Services. One of Addresses and FromService is set.
 type Publish struct {
