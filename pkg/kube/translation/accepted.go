@@ -66,7 +66,7 @@ type candidate struct {
 	last     *corev1.Service // the last accepted form; nil if it was never accepted
 	number   int64           // generation of the accepted form
 	held     vip.Set         // VIPs that it had
-	reserved []vip.VIP       // those of the Trench's status, also without a stream
+	reserved []vip.VIP       // the same, also without a stream
 	refused  *refusal        // why the described stream is not assigned
 	stream   *trench.Stream  // nil if no stream is assigned
 	problems []Problem

@@ -2,6 +2,7 @@ package translation
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -54,20 +55,27 @@ func (state *translator) holds(candidate *candidate, recorded []vip.VIP) {
 	listed := &state.settings.holders
 	candidate.reserved = slices.DeleteFunc(slices.Clone(listed.vips[holderOf(candidate.service)]),
 		func(held vip.VIP) bool { return state.lacks(held) != nil })
-	candidate.held = vip.NewSet(candidate.reserved...)
 	for _, held := range recorded {
-		if listed.partial && !listed.all.Has(held) {
-			candidate.held[held] = struct{}{}
+		if listed.partial && !listed.all.Has(held) && state.lacks(held) == nil {
+			candidate.reserved = append(candidate.reserved, held)
 		}
 	}
+	candidate.held = vip.NewSet(candidate.reserved...)
 }
 
 // holders returns the new list for the status of the Trench. A Service without a stream keeps its
-// VIPs, so that no other Service takes them meanwhile.
+// VIPs, so that no other Service takes them meanwhile; those that one took are its own.
 func (state *translator) holders(all []*candidate) []v1alpha1.Holder {
-	list, count := []v1alpha1.Holder{}, 0
+	list, count, served := []v1alpha1.Holder{}, 0, vip.Set{}
+	for _, candidate := range all {
+		maps.Copy(served, vip.NewSet(candidate.vips()...))
+	}
 	for _, candidate := range all {
 		vips := candidate.claims()
+		if candidate.stream == nil {
+			vips = slices.DeleteFunc(slices.Clone(vips), served.Has)
+			maps.Copy(served, vip.NewSet(vips...))
+		}
 		vips = vips[:min(len(vips), v1alpha1.MaxHeld-count)]
 		if count += len(vips); len(vips) > 0 {
 			service := candidate.service

@@ -199,10 +199,13 @@ func TestHoldersOfVIPs(t *testing.T) {
 	for name, c := range map[string]struct{ status, services, want string }{
 		"no list, one record":  {"", victim + rival, kept},
 		"no list, two records": {"", victim + forger, "other.web 20.0.0.1/32"},
-		"forged record":        {list, victim + forger, kept},
-		"empty list":           {"holders: []", victim + rival, "other.web 20.0.0.1/32"},
-		"lost record":          {list, tenant("trench-a", "web", younger, first, "") + forger, kept},
-		"other UID":            {strings.Replace(list, "trench-a-web", "x", 1), victim + forger, "other.web 20.0.0.1/32"},
+		"no list, record of a refused form": {
+			"", tenant("trench-a", "web", younger, invalid, recorded(bad)) + rival, "",
+		},
+		"forged record": {list, victim + forger, kept},
+		"empty list":    {"holders: []", victim + rival, "other.web 20.0.0.1/32"},
+		"lost record":   {list, tenant("trench-a", "web", younger, first, "") + forger, kept},
+		"other UID":     {strings.Replace(list, "trench-a-web", "x", 1), victim + forger, "other.web 20.0.0.1/32"},
 		"listed twice": {
 			"holders: [" + entry + ", " + strings.ReplaceAll(entry, "trench-a", "other") + "]", victim + forger, kept,
 		},
