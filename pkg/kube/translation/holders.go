@@ -50,11 +50,13 @@ func (list *holderList) believes(service *corev1.Service) bool {
 	return list.partial || len(list.vips[holderOf(service)]) > 0
 }
 
-// holds sets the VIPs that a candidate had, recorded lists those of its own status.
+// holds sets the VIPs that a candidate had, recorded lists those of its own status. One that the
+// Trench lacks is kept while the Service claims it: the Trench may have it again.
 func (state *translator) holds(candidate *candidate, recorded []vip.VIP) {
 	listed := &state.settings.holders
+	claimed, _ := parseVIPs(candidate.service)
 	candidate.reserved = slices.DeleteFunc(slices.Clone(listed.vips[holderOf(candidate.service)]),
-		func(held vip.VIP) bool { return state.lacks(held) != nil })
+		func(held vip.VIP) bool { return state.lacks(held) != nil && !slices.Contains(claimed, held) })
 	for _, held := range recorded {
 		if listed.partial && !listed.all.Has(held) && state.lacks(held) == nil {
 			candidate.reserved = append(candidate.reserved, held)
@@ -75,6 +77,9 @@ func (state *translator) holders(all []*candidate) []v1alpha1.Holder {
 		if candidate.stream == nil {
 			vips = slices.DeleteFunc(slices.Clone(vips), served.Has)
 			maps.Copy(served, vip.NewSet(vips...))
+		} else {
+			has := func(held vip.VIP) bool { return state.lacks(held) == nil }
+			vips = slices.Concat(vips, slices.DeleteFunc(slices.Clone(candidate.reserved), has))
 		}
 		vips = vips[:min(len(vips), v1alpha1.MaxHeld-count)]
 		if count += len(vips); len(vips) > 0 {

@@ -1,6 +1,7 @@
 package translation_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // tenant returns a Service of a namespace as YAML, with further annotations and a status.
@@ -240,6 +242,27 @@ func TestHoldersOfVIPs(t *testing.T) {
 				t.Errorf("the holders are %v", r.Holders)
 			}
 		})
+	}
+}
+
+// A VIP that the Trench lacks for a while returns to its holder, also if that has another stream.
+func TestVIPReturnsToItsHolder(t *testing.T) {
+	holders := "holders: [{namespace: trench-a, name: web, uid: trench-a-web, vips: [20.0.0.1/32]}]"
+	for _, claim := range []string{"20.0.0.1", `"20.0.0.1,20.0.0.2"`, "20.0.0.3"} {
+		services := tenant("trench-a", "web", "2026-01-02T00:00:00Z", "vipgate.io/vips: "+claim,
+			recorded(`"vipgate.io/vips":"20.0.0.1,20.0.0.2"`)) +
+			tenant("other", "web", "2026-01-01T00:00:00Z", "vipgate.io/vips: 20.0.0.1", "")
+		without := strings.Replace(shared(subnets, holders), "20.0.0.1/32, ", "", 1)
+		o := read(t, []byte(shared(subnets, "")+services))
+		text, err := json.Marshal(translation.Translate(read(t, []byte(without+services)), options).Holders)
+		harness.Must(t, err)
+		var list []any
+		harness.Must(t, json.Unmarshal(text, &list))
+		o.Trench.Object["status"] = map[string]any{"holders": list}
+		got := served(translation.Translate(o, options))
+		if rival := got["other.web"] != ""; rival != (claim == "20.0.0.3") {
+			t.Errorf("claim %s, holders %v: %v", claim, list, got)
+		}
 	}
 }
 
