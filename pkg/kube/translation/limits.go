@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -76,7 +77,8 @@ func (state *translator) refuseCommunities(service *corev1.Service, stream strin
 }
 
 // limit refuses the Services of other namespaces that pass a quota: the youngest, after those that
-// have VIPs. With again they fall back to their last accepted form, which may claim other VIPs.
+// have VIPs. With again they fall back to their last accepted form, which may claim other VIPs. One
+// that has VIPs is not refused for new targets of others, but the largest have fewer.
 func (state *translator) limit(all []*candidate, again bool) {
 	quota := v1alpha1.DefaultQuota
 	if own := state.settings.trench.Spec.Quota; own != nil {
@@ -84,10 +86,22 @@ func (state *translator) limit(all []*candidate, again bool) {
 		quota.Targets = cmp.Or(own.Targets, quota.Targets)
 		quota.Expressions = cmp.Or(own.Expressions, quota.Expressions)
 	}
+	counts := map[string][]int{}
+	for _, candidate := range all {
+		if namespace := candidate.service.Namespace; len(candidate.held) > 0 && candidate.stream != nil {
+			counts[namespace] = append(counts[namespace], targets(candidate.stream))
+		}
+	}
 	used, total := map[string]v1alpha1.Quota{}, 0
 	use := func(candidate *candidate) *refusal {
 		namespace := candidate.service.Namespace
+		if len(candidate.held) > 0 {
+			candidate.cut(max(1, level(counts[namespace], quota.Targets)), quota.Targets)
+		}
 		with := plus(used[namespace], candidate.stream)
+		if len(candidate.held) > 0 {
+			with.Targets = min(with.Targets, quota.Targets)
+		}
 		if field, limit := passed(quota, with); field != "" {
 			return refuse(ReasonQuotaExceeded, "namespace %s has more than %d %s with it: remove some, or "+
 				"raise spec.quota.%s of the Trench", namespace, limit, units[field], field)
@@ -129,10 +143,46 @@ func plus(used v1alpha1.Quota, stream *trench.Stream) v1alpha1.Quota {
 	if stream != nil {
 		// The kernel keeps a table for each in the memory of lb.
 		used.Streams += max(1, (int(stream.Maglev.Size)+1008)/1009)
-		used.Targets += len(stream.Targets)
+		used.Targets += targets(stream)
 		used.Expressions += expressions(&stream.Check)
 	}
 	return used
+}
+
+// targets counts the targets of a stream without those that a rollout replaces.
+func targets(stream *trench.Stream) int {
+	counts := map[bool]int{}
+	for _, target := range stream.Targets {
+		counts[target.Terminating]++
+	}
+	return max(counts[false], counts[true])
+}
+
+// level returns how many targets each of several streams may have, so that they have limit together.
+func level(counts []int, limit int) int {
+	slices.Sort(counts)
+	for i, count := range counts {
+		if share := limit / (len(counts) - i); count > share {
+			return share
+		}
+		limit -= count
+	}
+	return math.MaxInt
+}
+
+// cut leaves out the targets beyond most of a stream, so that others have room in the quota.
+func (candidate *candidate) cut(most, quota int) {
+	stream, counts := candidate.stream, map[bool]int{}
+	if stream == nil || targets(stream) <= most {
+		return
+	}
+	stream.Targets = slices.DeleteFunc(stream.Targets, func(target trench.Target) bool {
+		counts[target.Terminating]++
+		return counts[target.Terminating] > most
+	})
+	candidate.problems = append(candidate.problems, Problem{reference(candidate.service), ReasonQuotaExceeded, message(
+		"namespace %s has more than %d targets, of which the Service gets %d, and has %d: remove some, or raise "+
+			"spec.quota.targets of the Trench", candidate.service.Namespace, quota, most, counts[false])})
 }
 
 // passed returns the field of a quota that is passed, and its limit; "" if none is.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/vipgate/vipgate/pkg/kube/translation"
@@ -349,7 +350,7 @@ func TestQuotas(t *testing.T) {
 		{"other", "{streams: 3}", "s0 s1 s2"},
 		{"other", "{streams: 4}", "s0 s1 s2"},
 		{"other", "{streams: 130}", "s0 s1 s2"},
-		{"other", "{targets: 1}", ""},
+		{"other", "{targets: 1}", "s2"},
 		{"other", "{targets: 3}", "s2"},
 		{"other", "{targets: 4}", "s0 s2"},
 		{"other", "{targets: 5}", "s0 s2"},
@@ -396,6 +397,60 @@ func TestQuotaOfTables(t *testing.T) {
 	}
 }
 
+// New targets of a Service take none of another one's, and a rollout passes no quota.
+func TestQuotaOfTargets(t *testing.T) {
+	for _, c := range []struct {
+		quota, more, terminating int
+		want                     string
+		told                     int
+	}{
+		{6, 0, 0, "2 2 2", 0}, {6, 0, 2, "2 2 2", 0}, {6, 0, 3, "2 2 2", 1}, {6, 1, 0, "2 2 2", 1}, {7, 1, 0, "3 2 2", 0},
+		{7, 2, 0, "3 2 2", 1}, {8, 2, 0, "4 2 2", 0}, {9, 9, 0, "5 2 2", 1}, {5, 0, 0, "1 1 1", 3}, {1, 0, 0, "1 1 1", 3},
+	} {
+		o := quoted(t, "other", fmt.Sprintf("quota: {targets: %d}", c.quota), "", "", "")
+		accept(t, o)
+		for i := range c.more + c.terminating {
+			pod := o.Pods[0].DeepCopy()
+			pod.Name = fmt.Sprint("web-0", i)
+			pod.Annotations["k8s.v1.cni.cncf.io/network-status"] = fmt.Sprintf(
+				`[{"name":"trench-a/targets","ips":["172.16.1.%d"]}]`, i)
+			if i >= c.more {
+				pod.DeletionTimestamp = &metav1.Time{}
+			}
+			o.Pods = append(o.Pods, pod)
+		}
+		for i := range 2 {
+			o.Pods[i].Labels["old"], o.Services[1+i].Spec.Selector["old"] = "yes", "yes"
+		}
+		r := translation.Translate(o, options)
+		var got []int
+		for _, v := range r.Services {
+			got = append(got, v.Targets)
+		}
+		if told := strings.Count(r.Table(), "has more than"); told != c.told || len(served(r)) != 3 {
+			t.Errorf("%+v: %s", c, r.Table())
+		}
+		if text := strings.Trim(fmt.Sprint(got), "[]"); text != c.want {
+			t.Errorf("%+v: targets %s", c, text)
+		}
+	}
+}
+
+// accept makes each Service of an input the holder of its VIP.
+func accept(t *testing.T, o translation.Objects) {
+	t.Helper()
+	var holders []any
+	for i, service := range o.Services {
+		address := fmt.Sprintf("20.0.0.%d", i+1)
+		service.Status = read(t, []byte(tenant("x", "x", "2026-01-01T00:00:00Z", "",
+			recorded(`"vipgate.io/vips":"`+address+`"`)))).Services[0].Status
+		holders = append(holders, map[string]any{
+			"namespace": "other", "name": service.Name, "uid": string(service.UID), "vips": []any{address + "/32"},
+		})
+	}
+	o.Trench.Object["status"] = map[string]any{"holders": holders}
+}
+
 // All other namespaces together have a limit, and new Services lose first.
 func TestQuotaOfNamespaces(t *testing.T) {
 	template := read(t, []byte(tenant("x", "x", "2026-01-01T00:00:00Z", "x: z", ""))).Services[0]
@@ -428,16 +483,7 @@ func TestQuotaOfNamespaces(t *testing.T) {
 // An edit takes no other Service's place.
 func TestQuotaOfLargerTable(t *testing.T) {
 	o := quoted(t, "other", "quota: {streams: 3}", `, vipgate.io/maglev: '{"size":2017}'`, "", "")
-	var holders []any
-	for i, service := range o.Services {
-		address := fmt.Sprintf("20.0.0.%d", i+1)
-		service.Status = read(t, []byte(tenant("x", "x", "2026-01-01T00:00:00Z", "",
-			recorded(`"vipgate.io/vips":"`+address+`"`)))).Services[0].Status
-		holders = append(holders, map[string]any{
-			"namespace": "other", "name": service.Name, "uid": string(service.UID), "vips": []any{address + "/32"},
-		})
-	}
-	o.Trench.Object["status"] = map[string]any{"holders": holders}
+	accept(t, o)
 	r := translation.Translate(o, options)
 	if v := r.Services[0]; len(served(r)) != 3 || v.Reason != "QuotaExceeded" || r.Config.Streams[0].Maglev.Size != 0 {
 		t.Error(r.Table())
