@@ -20,9 +20,8 @@ import (
 const minInterval = 100 * time.Millisecond
 
 // operatorFields lists the fields of a check that only writers of the Trench have. With them the
-// owner of a Service would send lb's requests into other networks, let them change what they ask, and
-// read lb's files.
-var operatorFields = []string{"via", "source", "method", "caFile", "certFile", "keyFile"}
+// owner of a Service would send lb's requests into other networks, and read lb's files.
+var operatorFields = []string{"via", "source", "caFile", "certFile", "keyFile"}
 
 // refuseCheck returns why a Service may not have a check, or a part of it; nil if it may. The check
 // is valid otherwise.
@@ -40,7 +39,8 @@ func refuseCheck(part any, path string) (refused *refusal) {
 			text, _ := part[key].(string)
 			interval, err := time.ParseDuration(text)
 			switch {
-			case slices.Contains(operatorFields, key):
+			// These methods let a request change what it asks.
+			case slices.Contains(operatorFields, key), key == "method" && (text == "POST" || text == "PUT"):
 				return refuse(ReasonInvalidAnnotation, "annotation %s: %s: a Service cannot have it: remove it, or let "+
 					"spec.defaults.check or a stream of spec.streams of the Trench have it", v1alpha1.CheckAnnotation, field)
 			case (key == "interval" || key == "fastInterval") && err == nil && interval < minInterval:

@@ -86,10 +86,13 @@ func TestChecksOfServices(t *testing.T) {
 		`{"http":{"port":1,"path":"/x","host":"h","headers":["A: b"],"status":"200","body":"x"}}`: "",
 		`{"dns":{"port":53,"name":"x","rcode":["NXDOMAIN"]},"rise":1,"fall":1,"warmup":"1s"}`:     "",
 		tls("http", `"serverName":"x","insecure":true`):                                           "",
+		`{"any":[{"http":{"port":1,"method":"HEAD"}},{"http":{"port":1,"method":"OPTIONS"}}]}`:    "",
+		`{"http":{"port":1,"method":"GET"}}`:                                                      "",
 
 		`{"tcp":{"port":1},"via":"address"}`:                                "check: via: ",
 		`{"tcp":{"port":1},"source":["172.16.0.1"]}`:                        "check: source: ",
 		`{"http":{"port":1,"method":"PUT"}}`:                                "check: http.method: ",
+		`{"all":[{"http":{"port":1,"method":"POST"}}]}`:                     "check: all[0].http.method: ",
 		tls("http", `"caFile":"/proc/1/environ"`):                           "check: http.tls.caFile: ",
 		tls("grpc", `"certFile":"/a","keyFile":"/b"`):                       "check: grpc.tls.certFile: ",
 		`{"any":[{"tcp":{"port":1}},` + tls("grpc", `"caFile":"/x"`) + `]}`: "check: any[1].grpc.tls.caFile: ",
