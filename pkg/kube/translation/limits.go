@@ -232,20 +232,30 @@ func expressions(check *trench.Check) (count int) {
 }
 
 // shrink refuses Services of the other namespaces with most bytes until the trench file has excess
-// bytes less, so that no tenant has the Trench refused. It reports whether it refused any.
+// bytes less, so that no tenant has the Trench refused; those without VIPs first. It reports whether
+// it refused any.
 func (state *translator) shrink(all []*candidate, excess int) (refused bool) {
 	byNamespace, sizes, total := map[string][]*candidate{}, map[*candidate]int{}, map[string]int{}
 	for _, candidate := range ranked(all) {
 		if namespace := candidate.service.Namespace; candidate.stream != nil &&
 			namespace != state.settings.trench.Namespace {
-			sizes[candidate] = len(trenchfile.Marshal(&trench.Config{Streams: []trench.Stream{*candidate.stream}}))
+			config := trench.Config{Streams: []trench.Stream{*candidate.stream}}
+			if policy, ok := state.policies[candidate.stream.Name]; ok {
+				config.Attractor.Policies = []trench.Policy{policy}
+			}
+			sizes[candidate] = len(trenchfile.Marshal(&config))
 			byNamespace[namespace] = append(byNamespace[namespace], candidate)
 			total[namespace] += sizes[candidate]
 		}
 	}
+	has := func(namespace string) int {
+		list := byNamespace[namespace]
+		return min(len(list[len(list)-1].held), 1)
+	}
 	for ; excess > 0 && len(total) > 0; refused = true {
-		largest := slices.MaxFunc(slices.Sorted(maps.Keys(total)),
-			func(a, b string) int { return cmp.Compare(total[a], total[b]) })
+		largest := slices.MaxFunc(slices.Sorted(maps.Keys(total)), func(a, b string) int {
+			return cmp.Or(cmp.Compare(has(b), has(a)), cmp.Compare(total[a], total[b]))
+		})
 		list := byNamespace[largest]
 		last := list[len(list)-1]
 		last.refused = refuse(ReasonQuotaExceeded, "the trench file would have more than %d bytes with it: "+

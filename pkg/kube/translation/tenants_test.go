@@ -529,6 +529,28 @@ func TestTenantFillsFile(t *testing.T) {
 	}
 }
 
+// A new Service takes no room in the file from one of another namespace that has VIPs.
+func TestNewServiceFillsFile(t *testing.T) {
+	text := strings.Replace(shared(subnets, "holders: [{namespace: a, name: s0, uid: a-s0, vips: [20.0.0.1/32]}]"),
+		"namespaces: [trench-a, other]", "namespaces: [trench-a, a, b]\n  quota: {targets: 1000000}", 1) +
+		tenant("a", "s0", "2026-01-01T00:00:00Z", "vipgate.io/vips: 20.0.0.1", "") + attached("a", "web-0", "172.16.0.1") +
+		tenant("b", "new", "2026-01-01T00:00:00Z", "vipgate.io/vips: 20.0.0.2", "")
+	o := read(t, []byte(text))
+	for namespace, count := range map[string]int{"a": 50_000, "b": 40_000} {
+		for i := range count {
+			pod := o.Pods[0].DeepCopy()
+			pod.Namespace, pod.Name = namespace, fmt.Sprintf("web-%054d", i)
+			pod.Annotations["k8s.v1.cni.cncf.io/network-status"] = fmt.Sprintf(
+				`[{"name":"trench-a/targets","ips":["172.16.%d.%d"]}]`, 10+i/256, i%256)
+			o.Pods = append(o.Pods, pod)
+		}
+	}
+	r := translation.Translate(o, options)
+	if got := served(r); !r.Trench.Accepted || len(got) != 1 || got["a.s0"] == "" {
+		t.Errorf("%v\n%s", got, r.Table())
+	}
+}
+
 // Policies of other namespaces have the communities of the Trench only.
 func TestCommunitiesOfServices(t *testing.T) {
 	for _, c := range []struct{ namespace, allowed, policy, want string }{
