@@ -74,7 +74,7 @@ type candidate struct {
 
 // candidates returns each Service with the stream that it describes, or else with its last
 // accepted stream, without regard to conflicts between Services. services is sorted by age,
-// oldest first.
+// oldest first. Of other namespaces the youngest that pass a quota have none.
 func (state *translator) candidates(services []*corev1.Service) []*candidate {
 	all := make([]*candidate, len(services))
 	for position, service := range services {
@@ -86,11 +86,22 @@ func (state *translator) candidates(services []*corev1.Service) []*candidate {
 			recorded = next.accepted(last)
 		}
 		state.holds(next, recorded)
-		if next.stream, next.refused = state.newStream(service); next.refused == nil {
-			next.problems, next.refused = state.addTargets(service, next.stream)
+	}
+	account := state.newAccount()
+	for _, next := range ranked(all) {
+		if next.stream, next.refused = state.newStream(next.service); next.refused == nil {
+			next.problems, next.refused = state.addTargets(next.service, next.stream)
 		}
-		if next.refused != nil {
-			state.fallBack(next)
+		// At once, because thousands of streams would fill the memory.
+		if next.refused == nil {
+			next.refused = account.add(next)
+		}
+		if next.refused == nil {
+			continue
+		}
+		state.fallBack(next)
+		if account.add(next) != nil {
+			next.drop()
 		}
 	}
 	return all

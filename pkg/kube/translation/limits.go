@@ -76,77 +76,70 @@ func (state *translator) refuseCommunities(service *corev1.Service, stream strin
 	return nil
 }
 
-// limit refuses the Services of other namespaces that pass a quota: the youngest, after those that
-// have VIPs. With again they fall back to their last accepted form, which may claim other VIPs. One
-// that has VIPs is not refused for new targets of others, but the largest have fewer.
-func (state *translator) limit(all []*candidate, again bool) {
+// account counts what the namespaces other than the Trench's have.
+type account struct {
+	own   string // namespace of the Trench
+	quota v1alpha1.Quota
+	used  map[string]v1alpha1.Quota
+	total int // of streams
+}
+
+func (state *translator) newAccount() *account {
 	quota := v1alpha1.DefaultQuota
 	if own := state.settings.trench.Spec.Quota; own != nil {
 		quota.Streams = cmp.Or(own.Streams, quota.Streams)
 		quota.Targets = cmp.Or(own.Targets, quota.Targets)
 		quota.Expressions = cmp.Or(own.Expressions, quota.Expressions)
 	}
-	counts := map[string][]int{}
+	return &account{own: state.settings.trench.Namespace, quota: quota, used: map[string]v1alpha1.Quota{}}
+}
+
+// add returns why a Service may not have its stream, which may be nil, or else counts it.
+func (account *account) add(candidate *candidate) *refusal {
+	namespace, stream := candidate.service.Namespace, candidate.stream
+	if namespace == account.own || stream == nil {
+		return nil
+	}
+	used, most := account.used[namespace], max(v1alpha1.MaxStreams, account.quota.Streams)
+	// The kernel keeps a table for each in the memory of lb.
+	weight := max(1, (int(stream.Maglev.Size)+1008)/1009)
+	used.Streams += weight
+	used.Targets += targets(stream)
+	used.Expressions += expressions(&stream.Check)
+	if len(candidate.held) > 0 {
+		used.Targets = min(used.Targets, account.quota.Targets) // limit bounds them
+	}
+	if field, limit := passed(account.quota, used); field != "" {
+		return refuse(ReasonQuotaExceeded, "namespace %s has more than %d %s with it (1009 of maglev.size are a stream): "+
+			"remove some, or raise spec.quota.%s of the Trench", namespace, limit, field, field)
+	}
+	if account.total+weight > most {
+		return refuse(ReasonQuotaExceeded, "the other namespaces of the Trench have more than %d streams with it (1009 of "+
+			"maglev.size are one): remove some, or raise spec.quota.streams of the Trench above that", most)
+	}
+	account.used[namespace], account.total = used, account.total+weight
+	return nil
+}
+
+// limit drops the streams that pass a quota. A Service that has VIPs is not refused for new targets
+// of others, but the largest ones have fewer.
+func (state *translator) limit(all []*candidate) {
+	account, counts := state.newAccount(), map[string][]int{}
 	for _, candidate := range all {
 		if namespace := candidate.service.Namespace; len(candidate.held) > 0 && candidate.stream != nil {
 			counts[namespace] = append(counts[namespace], targets(candidate.stream))
 		}
 	}
-	used, total := map[string]v1alpha1.Quota{}, 0
-	use := func(candidate *candidate) *refusal {
-		namespace := candidate.service.Namespace
-		if len(candidate.held) > 0 {
-			candidate.cut(max(1, level(counts[namespace], quota.Targets)), quota.Targets)
-		}
-		with := plus(used[namespace], candidate.stream)
-		if len(candidate.held) > 0 {
-			with.Targets = min(with.Targets, quota.Targets)
-		}
-		if field, limit := passed(quota, with); field != "" {
-			return refuse(ReasonQuotaExceeded, "namespace %s has more than %d %s with it: remove some, or "+
-				"raise spec.quota.%s of the Trench", namespace, limit, units[field], field)
-		}
-		sum, most := total+with.Streams-used[namespace].Streams, max(v1alpha1.MaxStreams, quota.Streams)
-		if sum > most {
-			return refuse(ReasonQuotaExceeded, "the namespaces other than the Trench's have more than %d %s with it: remove "+
-				"some, or raise spec.quota.streams of the Trench above that", most, units["streams"])
-		}
-		used[namespace], total = with, sum
-		return nil
-	}
 	for _, candidate := range ranked(all) {
-		if candidate.service.Namespace == state.settings.trench.Namespace {
-			continue
+		namespace := candidate.service.Namespace
+		if len(candidate.held) > 0 && namespace != account.own {
+			candidate.cut(max(1, level(counts[namespace], account.quota.Targets)), account.quota.Targets)
 		}
-		refused := use(candidate)
-		if refused != nil && candidate.refused == nil {
-			candidate.refused = refused
-			candidate.drop()
-			if again {
-				state.fallBack(candidate)
-			}
-			refused = use(candidate)
-		}
-		if refused != nil {
+		if refused := account.add(candidate); refused != nil {
+			candidate.refused = cmp.Or(candidate.refused, refused)
 			candidate.drop()
 		}
 	}
-}
-
-// units names what the fields of a quota count.
-var units = map[string]string{
-	"streams": "streams (each 1009 of maglev.size are one)", "targets": "targets", "expressions": "expressions",
-}
-
-// plus returns the use of a namespace with a stream, which may be nil.
-func plus(used v1alpha1.Quota, stream *trench.Stream) v1alpha1.Quota {
-	if stream != nil {
-		// The kernel keeps a table for each in the memory of lb.
-		used.Streams += max(1, (int(stream.Maglev.Size)+1008)/1009)
-		used.Targets += targets(stream)
-		used.Expressions += expressions(&stream.Check)
-	}
-	return used
 }
 
 // targets counts the targets of a stream without those that a rollout replaces.

@@ -79,9 +79,8 @@ func (result *Result) translate(objects Objects, options Options) error {
 	candidates := state.candidates(services)
 	// Resolve conflicts first: a Service that loses a VIP falls back to its last accepted stream, which
 	// may pass a quota again.
-	state.limit(candidates, true)
 	state.share(candidates)
-	state.limit(candidates, false)
+	state.limit(candidates)
 	for fits := false; !fits; {
 		result.Config, result.File, err = state.file(candidates)
 		var size tooLarge
