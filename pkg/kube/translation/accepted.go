@@ -164,14 +164,31 @@ func (state *translator) share(all []*candidate) {
 			}
 		}
 		// Decide one Service at a time: its fall-back may free VIPs that the next Services claim.
-		taken := func(candidate *candidate) int {
-			return slices.IndexFunc(candidate.vips(), func(claimed vip.VIP) bool { return holders[claimed] != candidate })
+		lost := map[*candidate]vip.VIP{}
+		var candidate *candidate
+		for _, loser := range all {
+			vips := loser.vips()
+			i := slices.IndexFunc(vips, func(claimed vip.VIP) bool { return holders[claimed] != loser })
+			if i >= 0 {
+				lost[loser] = vips[i]
+			}
+			if i >= 0 && candidate == nil && (loser.last != nil || len(loser.held) > 0) {
+				candidate = loser
+			}
 		}
-		i := slices.IndexFunc(all, func(candidate *candidate) bool { return taken(candidate) >= 0 })
-		if i < 0 {
+		if len(lost) == 0 {
 			return
 		}
-		candidate := all[i]
+		if candidate == nil {
+			// The others have nothing to fall back to. Those that lose to none of them are refused together.
+			for loser, claimed := range lost {
+				if _, loses := lost[holders[claimed]]; !loses {
+					loser.refused = refuseHeld(claimed, holders[claimed].service)
+					loser.drop()
+				}
+			}
+			continue
+		}
 		if candidate.refused != nil {
 			// It has fallen back already, and keeps the VIPs that no Service took.
 			candidate.stream.VIPs = slices.DeleteFunc(candidate.stream.VIPs,
@@ -181,12 +198,14 @@ func (state *translator) share(all []*candidate) {
 			}
 			continue
 		}
-		claimed := candidate.stream.VIPs[taken(candidate)]
-		holder := holders[claimed].service
-		candidate.refused = refuse(ReasonVIPHeld, "Service %s/%s has VIP %s: choose another one, or delete that Service",
-			holder.Namespace, holder.Name, claimed)
+		candidate.refused = refuseHeld(lost[candidate], holders[lost[candidate]].service)
 		state.fallBack(candidate)
 	}
+}
+
+func refuseHeld(claimed vip.VIP, holder *corev1.Service) *refusal {
+	return refuse(ReasonVIPHeld, "Service %s/%s has VIP %s: choose another one, or delete that Service",
+		holder.Namespace, holder.Name, claimed)
 }
 
 // vips returns the VIPs that a candidate claims.

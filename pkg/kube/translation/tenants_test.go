@@ -249,6 +249,21 @@ func TestHoldersOfVIPs(t *testing.T) {
 	}
 }
 
+// A refused Service frees its other VIPs for the next one, also if both are new.
+func TestNewServicesShareVIPs(t *testing.T) {
+	text := shared(subnets, "holders: [{namespace: trench-a, name: web, uid: trench-a-web, vips: [20.0.0.1/32]}]") +
+		tenant("trench-a", "web", "2026-02-01T00:00:00Z", "vipgate.io/vips: 20.0.0.1", "")
+	for i, vips := range []string{"20.0.0.1,20.0.0.2", "20.0.0.2,20.0.0.3", "20.0.0.3", "20.0.0.1"} {
+		text += tenant("other", fmt.Sprint("s", i), fmt.Sprintf("2026-01-0%dT00:00:00Z", i+1),
+			`vipgate.io/vips: "`+vips+`"`, "")
+	}
+	r := translation.Translate(read(t, []byte(text)), options)
+	if got := served(r); len(got) != 2 || got["other.s1"] != "20.0.0.2/32 20.0.0.3/32" || got["trench-a.web"] == "" ||
+		!strings.Contains(r.Services[2].Message, "other/s1 has VIP 20.0.0.3/32") {
+		t.Error(r.Table())
+	}
+}
+
 // A VIP that the Trench lacks for a while returns to its holder, also if that has another stream.
 func TestVIPReturnsToItsHolder(t *testing.T) {
 	holders := "holders: [{namespace: trench-a, name: web, uid: trench-a-web, vips: [20.0.0.1/32]}]"
