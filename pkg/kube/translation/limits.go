@@ -78,10 +78,11 @@ func (state *translator) refuseCommunities(service *corev1.Service, stream strin
 
 // account counts what the namespaces other than the Trench's have.
 type account struct {
-	own   string // namespace of the Trench
-	quota v1alpha1.Quota
-	used  map[string]v1alpha1.Quota
-	total int // of streams
+	own      string       // namespace of the Trench
+	defaults trench.Check // whose expressions are the Trench's
+	quota    v1alpha1.Quota
+	used     map[string]v1alpha1.Quota
+	total    int // of streams
 }
 
 func (state *translator) newAccount() *account {
@@ -91,7 +92,10 @@ func (state *translator) newAccount() *account {
 		quota.Targets = cmp.Or(own.Targets, quota.Targets)
 		quota.Expressions = cmp.Or(own.Expressions, quota.Expressions)
 	}
-	return &account{own: state.settings.trench.Namespace, quota: quota, used: map[string]v1alpha1.Quota{}}
+	return &account{
+		own: state.settings.trench.Namespace, defaults: state.defaults.Check, quota: quota,
+		used: map[string]v1alpha1.Quota{},
+	}
 }
 
 // add returns why a Service may not have its stream, which may be nil, or else counts it.
@@ -105,7 +109,9 @@ func (account *account) add(candidate *candidate) *refusal {
 	weight := max(1, (int(stream.Maglev.Size)+1008)/1009)
 	used.Streams += weight
 	used.Targets += targets(stream)
-	used.Expressions += expressions(&stream.Check)
+	if stream.Check != account.defaults {
+		used.Expressions += expressions(&stream.Check)
+	}
 	if len(candidate.held) > 0 {
 		used.Targets = min(used.Targets, account.quota.Targets) // limit bounds them
 	}

@@ -376,6 +376,8 @@ func TestQuotas(t *testing.T) {
 		{"other", "{expressions: 3}", "s1 s2"},
 		{"other", "{expressions: 4}", "s0 s1 s2"},
 		{"other", "{}", "s0 s1 s2"},
+		{"other", "{expressions: 4}\n  defaults: {check: {http: {port: 1, body: x}}}", "s0 s1 s2"},
+		{"other", "{expressions: 3}\n  defaults: {check: {http: {port: 1, body: x}}}", "s1 s2"},
 		{"trench-a", "{streams: 1, targets: 1, expressions: 1}", "s0 s1 s2"},
 	} {
 		r := translation.Translate(quoted(t, c.namespace, "quota: "+c.quota, body, "", body), options)
