@@ -324,6 +324,22 @@ func TestBoundOfHolders(t *testing.T) {
 	}
 }
 
+// The largest list fits into etcd, with room for the spec.
+func TestSizeOfHolders(t *testing.T) {
+	list := make([]v1alpha1.Holder, v1alpha1.MaxHeld)
+	for i := range list {
+		list[i] = v1alpha1.Holder{
+			Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 63), UID: types.UID(strings.Repeat("u", 36)),
+			VIPs: []string{"2001:db8:aaaa:aaaa:aaaa:aaaa:aaaa:aaaa/128"},
+		}
+	}
+	text, err := json.Marshal(list)
+	harness.Must(t, err)
+	if len(text) > 1300<<10 {
+		t.Errorf("%d bytes", len(text))
+	}
+}
+
 // The earlier targets of a Service that holds no VIP are forged.
 func TestGenerationsOfHolders(t *testing.T) {
 	const sets = `conditions: [{type: vipgate.io/Generations, status: "True", reason: Recorded, message: ` +

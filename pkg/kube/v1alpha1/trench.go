@@ -148,8 +148,8 @@ type Status struct {
 	Holders []Holder `json:"holders,omitempty"`
 }
 
-// MaxHeld is the maximum number of VIPs in Holders: with the spec the object must fit into etcd.
-const MaxHeld = 10_000
+// MaxHeld is the maximum number of VIPs in Holders, each with the longest names: etcd has 1.5 MiB.
+const MaxHeld = 5000
 
 // Holder is a Service with the VIPs that no other Service gets.
 type Holder struct {
