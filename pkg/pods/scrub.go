@@ -3,6 +3,7 @@ package pods
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"path"
 	"reflect"
@@ -33,8 +34,9 @@ var (
 	safeVariables = regexp.MustCompile(`^(VIPGATE_.*|POD_.*|SPIFFE_ENDPOINT_SOCKET|GOMEMLIMIT|GOGC)$`)
 	// safeAnnotations matches the annotations whose values are kept: last-applied-configuration
 	// repeats the object with its secrets.
-	safeAnnotations = regexp.MustCompile(`^([a-z]+\.)?vipgate\.io/|^k8s\.v1\.cni\.cncf\.io/|` +
-		`^kubectl\.kubernetes\.io/default-container$|^deployment\.kubernetes\.io/revision$`)
+	safeAnnotations = regexp.MustCompile(
+		`^vipgate\.io/(vips|check|min-ready|drain-time|last-resort|policy|maglev|confirm)$|^k8s\.v1\.cni\.cncf\.io/|` +
+			`^kubectl\.kubernetes\.io/default-container$|^deployment\.kubernetes\.io/revision$`)
 )
 
 // masker removes secrets from objects and trench files, and remembers the secrets of checks:
@@ -126,7 +128,10 @@ func replace(values map[string]any, keep func(name string) bool) {
 // maskJSON masks an object in a text, which is masked whole if it is not an object.
 func maskJSON(text string, mask func(object map[string]any) any) string {
 	var object map[string]any
-	if json.Unmarshal([]byte(text), &object) != nil {
+	// Messages quote a number as it is written.
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.UseNumber()
+	if decoder.Decode(&object) != nil {
 		return masked
 	}
 	kept, err := json.Marshal(mask(object))
@@ -201,6 +206,10 @@ func (m *masker) field(value any, field trench.Field) any {
 		}
 	case map[any]any:
 		return masked
+	default:
+		if value != nil && (is == "header" || is == "payload") {
+			return m.secret("", fmt.Sprint(value))
+		}
 	}
 	return value
 }

@@ -22,7 +22,7 @@ func podOf(label, container string) object {
 		"metadata": object{
 			"labels": object{label: "trench-a"},
 			"annotations": object{
-				"vipgate.io/vips": "20.0.0.1", "token": "secret",
+				"vipgate.io/vips": "20.0.0.1", "token": "secret", "vipgate.io/checks": "secret",
 				"kubectl.kubernetes.io/last-applied-configuration": "secret",
 			},
 			"managedFields": []any{object{}},
@@ -87,9 +87,13 @@ func TestMaskedChecks(t *testing.T) {
 		"header as a text":  {`{"http":{"headers":"secret"}}`, `{"http":{"headers":"********"}}`},
 		"header as a field": {`{"http":{"headers":{"A":"b"}}}`, `{"http":{"headers":"********"}}`},
 		"check as a text":   {`{"http":"secret"}`, `{"http":"********"}`},
-		"no object":         {`["secret"]`, masked},
-		"no JSON":           {`{"http":{"headers":["A: b"]}`, masked},
-		"null":              {`null`, `null`},
+		"numbers": {
+			`{"udp":{"port":1,"send":8675309123,"expect":true},"http":{"headers":[12]}}`,
+			`{"http":{"headers":["********"]},"udp":{"expect":"********","port":1,"send":"********"}}`,
+		},
+		"no object": {`["secret"]`, masked},
+		"no JSON":   {`{"http":{"headers":["A: b"]}`, masked},
+		"null":      {`null`, `null`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			service := object{"metadata": object{"annotations": object{"vipgate.io/check": test.check}}}
@@ -127,7 +131,11 @@ func TestMaskedTrenchFiles(t *testing.T) {
 		"numeric keys": {"streams:\n  1: {check: {udp: {send: secret}}}\n", "streams: '********'\n"},
 		"no YAML":      {"check: {udp: {send: secret}\n", masked},
 		"list":         {"- secret\n", masked},
-		"empty":        {"", ""},
+		"numbers": {
+			"streams:\n- check: {udp: {port: 1, send: 8675309123, expect: 2024-01-01}}\n",
+			"streams:\n- check:\n    udp:\n      expect: '********'\n      port: 1\n      send: '********'\n",
+		},
+		"empty": {"", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := newMasker().scrub(object{"data": object{"trench.yaml": test.file, "key": "secret"}}, false)
