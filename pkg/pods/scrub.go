@@ -25,11 +25,12 @@ const (
 	// masked replaces the part of a check that may be secret.
 	masked = "********"
 	// unmistakable is the length from which a text is masked wherever it occurs. A shorter one, such
-	// as the datagram "ping", may be a word of another file.
-	unmistakable = 8
+	// as the datagram "ping", may be a word of another file, unless it is in a header of credentials.
+	unmistakable, unmistakableCredential = 20, 8
 )
 
 var (
+	credentials = regexp.MustCompile(`(?i)^[^:]*(auth|cookie|key|token).*: $`)
 	// safeVariables matches the variables whose values are kept. Passwords of vipgate are in files.
 	safeVariables = regexp.MustCompile(`^(VIPGATE_.*|POD_.*|SPIFFE_ENDPOINT_SOCKET|GOMEMLIMIT|GOGC)$`)
 	// safeAnnotations matches the annotations whose values are kept: last-applied-configuration
@@ -233,21 +234,25 @@ func (m *masker) whole(value any) any {
 
 // secret returns a text whose end is masked, and remembers the end.
 func (m *masker) secret(kept, secret string) string {
-	remember := func(text, shown string) {
-		if len(text) < unmistakable {
+	least := unmistakable
+	if credentials.MatchString(kept) {
+		least = unmistakableCredential
+	}
+	remember := func(text, shown string, least int) {
+		if len(text) < least {
 			return
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.replaced[text] = shown
 	}
-	remember(secret, masked)
-	if len(secret) < unmistakable {
-		remember(kept+secret, kept+masked)
+	remember(secret, masked, least)
+	if kept != "" && len(secret) < least {
+		remember(kept+secret, kept+masked, unmistakableCredential)
 	}
 	// Messages quote the beginning of a long value.
 	if quoted := trench.Quote(kept + secret); strings.HasSuffix(quoted, `…"`) {
-		remember(strings.TrimPrefix(strings.TrimSuffix(quoted, `…"`), `"`+kept), masked)
+		remember(strings.TrimPrefix(strings.TrimSuffix(quoted, `…"`), `"`+kept), masked, least)
 	}
 	return kept + masked
 }

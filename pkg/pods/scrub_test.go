@@ -147,6 +147,20 @@ func TestMaskedTrenchFiles(t *testing.T) {
 	}
 }
 
+// A tenant's check blanks no words of other files, while secrets are masked there.
+func TestWordsOfOtherFiles(t *testing.T) {
+	m := newMasker()
+	maskJSON(`{"http":{"headers":["D: application/json","E: TargetsReady","F: 01234567890123456789",`+
+		`"authorization: 01234567","X-Api-Key: 0123456"]},"udp":{"send":"a datagram of words"}}`, m.check)
+	files := []File{{Name: "x", Content: []byte(
+		"application/json TargetsReady 01234567890123456789 / 01234567 0123456 a datagram of words, D: application/json")}}
+	m.finish(files)
+	const want = "application/json TargetsReady ******** / ******** 0123456 a datagram of words, D: ********"
+	if got := string(files[0].Content); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
 // Statuses, logs and failures quote secrets of the configuration in force.
 func TestSysdumpMasksQuotedSecrets(t *testing.T) {
 	long := strings.Repeat("0123456789", 20)
