@@ -53,8 +53,8 @@ func tenant(streams, targets int, check string) func(string) string {
 	const served = `"203.0.113.9/32"`
 	var b strings.Builder
 	for s := range streams {
-		fmt.Fprintf(&b, "  - name: tenant-%d\n    vips: [%s]\n    check: {%s, interval: 100ms, timeout: 100ms}\n    targets:\n",
-			s, served, check)
+		fmt.Fprintf(&b, "  - name: tenant-%d\n    vips: [%s]\n    check: {%s, interval: 100ms, timeout: 100ms}\n"+
+			"    targets:\n", s, served, check)
 		for t := range targets {
 			fmt.Fprintf(&b, "      - {name: tenant-%d, ips: [172.16.%d.%d]}\n", t, 200+t/250, 1+t%250)
 		}

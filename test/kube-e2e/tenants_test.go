@@ -36,8 +36,8 @@ const (
 	hostile    = "tenant-b" // namespace
 	hostileVIP = "20.0.0.9"
 	markerVIP  = "20.0.0.10"
-	// crowd is the number of Services, each with a Pod, that a hostile tenant creates at once, crowdVIPs
-	// that of the VIPs that they claim, and quota that of the Services that it may have.
+	// crowd is the number of Services, each with a Pod, that a hostile tenant creates at once,
+	// crowdVIPs that of the VIPs that they claim, and quota that of the Services that it may have.
 	crowd, crowdVIPs, quota = 1000, 30, 20
 )
 
@@ -56,8 +56,8 @@ type tenants struct {
 }
 
 // Whatever one tenant writes, VIP, targets, policy, conditions and answers of the other are
-// unchanged, no program exceeds its memory or ends, and a Service that has no effect says why. There
-// are no admission policies, which only add to that.
+// unchanged, no program exceeds its memory or ends, and a Service that has no effect says why.
+// There are no admission policies, which only add to that.
 func TestTenants(t *testing.T) {
 	f := &tenants{fixture: newFixture(t)}
 	f.admit()
@@ -169,8 +169,8 @@ func (f *tenants) victim(ctx context.Context) ([]string, error) {
 // crowdVIP returns a VIP of the crowd.
 func crowdVIP(i int) string { return fmt.Sprintf("20.0.1.%d", i%crowdVIPs) }
 
-// settled waits until each kube has read all that was written before: an edit that is made now is in
-// its trench file.
+// settled waits until each kube has read all that was written before: a later edit is in its trench
+// file.
 func (f *tenants) settled() {
 	f.t.Helper()
 	f.marks++

@@ -157,7 +157,8 @@ func targets(stream *trench.Stream) int {
 	return max(counts[false], counts[true])
 }
 
-// level returns how many targets each of several streams may have, so that they have limit together.
+// level returns how many targets each of several streams may have, so that they have limit in
+// total.
 func level(counts []int, limit int) int {
 	slices.Sort(counts)
 	for i, count := range counts {
@@ -231,8 +232,8 @@ func expressions(check *trench.Check) (count int) {
 }
 
 // shrink refuses Services of the other namespaces with most bytes until the trench file has excess
-// bytes less, so that no tenant has the Trench refused; those without VIPs first. It reports whether
-// it refused any.
+// bytes less, so that no tenant has the Trench refused; those without VIPs first. It reports
+// whether it refused any.
 func (state *translator) shrink(all []*candidate, excess int) (refused bool) {
 	byNamespace, sizes, total := map[string][]*candidate{}, map[*candidate]int{}, map[string]int{}
 	for _, candidate := range ranked(all) {

@@ -111,8 +111,9 @@ type Quota struct {
 	Expressions int `json:"expressions,omitempty"`
 }
 
-// DefaultQuota holds the defaults, above ordinary use. lb has memory for 700 tables of streams.
-var DefaultQuota = Quota{Streams: 200, Targets: 10_000, Expressions: 200}
+// DefaultQuota holds the defaults, above ordinary use. lb has memory for 700 tables of streams, and
+// two processors check 10 000 targets each second.
+var DefaultQuota = Quota{Streams: 200, Targets: 2000, Expressions: 200}
 
 // MaxStreams bounds the streams of all these namespaces, unless the quota of one is larger.
 const MaxStreams = 400
