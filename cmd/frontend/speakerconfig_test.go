@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/cmd/internal/frontendcmd"
 	"github.com/vipgate/vipgate/test/harness"
 )
@@ -37,5 +38,21 @@ func TestSpeakerPasswordIsCreatedOnce(t *testing.T) {
 		if _, err := flags.Password(); (err == nil) != valid {
 			t.Errorf("password of %s: %v", file, err)
 		}
+	}
+}
+
+// A refused command leaves no file.
+func TestRefusedSpeakerHasNoPassword(t *testing.T) {
+	dir := t.TempDir()
+	file, password := filepath.Join(dir, "trench.yaml"), filepath.Join(dir, "password")
+	harness.Must(t, os.WriteFile(file, trenchFile(t), 0o600))
+	command, err := parser(t).Parse([]string{
+		"speaker-config", "gobgp", "--trench-file=" + file, "--speaker-address=fd00::1", "--speaker-local=fd00::2",
+		"--speaker-as=8103", "--speaker-password-file=" + password,
+	})
+	harness.Must(t, err)
+	harness.WantError(t, command.Run(&cli.Output{}), "router ID")
+	if _, err := os.Stat(password); !os.IsNotExist(err) {
+		t.Errorf("the password file: %v", err)
 	}
 }
