@@ -98,6 +98,8 @@ var operatorPrefixes = []struct {
 	{netip.MustParsePrefix("::1/128"), "a loopback address"},
 	{netip.MustParsePrefix("169.254.0.0/16"), "an IPv4 link-local address"},
 	{netip.MustParsePrefix("100.100.100.200/32"), "the address of a cloud's metadata service"},
+	{netip.MustParsePrefix("168.63.129.16/32"), "the address of a cloud's metadata service"},
+	{netip.MustParsePrefix("fd20:ce::254/128"), "the address of a cloud's metadata service"},
 	{netip.MustParsePrefix("fd00:ec2::254/128"), "the address of a cloud's metadata service"},
 }
 

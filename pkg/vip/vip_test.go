@@ -103,6 +103,10 @@ func TestNotTarget(t *testing.T) {
 		{"fd00:ec2::253", "", false},
 		{"100.100.100.200", "100.64.0.0/10", true},
 		{"100.100.100.201", "", false},
+		{"168.63.129.16", "168.63.0.0/16", true},
+		{"168.63.129.17", "", false},
+		{"fd20:ce::254", "fd00::/8", true},
+		{"fd20:ce::253", "", false},
 	} {
 		var subnets []netip.Prefix
 		for _, text := range strings.Fields(c.subnets) {
