@@ -21,7 +21,7 @@ import (
 
 type translateCommand struct {
 	Filename []string `short:"f" help:"File with objects in YAML or JSON, such as the output of kubectl get -o yaml: those of a Trench, or a Gateway of Meridio 2 and its GatewayRouters; - is stdin, a directory its YAML and JSON files. May be repeated." required:"" placeholder:"FILE" env:"-"`
-	KeyDir   string   `help:"Directory of the password files of gateways." default:"/etc/vipgate/trench/keys" placeholder:"DIR"`
+	KeyDir   string   `help:"Directory of the password files of gateways." default:"/etc/vipgate/keys" placeholder:"DIR"`
 	Against  string   `help:"Print the changes from the objects of this file or directory, instead of the trench file." placeholder:"DIR|FILE" env:"-"`
 	Output   string   `short:"o" help:"Of --against: table or json." enum:"table,json" default:"table"`
 }

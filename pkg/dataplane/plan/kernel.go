@@ -8,7 +8,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// MaxTable limits the size of a map that is read. The largest written map has 65 537 entries.
+// MaxTable limits the size of a map that is read. The largest written map has 131 071.
 const MaxTable = 1 << 20
 
 // KernelState is the forwarding state of the data plane in the kernel.

@@ -121,7 +121,7 @@ func assign(list []*endpoint, family int, address netip.Addr) {
 	var holder *endpoint
 	for _, found := range list {
 		if holder != nil && holder.pod.Namespace == found.pod.Namespace {
-			found.problem(ReasonAddressTaken, "Pod %s has address %s, which belongs to Pod %s/%s, Ready or younger: "+
+			found.problem(ReasonAddressTaken, "Pod %s has address %s, which belongs to Pod %s/%s: "+
 				"give each Pod an address of its own", found.pod.Name, address, holder.pod.Namespace, holder.pod.Name)
 			found.ips[family] = netip.Addr{}
 			continue

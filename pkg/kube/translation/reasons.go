@@ -55,8 +55,7 @@ const (
 	// ReasonAddressRefused, of a Pod or EndpointSlice: an address is not a host address, is outside
 	// the subnets, is link-local or a gateway's, or is in a VIP.
 	ReasonAddressRefused = "AddressRefused"
-	// ReasonAddressTaken, of a Pod or EndpointSlice: a Pod of the namespace that is Ready or younger,
-	// or another endpoint, has the address.
+	// ReasonAddressTaken, of a Pod or EndpointSlice: another one of the namespace has it.
 	ReasonAddressTaken = "AddressTaken"
 	// ReasonAddressShared, of a Pod: a Pod of another namespace has the address, too. A warning.
 	ReasonAddressShared = "AddressShared"

@@ -242,6 +242,9 @@ func (settings *settings) refuses(namespace string, address netip.Addr) string {
 			"or add a subnet to spec.network.subnets of the Trench", settings.network)
 	}
 	if what := vip.NotTarget(address, settings.subnets); what != "" {
+		if settings.network == "" {
+			return fmt.Sprintf("is %s: give it another one", what)
+		}
 		return fmt.Sprintf("is %s: give it another one, or add a subnet of such addresses to spec.network.subnets "+
 			"of the Trench", what)
 	}
