@@ -92,10 +92,7 @@ func (state *translator) newAccount() *account {
 		quota.Targets = cmp.Or(own.Targets, quota.Targets)
 		quota.Expressions = cmp.Or(own.Expressions, quota.Expressions)
 	}
-	return &account{
-		own: state.settings.trench.Namespace, defaults: state.defaults.Check, quota: quota,
-		used: map[string]v1alpha1.Quota{},
-	}
+	return &account{state.settings.trench.Namespace, state.defaults.Check, quota, map[string]v1alpha1.Quota{}, 0}
 }
 
 // add returns why a Service may not have its stream, which may be nil, or else counts it.
@@ -104,7 +101,7 @@ func (account *account) add(candidate *candidate) *refusal {
 	if namespace == account.own || stream == nil {
 		return nil
 	}
-	used, most := account.used[namespace], max(v1alpha1.MaxStreams, account.quota.Streams)
+	quota, used := account.quota, account.used[namespace]
 	// The kernel keeps a table for each in the memory of lb.
 	weight := max(1, (int(stream.Maglev.Size)+1008)/1009)
 	used.Streams += weight
@@ -113,13 +110,22 @@ func (account *account) add(candidate *candidate) *refusal {
 		used.Expressions += expressions(&stream.Check)
 	}
 	if len(candidate.held) > 0 {
-		used.Targets = min(used.Targets, account.quota.Targets) // limit bounds them
+		used.Targets = min(used.Targets, quota.Targets) // limit bounds them
 	}
-	if field, limit := passed(account.quota, used); field != "" {
-		return refuse(ReasonQuotaExceeded, "namespace %s has more than %d %s with it (1009 of maglev.size are a stream): "+
-			"remove some, or raise spec.quota.%s of the Trench", namespace, limit, field, field)
+	for _, field := range []struct {
+		name        string
+		used, limit int
+	}{
+		{"streams", used.Streams, quota.Streams},
+		{"targets", used.Targets, quota.Targets},
+		{"expressions", used.Expressions, quota.Expressions},
+	} {
+		if field.used > field.limit {
+			return refuse(ReasonQuotaExceeded, "namespace %s has more than %d %s with it (1009 of maglev.size are a stream): "+
+				"remove some, or raise spec.quota.%s of the Trench", namespace, field.limit, field.name, field.name)
+		}
 	}
-	if account.total+weight > most {
+	if most := max(v1alpha1.MaxStreams, quota.Streams); account.total+weight > most {
 		return refuse(ReasonQuotaExceeded, "the other namespaces of the Trench have more than %d streams with it (1009 of "+
 			"maglev.size are one): remove some, or raise spec.quota.streams of the Trench above that", most)
 	}
@@ -185,33 +191,17 @@ func (candidate *candidate) cut(most, quota int) {
 			"spec.quota.targets of the Trench", candidate.service.Namespace, quota, most, counts[false])})
 }
 
-// passed returns the field of a quota that is passed, and its limit; "" if none is.
-func passed(quota, used v1alpha1.Quota) (field string, limit int) {
-	switch {
-	case used.Streams > quota.Streams:
-		return "streams", quota.Streams
-	case used.Targets > quota.Targets:
-		return "targets", quota.Targets
-	case used.Expressions > quota.Expressions:
-		return "expressions", quota.Expressions
-	}
-	return "", 0
-}
-
 // ranked returns candidates by age, after those that have VIPs, of which those with a changed table
 // or check are last: an edit takes no other Service's place. The last one loses its place first.
 func ranked(all []*candidate) []*candidate {
 	rank := func(candidate *candidate) int {
-		same := func(name string) bool {
-			return candidate.last != nil && candidate.last.Annotations[name] == candidate.service.Annotations[name]
+		last, now := candidate.last, candidate.service.Annotations
+		if len(candidate.held) > 0 && last != nil &&
+			last.Annotations[v1alpha1.MaglevAnnotation] == now[v1alpha1.MaglevAnnotation] &&
+			last.Annotations[v1alpha1.CheckAnnotation] == now[v1alpha1.CheckAnnotation] {
+			return 2
 		}
-		switch {
-		case len(candidate.held) == 0:
-			return 0
-		case !same(v1alpha1.MaglevAnnotation) || !same(v1alpha1.CheckAnnotation):
-			return 1
-		}
-		return 2
+		return min(len(candidate.held), 1)
 	}
 	return slices.SortedStableFunc(slices.Values(all), func(a, b *candidate) int { return cmp.Compare(rank(b), rank(a)) })
 }
