@@ -121,8 +121,9 @@ func (account *account) add(candidate *candidate) *refusal {
 		{"expressions", used.Expressions, quota.Expressions},
 	} {
 		if field.used > field.limit {
-			return refuse(ReasonQuotaExceeded, "namespace %s has more than %d %s with it (1009 of maglev.size are a stream): "+
-				"remove some, or raise spec.quota.%s of the Trench", namespace, field.limit, field.name, field.name)
+			return refuse(ReasonQuotaExceeded, "namespace %s has more than %d %s with it (1009 of maglev.size are a "+
+				"stream, a check each second a target): remove some, or raise spec.quota.%[3]s of the Trench", namespace,
+				field.limit, field.name)
 		}
 	}
 	if most := max(v1alpha1.MaxStreams, quota.Streams); account.total+weight > most {
@@ -160,7 +161,18 @@ func targets(stream *trench.Stream) int {
 	for _, target := range stream.Targets {
 		counts[target.Terminating]++
 	}
-	return max(counts[false], counts[true])
+	return max(counts[false], counts[true]) * perSecond(&stream.Check)
+}
+
+// perSecond returns how many checks a target has each second, at least 1. Each one that fails
+// through the VIP occupies connection tracking for 2 min.
+func perSecond(check *trench.Check) (count int) {
+	members, _ := check.Members()
+	for _, member := range members {
+		interval := cmp.Or(member.Interval, check.Interval, time.Second)
+		count += int((time.Second + interval - 1) / interval)
+	}
+	return count
 }
 
 // level returns how many targets each of several streams may have, so that they have limit in
@@ -182,6 +194,7 @@ func (candidate *candidate) cut(most, quota int) {
 	if stream == nil || targets(stream) <= most {
 		return
 	}
+	most = max(1, most/perSecond(&stream.Check))
 	stream.Targets = slices.DeleteFunc(stream.Targets, func(target trench.Target) bool {
 		counts[target.Terminating]++
 		return counts[target.Terminating] > most

@@ -112,8 +112,8 @@ type Quota struct {
 }
 
 // DefaultQuota holds the defaults, above ordinary use. lb has memory for 700 tables of streams, and
-// two processors check 10 000 targets each second.
-var DefaultQuota = Quota{Streams: 200, Targets: 2000, Expressions: 200}
+// connection tracking has 262 144 entries, 120 for each target whose checks fail.
+var DefaultQuota = Quota{Streams: 200, Targets: 500, Expressions: 200}
 
 // MaxStreams bounds the streams of all these namespaces, unless the quota of one is larger.
 const MaxStreams = 400
