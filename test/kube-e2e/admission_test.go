@@ -140,8 +140,15 @@ spec: {containers: [{name: app, image: app}]}
 		return err
 	}
 	const refusal = "is written by Multus only"
+	f.wait(func(ctx context.Context) error { // the API server watches its policies
+		_, err := f.core.Pods(namespace).Patch(ctx, "labeled", types.MergePatchType, []byte(status),
+			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil || !strings.Contains(err.Error(), refusal) {
+			return fmt.Errorf("the policy of Pods is not in force: %v", err)
+		}
+		return nil
+	})
 	ctx := harness.Context(f.t, waitTimeout)
-	harness.WantError(f.t, patch(ctx, "labeled", status), refusal)
 	f.must(patch(ctx, "labeled", status, "status")) // as Multus
 	f.must(patch(ctx, "labeled", labels))
 	f.must(patch(ctx, "plain", status))
