@@ -18,10 +18,9 @@ import (
 )
 
 type runCommand struct {
-	Pool       []netip.Prefix `required:"" help:"Prefix from which VIPs are taken, of either family; repeatable." placeholder:"PREFIX"`
-	Interface  string         `required:"" help:"Network interface toward the trench pods." placeholder:"IF"`
-	PeerSubnet []netip.Prefix `help:"Subnet of the trench pods' own addresses on the interface; repeatable. Drops packets to the pool from other hosts." placeholder:"PREFIX"`
-	Once       bool           `help:"Install the kernel state, print it and exit, such as in an init container: it stays without the process."`
+	Pool      []netip.Prefix `required:"" help:"Prefix from which VIPs are taken, of either family; repeatable." placeholder:"PREFIX"`
+	Interface string         `required:"" help:"Network interface toward the trench pods." placeholder:"IF"`
+	Once      bool           `help:"Install the kernel state, print it and exit, such as in an init container: it stays without the process."`
 
 	cli.Process
 }
@@ -30,7 +29,7 @@ type runCommand struct {
 const role = "target"
 
 func (c *runCommand) Run(ctx context.Context, out *cli.Output, stderr *logs.Writer) error {
-	o := sidecar.Options{Settings: c.Settings(stderr), Pool: c.Pool, Interface: c.Interface, PeerSubnets: c.PeerSubnet}
+	o := sidecar.Options{Settings: c.Settings(stderr), Pool: c.Pool, Interface: c.Interface}
 	var refused cli.Refusals
 	c.check(&refused, o.ReplyPath())
 	if err := refused.Err(); err != nil {

@@ -265,7 +265,7 @@ var (
 	targetPeersEvicted = counter("vipgate_target_peers_evicted_total",
 		"Senders without a valid neighbor entry that were forgotten, since more than 768 were known.")
 	targetDropped = counter("vipgate_target_dropped_packets_total",
-		"Packets of unknown trench pods, and replies to them, that were dropped since the rules were written.")
+		"Replies that were dropped, as no trench pod was known for them, since the rules were written.")
 	targetFlows = gauge("vipgate_target_flows",
 		"Connection tracking entries of VIPs by the link address of the trench pod that gets the replies.", "peer")
 )

@@ -3,7 +3,6 @@ package replypath
 import (
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"time"
 
@@ -47,7 +46,7 @@ type kernel struct {
 	nft *nft.Conn
 	// written holds the sets of live and dead peers of the last write, nil before it.
 	written []nft.Set
-	// dropped counts the frames from and to unknown peers.
+	// dropped counts the frames to unknown peers.
 	dropped   uint64
 	peers     peers
 	neighbors []rtnetlink.Neighbor // of the link
@@ -181,7 +180,7 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 		problems = append(problems, *part)
 	}
 	kernel.neighbors = slices.DeleteFunc(slices.Clone(network.neighbors), func(neighbor rtnetlink.Neighbor) bool {
-		return !neighborOf(neighbor, network.link.Index) || !kernel.o.isPeer(neighbor.Addr)
+		return !neighborOf(neighbor, network.link.Index)
 	})
 	// The neighbors are the trench pods, which must not be lost among forged senders.
 	var expected []uint32
@@ -207,7 +206,7 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 	desired := desired{
 		pool: append(slices.Clone(kernel.o.Pool), kernel.stalePool(network)...), link: kernel.o.Interface,
 		index: network.link.Index, live: kernel.peers.live(), dead: kernel.peers.dead(),
-		peers: kernel.peers.learned, subnets: kernel.o.PeerSubnets,
+		peers: kernel.peers.learned,
 	}
 	if !ethernet(network.link) {
 		return nil, problems // keep the installed state: flows continue when the interface returns
@@ -227,10 +226,8 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 	if name != "" && !restore {
 		return missing, append(problems, Problem{"nftables", "missing: " + name, "it is restored"})
 	}
-	// They change sets and maps that exist now.
-	if err := errors.Join(
-		kernel.admit(), kernel.peers.evict(kernel.nft, time.Now()), kernel.peers.addNeighbors(kernel.nft),
-	); err != nil {
+	// Both change the peers map, which exists now.
+	if err := errors.Join(kernel.peers.evict(kernel.nft, time.Now()), kernel.peers.addNeighbors(kernel.nft)); err != nil {
 		return missing, append(problems, problemOf("nftables", err))
 	}
 	afterStep(stepRuleset)
@@ -263,40 +260,6 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 	}
 	afterStep(stepPool)
 	return missing, problems
-}
-
-// admit adds neighbors in the subnets to the pods set, which lacks them after its creation, and
-// removes peers outside of the set, such as those learned without subnets. From a set that is three
-// quarters full, it removes the addresses without a valid neighbor entry.
-func (kernel *kernel) admit() error {
-	if len(kernel.o.PeerSubnets) == 0 {
-		return nil
-	}
-	pods := map[string]bool{}
-	if _, err := kernel.nft.Elements(netdev, podsSet, func(e nft.Element) { pods[string(e.Key)] = true }); err != nil {
-		return err
-	}
-	transaction, full := nft.Transaction{Table: netdev}, len(pods) >= evictionSize
-	for mac := range pods {
-		if full && !kernel.peers.valid[net.HardwareAddr(mac).String()] {
-			transaction.DeleteElements(podsSet, []nft.Element{{Key: []byte(mac)}})
-		}
-	}
-	for _, neighbor := range kernel.neighbors {
-		if len(neighbor.MAC) > 0 && !pods[string(neighbor.MAC)] {
-			pods[string(neighbor.MAC)] = true
-			transaction.AddElements(podsSet, []nft.Element{{Key: neighbor.MAC}})
-		}
-	}
-	for fwmark, peer := range kernel.peers.learned {
-		if !pods[string(peer.mac)] {
-			transaction.DeleteElements(peersMap, []nft.Element{{Key: native(fwmark)}})
-		}
-	}
-	if err := kernel.nft.Commit(&transaction, nil); !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	return nil // an element expired, or another process removed it; the next call repeats the rest
 }
 
 // probe triggers verification of the peers' neighbor entries. Rejections are ignored, because an

@@ -38,10 +38,7 @@ type Options struct {
 	Pool []netip.Prefix
 	// Interface is the network interface toward the trench pods. It may be temporarily absent.
 	Interface string
-	// PeerSubnets contain the trench pods' own addresses on the interface. Packets to the pool from
-	// other hosts are dropped. Empty: every host on the link can be a trench pod.
-	PeerSubnets []netip.Prefix
-	Log         *slog.Logger
+	Log       *slog.Logger
 }
 
 // Validate returns an error for invalid options.
@@ -66,21 +63,7 @@ func (options Options) Validate() error {
 			return fmt.Errorf("pool prefix %s overlaps another one", prefix)
 		}
 	}
-	for _, subnet := range options.PeerSubnets {
-		if subnet != subnet.Masked() || !subnet.IsValid() {
-			return fmt.Errorf("peer subnet %s has host bits set; use %s", subnet, subnet.Masked())
-		}
-		if slices.ContainsFunc(options.Pool, subnet.Overlaps) {
-			return fmt.Errorf("peer subnet %s overlaps the pool; name the subnet of the trench pods' own addresses", subnet)
-		}
-	}
 	return nil
-}
-
-// isPeer reports whether a neighbor with the address can be a trench pod.
-func (options Options) isPeer(address netip.Addr) bool {
-	return len(options.PeerSubnets) == 0 ||
-		slices.ContainsFunc(options.PeerSubnets, func(subnet netip.Prefix) bool { return subnet.Contains(address) })
 }
 
 // Path reconciles the kernel state of a target. It implements task.Task.

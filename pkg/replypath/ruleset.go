@@ -36,7 +36,6 @@ const (
 	peersMap = "peers" // fwmark to link-layer address; the kernel adds each sender
 	deadSet  = "dead"  // fwmarks of dead peers, and 0 of flows without a peer
 	liveMap  = "live"  // random number ranges to fwmarks, for flows that the application opens
-	podsSet  = "pods"  // link-layer addresses of hosts in Options.PeerSubnets; the kernel adds them
 )
 
 const (
@@ -77,23 +76,6 @@ const arpOutput = 1
 // poolSet returns the set of the pool's prefixes of a family.
 func poolSet(family vip.Family) nft.Set {
 	return nft.AddressSet([...]string{"pool4", "pool6"}[family], family, unix.NFT_SET_INTERVAL)
-}
-
-// subnetSet returns the set of the trench pods' subnets of a family.
-func subnetSet(family vip.Family) nft.Set {
-	return nft.AddressSet([...]string{"subnet4", "subnet6"}[family], family, unix.NFT_SET_INTERVAL)
-}
-
-// prefixSets returns the sets that describe returns, with the prefixes of their families.
-func prefixSets(describe func(vip.Family) nft.Set, prefixes []netip.Prefix, families ...vip.Family) (sets []nft.Set) {
-	for _, family := range families {
-		set := describe(family)
-		for _, prefix := range disjoint(prefixes, family) {
-			set.Elements = append(set.Elements, nft.RangeOf(prefix).Elements()...)
-		}
-		sets = append(sets, set)
-	}
-	return sets
 }
 
 // peersSet returns the map that the kernel fills; elements are restored into a new one.
@@ -172,10 +154,6 @@ func etherType(family vip.Family) rule {
 	if family == vip.IPv6 {
 		kind = unix.ETH_P_IPV6
 	}
-	return frameType(kind)
-}
-
-func frameType(kind uint16) rule {
 	return rule{&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: reg1}, equal(binary.BigEndian.AppendUint16(nil, kind))}
 }
 
@@ -245,40 +223,11 @@ func replyRule(family vip.Family, link string) rule {
 	})
 }
 
-// learnRule adds the sender of a packet to the pool to the peers map, after other expressions.
-func learnRule(family vip.Family, first ...expr.Any) rule {
-	return slices.Concat(etherType(family), inPool(family, false), markOfSender(), first, rule{
+// learnRule adds the sender of a packet to the pool to the peers map.
+func learnRule(family vip.Family) rule {
+	return slices.Concat(etherType(family), inPool(family, false), markOfSender(), rule{
 		&expr.Dynset{SrcRegKey: reg2, SrcRegData: reg1, SetName: peersMap, Operation: unix.NFT_DYNSET_OP_UPDATE},
 	})
-}
-
-// podRules returns the rules that learn the link-layer addresses of hosts in the subnets, and drop
-// packets to the pool from other hosts before they set the mark of a flow. The addresses come from
-// ARP (RFC 826) and neighbor discovery (RFC 4861), which precede the first packet of a trench pod.
-// No router forwards ARP, or ICMPv6 with the greatest hop limit.
-func podRules() []rule {
-	sender, hopLimit := load(expr.PayloadBaseLLHeader, 6, 6), byte(255)
-	// Packets to the pool extend the lifetime: a trench pod with traffic sends no ARP for hours.
-	add := &expr.Dynset{SrcRegKey: reg1, SetName: podsSet, Operation: unix.NFT_DYNSET_OP_UPDATE}
-	rules := []rule{
-		slices.Concat(frameType(unix.ETH_P_ARP), rule{
-			load(expr.PayloadBaseNetworkHeader, 4, 2), equal([]byte{6, 4}),
-			load(expr.PayloadBaseNetworkHeader, 14, 4),
-			&expr.Lookup{SourceRegister: reg1, SetName: subnetSet(vip.IPv4).Name}, sender, add,
-		}),
-		slices.Concat(frameType(unix.ETH_P_IPV6), rule{
-			load(expr.PayloadBaseNetworkHeader, 6, 2), equal([]byte{unix.IPPROTO_ICMPV6, hopLimit}),
-			load(expr.PayloadBaseNetworkHeader, 8, 16),
-			&expr.Lookup{SourceRegister: reg1, SetName: subnetSet(vip.IPv6).Name}, sender, add,
-		}),
-	}
-	for _, family := range vip.Families {
-		rules = append(rules, slices.Concat(etherType(family), inPool(family, false), rule{
-			sender, &expr.Lookup{SourceRegister: reg1, SetName: podsSet, Invert: true},
-			&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop},
-		}), learnRule(family, add))
-	}
-	return rules
 }
 
 // egressRules returns the rules that replace placeholderMAC with the peer's link-layer address,
@@ -337,12 +286,17 @@ type desired struct {
 	live  []uint32 // fwmarks
 	dead  []uint32
 	peers map[uint32]learned
-	// subnets of the trench pods; none if every host on the link can be one.
-	subnets []netip.Prefix
 }
 
-func (desired desired) pools(families ...vip.Family) []nft.Set {
-	return prefixSets(poolSet, desired.pool, families...)
+func (desired desired) pools(families ...vip.Family) (sets []nft.Set) {
+	for _, family := range families {
+		set := poolSet(family)
+		for _, prefix := range disjoint(desired.pool, family) {
+			set.Elements = append(set.Elements, nft.RangeOf(prefix).Elements()...)
+		}
+		sets = append(sets, set)
+	}
+	return sets
 }
 
 // chain returns a base chain of a table.
@@ -368,16 +322,9 @@ func (desired desired) tables() []nft.Table {
 		known = append(known, nft.Element{Key: native(fwmark), Data: peer.mac, Timeout: peer.left})
 	}
 	netdev.Sets = append(desired.pools(both...), peersSet(known))
-	learn := []rule{learnRule(vip.IPv4), learnRule(vip.IPv6)}
-	if len(desired.subnets) > 0 {
-		netdev.Sets = append(append(netdev.Sets, prefixSets(subnetSet, desired.subnets, both...)...), nft.Set{
-			Name: podsSet, Flags: unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT, KeyType: nft.TypeEther, KeyLen: 6,
-			Size: maxPeers, Timeout: peerTimeout, Volatile: true,
-		})
-		learn = podRules()
-	}
 	netdev.Chains = []nft.Chain{
-		chain(netdev.Family, nft.Chain{Name: "ingress", Hook: unix.NF_NETDEV_INGRESS, Device: desired.link}, learn...),
+		chain(netdev.Family, nft.Chain{Name: "ingress", Hook: unix.NF_NETDEV_INGRESS, Device: desired.link},
+			learnRule(vip.IPv4), learnRule(vip.IPv6)),
 		chain(netdev.Family, nft.Chain{Name: "egress", Hook: unix.NF_NETDEV_EGRESS, Device: desired.link}, egressRules()...),
 	}
 
@@ -447,7 +394,7 @@ func (kernel *kernel) ruleset(desired desired, restore bool) (missing string, er
 		if have, missing, err = kernel.nft.Inspect(table); err == nil && table.Family == netdev.Family {
 			kernel.dropped = 0
 			for _, rule := range slices.Concat(have.Rules["ingress"], have.Rules["egress"]) {
-				kernel.dropped += rule.Packets // only rules that drop have a counter
+				kernel.dropped += rule.Packets // only the rule that drops has a counter
 			}
 		}
 	}

@@ -15,7 +15,7 @@ type Status struct {
 	// Peers lists the hosts on the link that sent packets to the pool, or may send some.
 	Peers   []Peer
 	Repairs uint64 // restored parts of the state since the start
-	Dropped uint64 // packets from and to unknown peers since the last write of the rules
+	Dropped uint64 // replies to unknown peers since the last write of the rules
 	Full    bool   // the peers map has no free element
 	Evicted uint64 // peers evicted from a map that was three quarters full
 }

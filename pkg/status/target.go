@@ -54,7 +54,7 @@ func (view View) writeReplyPath(out *strings.Builder, status *targetadminv1.Stat
 	head.row("interface", cut(status.GetInterface(), maxCell))
 	head.row("kernel state", fmt.Sprintf("%s, %s", state, plural(int(status.GetRepairs()), "repair")))
 	if n := status.GetDropped(); n > 0 {
-		head.row("dropped", fmt.Sprintf("%d packets without a known peer", n))
+		head.row("dropped", fmt.Sprintf("%d replies without a known peer", n))
 	}
 	if !view.Problems || !status.GetComplete() {
 		head.write(out)

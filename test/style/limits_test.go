@@ -28,13 +28,13 @@ const (
 	// among them (1 150) and their names in messages (37), frr-k8s (400), host mode (740), raised
 	// capabilities (32), ranges of VIPs in FRR's lists (47), stalls (153), equal IDs of streams (10),
 	// VIPs that come back while the kernel removes them (15), routes removed twice (14), timeouts without
-	// stalls (148), routers that ask for nothing (38), slow answers of BIRD (40), subnets of trench pods (110),
-	// limits and quotas of tenants, and what their checks, records and connections may do (1 580).
-	maxProductLines = 86_490
+	// stalls (148), routers that ask for nothing (38), slow answers of BIRD (40), limits and quotas of
+	// tenants, and what their checks, records and connections may do (1 580).
+	maxProductLines = 86_385
 	maxMethods      = 40
 	// 9 of vipgate, 18 of vipgate-probe, 9 of its feedback to lb, 12 of speakers of other programs, 3 of
-	// host mode, 1 of stalls, 1 of subnets of trench pods.
-	maxFlags = 193
+	// host mode, 1 of stalls.
+	maxFlags = 192
 	// maxPhrases is the number of stilted phrases per 10 000 words of comments.
 	maxPhrases = 15.0
 )

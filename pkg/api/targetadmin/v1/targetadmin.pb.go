@@ -50,7 +50,7 @@ type Status struct {
 	Conditions []*v1.Condition `protobuf:"bytes,10,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	// The registrations of `target add`.
 	Registrations []*Registration `protobuf:"bytes,11,rep,name=registrations,proto3" json:"registrations,omitempty"`
-	// The number of packets that were dropped without a known peer since the rules were written.
+	// The number of replies that were dropped without a known peer since the rules were written.
 	Dropped       uint64 `protobuf:"varint,12,opt,name=dropped,proto3" json:"dropped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
