@@ -179,14 +179,17 @@ func (state *translator) share(all []*candidate) {
 		if len(lost) == 0 {
 			return
 		}
-		if candidate == nil {
-			// The others have nothing to fall back to. Those that lose to none of them are refused together.
-			for loser, claimed := range lost {
-				if _, loses := lost[holders[claimed]]; !loses {
-					loser.refused = refuseHeld(claimed, holders[claimed].service)
-					loser.drop()
-				}
+		// Those with nothing to fall back to, and that lose to none of the others, are refused first and
+		// together.
+		batch := false
+		for loser, claimed := range lost {
+			if _, loses := lost[holders[claimed]]; !loses && loser.last == nil && len(loser.held) == 0 {
+				loser.refused = refuseHeld(claimed, holders[claimed].service)
+				loser.drop()
+				batch = true
 			}
+		}
+		if batch {
 			continue
 		}
 		if candidate.refused != nil {
