@@ -132,7 +132,7 @@ func (f *tenants) serve() {
 	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue, "2 of 2 VIPs by 2 of 2 pods")
 	f.wantCondition(v1alpha1.TargetsReady, metav1.ConditionTrue, "no target fails")
 	f.wantCondition(v1alpha1.TargetsAccepted, metav1.ConditionTrue, "")
-	f.load, err = f.Load(ctx, rate, 0, load.Config{})
+	f.load, err = f.Load(f.t.Context(), rate, 0, load.Config{})
 	f.must(err)
 	f.t.Cleanup(func() { f.load.Stop(context.Background()) })
 	f.wantAnswers(f.load, f.Targets[:replicas]...)
