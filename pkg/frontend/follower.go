@@ -45,6 +45,7 @@ type follower struct {
 	// Last shown.
 	shownFamilies   map[vip.Family]bool
 	identityProblem string
+	cached          bool // SVID in use
 	routingProblem  string
 	announcerLost   bool
 	shownBIRD       bird.State
@@ -185,14 +186,14 @@ func (f *follower) showIdentity() {
 	}
 	problem := own.Problem()
 	// Here and below the event comes first: who sees the condition finds it.
-	if (problem == "") != (f.identityProblem == "") {
+	if (problem == "") != (f.identityProblem == "") || own.Cached != f.cached {
 		usable := "SVID usable"
 		if own.Cached {
 			usable = "cached SVID in use: " + logs.Text(own.RenewalErr)
 		}
 		f.observer.note("identity: " + cmp.Or(problem, usable))
 	}
-	f.identityProblem = problem
+	f.identityProblem, f.cached = problem, own.Cached
 	f.health.Report(Identity, problem)
 	f.metrics.Identity(own.ID.String(), own.NotAfter)
 }

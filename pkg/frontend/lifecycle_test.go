@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"io"
 	"log/slog"
 	"maps"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/identity"
 	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -171,6 +173,32 @@ func position(instance string) readiness.Position {
 }
 
 func synced(instance string) lbState { return lbState{Position: position(instance), Synced: true} }
+
+// A cached SVID has an event, also if it is in use before the first look, and its end has one.
+func TestCachedSVIDIsAnEvent(t *testing.T) {
+	p := afterDecision()
+	source, err := identity.NewFiles(t.TempDir(), identity.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Identity = source
+	f := &follower{process: p}
+	for _, s := range []identity.Status{{Cached: true, RenewalErr: io.EOF}, {Cached: true, RenewalErr: io.EOF}, {}, {}} {
+		source.Status().Set(s)
+		f.showIdentity()
+	}
+	r, err := p.observer.journal.ListEvents(t.Context(), &adminv1.ListEventsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var events []string
+	for _, e := range r.GetEvents() {
+		events = append(events, e.GetDetail())
+	}
+	if want := []string{"identity: cached SVID in use: EOF", "identity: SVID usable"}; !slices.Equal(events, want) {
+		t.Errorf("events %q, want %q", events, want)
+	}
+}
 
 // The load balancer would read a report of families without VIPs as "no VIP is advertised".
 func TestFamiliesAreReportedAfterVIPs(t *testing.T) {

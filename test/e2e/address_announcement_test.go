@@ -31,6 +31,7 @@ func linkAddress(ctx context.Context, ns *lab.NetNS, dev string) (string, error)
 // the MAC address of that pod, for up to 45 s after the last packet. The addresses are in separate
 // networks, so that no packet of lb, frontend or BIRD has them as its source.
 func TestReusedAddressIsAnnounced(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, dev, peerDev string
 		start              func(*lab.Pod) error

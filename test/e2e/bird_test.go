@@ -13,6 +13,7 @@ import (
 // BIRD that is killed, exits or hangs is restarted with back-off; VIPs return with the sessions
 // (docs/architecture.md#failure-table).
 func TestBIRDRestart(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(f *fixture, bird int){
 		"kill -9": func(f *fixture, bird int) { f.must(syscall.Kill(bird, syscall.SIGKILL)) },
 		"exit 0": func(f *fixture, _ int) {

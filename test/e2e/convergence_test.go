@@ -175,6 +175,7 @@ func TestHoldExpires(t *testing.T) {
 
 // The loss of one family does not affect the other.
 func TestFamilyLossLeavesTheOther(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name, hand, trench, why string
 	}{

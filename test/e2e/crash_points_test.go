@@ -21,6 +21,7 @@ import (
 // between and restarted. The final kernel state equals the state without a crash, and the
 // remaining target loses no flow.
 func TestLBKilledAtEachStep(t *testing.T) {
+	t.Parallel()
 	mortal := filepath.Join(binaries, "crash")
 	want := endOfChange(t, mortal, "")
 	for _, step := range crash.Steps {

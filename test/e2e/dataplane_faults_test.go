@@ -125,6 +125,7 @@ func (f *dataPlaneFixture) counters() map[string]int {
 // The connection mark stores the target in the bits of the mask only; --conntrack=off and loose
 // create no entries. Mark bits that another process sets are preserved.
 func TestForeignMarksAndStatelessMode(t *testing.T) {
+	t.Parallel()
 	for _, conntrack := range []string{"on", "off", "loose"} {
 		t.Run("conntrack "+conntrack, func(t *testing.T) {
 			t.Parallel()
@@ -214,6 +215,7 @@ func sctp(source, destination uint16) []byte {
 
 // SCTP flows are distributed by their ports, and each keeps its target.
 func TestSCTPPortSelection(t *testing.T) {
+	t.Parallel()
 	for name, flags := range map[string][]string{
 		"conntrack on": {"--conntrack=on"}, "conntrack off": {"--conntrack=off"}, "fast path": fastPathFlags,
 	} {

@@ -94,6 +94,7 @@ func TestReadinessFilesGateVIPs(t *testing.T) {
 }
 
 func TestLateReadinessDirectory(t *testing.T) {
+	t.Parallel()
 	for name, flags := range map[string][]string{"not ready": nil, "ready": {"--readiness-dir-missing=ready"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -134,6 +135,7 @@ func TestReplacedReadinessDirectory(t *testing.T) {
 }
 
 func TestMissingReadinessDirectory(t *testing.T) {
+	t.Parallel()
 	for name, after := range map[string][]string{"hold": {vipA4, vipA6}, "drain": nil, "drop": nil} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

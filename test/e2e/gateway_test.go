@@ -419,6 +419,7 @@ func TestLossOfOneGatewayOfTwo(t *testing.T) {
 
 // De-preferred: GRACEFUL_SHUTDOWN and a worse path (docs/adr/0020-de-preference.md).
 func TestDrainToEBGPAndIBGPGateways(t *testing.T) {
+	t.Parallel()
 	for name, as := range map[string]uint32{"eBGP": lab.GatewayAS, "iBGP": lab.PodAS} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -92,6 +92,7 @@ const clockSlack = 50 * time.Millisecond
 // A VIP that was not ready when the lb was killed is never announced
 // (docs/architecture.md#failure-table).
 func TestLBKillKeepsNotReadyVIPDown(t *testing.T) {
+	t.Parallel()
 	for name, grace := range map[string]string{
 		"without a grace": "--stale-grace=0s",
 		"with a grace":    "--stale-grace=1s",
@@ -133,6 +134,7 @@ func TestLBKillKeepsNotReadyVIPDown(t *testing.T) {
 // The VIPs of a stopped lb are withdrawn when its lease expires
 // (docs/architecture.md#failure-table).
 func TestLBPausedUntilLeaseExpires(t *testing.T) {
+	t.Parallel()
 	for name, flags := range map[string][]string{"default lease": {"--lease=1s"}, "short lease": {"--lease=200ms"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

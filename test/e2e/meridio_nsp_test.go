@@ -230,6 +230,7 @@ func TestNSPAbsence(t *testing.T) {
 // A hung NSP delays neither the withdrawal after the death of the load balancer, nor the
 // withdrawal after the loss of a gateway, nor the stop. Unregistering is attempted.
 func TestHungNSPDelaysNoWithdrawal(t *testing.T) {
+	t.Parallel()
 	for name, hang := range map[string]func(*meridio, bool){
 		"unanswered calls": func(m *meridio, hang bool) { m.nsp.Hang(hang) },
 		"frozen":           func(m *meridio, hang bool) { m.nsp.Freeze(hang) },

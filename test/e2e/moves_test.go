@@ -15,6 +15,7 @@ import (
 // Flows whose target the trench scaled away from their slot stay with it when gateways move them to
 // another pod, also to a new one that finds the earlier targets in the trench file, or asks all.
 func TestFlowsMoveAfterScaling(t *testing.T) {
+	t.Parallel()
 	for _, history := range []bool{true, false} {
 		t.Run(fmt.Sprintf("history %v", history), func(t *testing.T) {
 			t.Parallel()

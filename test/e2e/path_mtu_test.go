@@ -152,6 +152,7 @@ func (c *farClient) download(ctx context.Context, from, vip netip.Addr) error {
 // works. The gateway hashes its errors over the pods: half of them arrive at the pod that does not
 // forward the flow. The errors of the pods themselves reach the client.
 func TestPathMTUDiscoveryThroughVIP(t *testing.T) {
+	t.Parallel()
 	for name, flags := range map[string][]string{
 		"conntrack on": {"--conntrack=on"}, "conntrack off": {"--conntrack=off"},
 		"conntrack loose": {"--conntrack=loose"}, "fast path": fastPathFlags,

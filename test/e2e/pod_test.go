@@ -14,7 +14,8 @@ import (
 // After SIGTERM of both processes of a pod in the same millisecond the order is always the same:
 // de-prefer, withdraw, and then the end of the LB.
 func TestPodTermOrder(t *testing.T) {
-	const pods, rounds = 5, 10 // 50 stops, some concurrently
+	t.Parallel()
+	const pods, rounds = 10, 5 // 50 stops, some concurrently
 	for n := range pods {
 		t.Run(fmt.Sprintf("pod %d", n), func(t *testing.T) {
 			t.Parallel()

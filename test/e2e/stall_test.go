@@ -14,6 +14,7 @@ import (
 // (docs/architecture.md#the-two-leases). All checks, and all timers of lb and frontend that a test
 // does not name, have their defaults.
 func TestStallKeepsVIPs(t *testing.T) {
+	t.Parallel()
 	nft := []string{"--dataplane=nftables"}
 	for _, test := range []struct {
 		name     string

@@ -17,6 +17,7 @@ import (
 
 // The BFD sessions are up only while the load balancer forwards a VIP of their family.
 func TestStaticFollowsReadiness(t *testing.T) {
+	t.Parallel()
 	for _, kind := range staticKinds {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
@@ -69,6 +70,7 @@ func (f *fixture) waitHealthy(service string) {
 // The session of a family is down once none of its VIPs is ready; the second family is not
 // affected.
 func TestStaticSharedByFamily(t *testing.T) {
+	t.Parallel()
 	for _, kind := range staticKinds {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
@@ -208,6 +210,7 @@ func TestStaticWithoutAnswer(t *testing.T) {
 
 // BIRD does not attract traffic after the frontend dies or hangs.
 func TestStaticFrontendFaults(t *testing.T) {
+	t.Parallel()
 	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
 		for _, kind := range staticKinds {
 			t.Run(fmt.Sprint(name, " ", kind), func(t *testing.T) {
@@ -356,6 +359,7 @@ func TestStaticWithoutBFD(t *testing.T) {
 // The kernel state that keeps BFD down remains after the end of the frontend, until it is cleaned
 // up.
 func TestStaticCleanup(t *testing.T) {
+	t.Parallel()
 	for name, flags := range map[string][]string{"cleanup": nil, "at exit": {"--remove-rules-on-exit"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -154,6 +155,25 @@ func (m *measurement) function(function *ast.FuncDecl) (bounds []token.Pos) {
 		}
 	})
 	return bounds
+}
+
+// TestParallelParents refuses a test that is not parallel and whose parts are: the tests after it wait
+// for the slowest part.
+func TestParallelParents(t *testing.T) {
+	parts, itself := regexp.MustCompile(`\n\t\t+t\.Parallel\(\)`), regexp.MustCompile(`\n\tt\.Parallel\(\)`)
+	test := regexp.MustCompile(`(?ms)^func (Test\w+)\(t \*testing\.T\) \{$.*?^\}$`)
+	for _, file := range goFiles(t) {
+		if !strings.HasPrefix(file, "test/e2e/") && !strings.HasPrefix(file, "test/kube-e2e/") {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(root, file))
+		harness.Must(t, err)
+		for _, m := range test.FindAllSubmatch(text, -1) {
+			if parts.Match(m[0]) && !itself.Match(m[0]) {
+				t.Errorf("%s: %s has parallel parts and is not parallel", file, m[1])
+			}
+		}
+	}
 }
 
 // inspect visits the nodes of a function outside of bubbles. It notes the function if it runs its
