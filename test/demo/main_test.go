@@ -211,6 +211,7 @@ func wantOutput(t *testing.T, p *demoRun) {
 // The second act passes only if planned changes lost nothing in the gated run, and lost
 // something in the control.
 func TestTrafficWithAndWithoutGating(t *testing.T) {
+	t.Parallel()
 	p := startDemo(t, secondAct)
 	if status := p.wait(); status != 0 {
 		t.Fatalf("exit status %d", status)
@@ -225,6 +226,7 @@ func TestTrafficWithAndWithoutGating(t *testing.T) {
 
 // The third act stays after the rollout, and its suggested commands work.
 func TestHeldRollout(t *testing.T) {
+	t.Parallel()
 	p := startDemo(t, thirdAct, "--hold")
 	p.waitFor("Ctrl-C clears everything up")
 	if !strings.Contains(p.text(), "no planned change lost a request") {
@@ -245,10 +247,12 @@ func TestHeldRollout(t *testing.T) {
 }
 
 func TestDemoHoldCleansUp(t *testing.T) {
+	t.Parallel()
 	wantOutput(t, startDemo(t, quick, firstAct))
 }
 
 func TestDemoAfterKilledRun(t *testing.T) {
+	t.Parallel()
 	killed := startDemo(t, quick, firstAct)
 	killed.waitFor("\n4. ")
 	if len(left(killed.pid())) < 5 { // namespaces, folder, processes
@@ -263,6 +267,7 @@ func TestDemoAfterKilledRun(t *testing.T) {
 }
 
 func TestDemoSignal(t *testing.T) {
+	t.Parallel()
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
 		t.Run(s.String(), func(t *testing.T) {
 			p := startDemo(t, quick, firstAct)
@@ -277,6 +282,7 @@ func TestDemoSignal(t *testing.T) {
 }
 
 func TestDemoFailureOutput(t *testing.T) {
+	t.Parallel()
 	p := startDemo(t, quick, firstAct)
 	p.waitFor("\n3. ")
 	// The frontend is killed during a step.
@@ -310,6 +316,7 @@ func glob(t *testing.T, pattern string) string {
 var printed = regexp.MustCompile(`(?m)^# (.+)\n(.+)$`)
 
 func TestHeldDemoCommands(t *testing.T) {
+	t.Parallel()
 	p := startDemo(t, quick, firstAct, "--hold")
 	p.waitFor("Ctrl-C ends the pod")
 	tries := printed.FindAllStringSubmatch(p.text(), -1)

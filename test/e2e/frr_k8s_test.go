@@ -58,6 +58,7 @@ streams:
 // they are ready; no other route does, and no other router has them. MetalLB's routes stay all the
 // time.
 func TestFRRK8s(t *testing.T) {
+	t.Parallel()
 	need(t, lab.KindFRR)
 	if _, err := os.Stat(frrK8sReload); err != nil {
 		lab.Skip(t, "frr-reload.py (Debian: apt-get install frr-pythontools)")

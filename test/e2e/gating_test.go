@@ -6,6 +6,7 @@ import (
 )
 
 func TestLBCrashWithdrawsEveryVIP(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t)
 	f.startPod()
 	f.up(f.target1)
@@ -17,6 +18,7 @@ func TestLBCrashWithdrawsEveryVIP(t *testing.T) {
 }
 
 func TestVIPsAreGatedIndependently(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t)
 	f.startPod()
 	f.up(f.target1)

@@ -37,11 +37,15 @@ func TestFlowsSurviveSequence(t *testing.T) {
 	modes := map[string][]string{
 		"on": {"--conntrack=on"}, "fast path": {"--conntrack=off", "--dataplane=fastpath-required"},
 	}
-	if os.Getenv(flowsVariable) != "" {
+	few := os.Getenv(flowsVariable) == ""
+	if !few {
 		modes["loose"], modes["off"] = []string{"--conntrack=loose"}, []string{"--conntrack=off"}
 	}
 	for name, arguments := range modes {
-		t.Run(name, func(t *testing.T) { // one after another, for the load of the machine
+		t.Run(name, func(t *testing.T) {
+			if few { // else one after another, for the load of the machine
+				t.Parallel()
+			}
 			playMoves(t, traffic.Sequence(flows), traffic.Options{BFD: true, LB: arguments})
 		})
 	}
