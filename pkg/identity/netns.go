@@ -167,7 +167,14 @@ func lockNetNS(ctx context.Context, role, adminSocket string, create bool) (*fil
 		if err != nil {
 			return nil, err
 		}
-		return files.TryLock(filepath.Join(dir, fmt.Sprintf("%s.netns-%d.lock", role, namespace.Ino)))
+		file := filepath.Join(dir, fmt.Sprintf("%s.netns-%d.lock", role, namespace.Ino))
+		lock, err := files.TryLock(file)
+		// Of a directory that all users may write.
+		if err != nil && unix.Lstat(file, &directory) == nil && !isTrustedUser(directory.Uid) {
+			err = fmt.Errorf("%s belongs to user %d; use an --admin-socket in a directory that only this user can write",
+				file, directory.Uid)
+		}
+		return lock, err
 	})
 }
 

@@ -9,10 +9,12 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -221,6 +223,54 @@ func TestNetNSLockBesideFreeSocket(t *testing.T) {
 		t.Errorf("owner %q while it ends", owner)
 	}
 	release()
+}
+
+// The lock file of another user, in a directory that all may write, keeps no program from starting.
+func TestNetNSLockOfAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to become another user")
+	}
+	dir := t.TempDir()
+	harness.Must(t, os.Chmod(filepath.Dir(dir), 0o755))
+	harness.Must(t, os.Chmod(dir, 0o777))
+	var netns unix.Stat_t
+	harness.Must(t, unix.Stat("/proc/self/ns/net", &netns))
+	for _, tt := range []struct {
+		name     string
+		user     uint32
+		squatted bool
+		want     string // in the error
+	}{
+		{"own user", 0, false, "stop it first"},
+		{"another user", 997, false, ""},
+		{"another user, who has the socket, too", 997, true, "belongs to user 997; use an --admin-socket"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			role := "test-" + rand.Text()
+			file := fmt.Sprintf("%s/%s.netns-%d.lock", dir, role, netns.Ino)
+			holder := exec.Command("flock", file, "sh", "-c", "echo locked; cat")
+			holder.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: tt.user, Gid: tt.user}}
+			stdin, err := holder.StdinPipe()
+			harness.Must(t, err)
+			stdout, err := holder.StdoutPipe()
+			harness.Must(t, err)
+			harness.Must(t, holder.Start())
+			defer func() { _, _ = stdin.Close(), holder.Wait() }()
+			_, err = stdout.Read(make([]byte, 1))
+			harness.Must(t, err)
+			if tt.squatted {
+				squat(t, role, uintptr(tt.user), true)
+			}
+			release, err := OwnNetNS(t.Context(), role, "",
+				NetNSFallback{AdminSocket: dir + "/a.sock", Log: slog.New(slog.DiscardHandler)})
+			if err == nil {
+				release()
+			}
+			if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+		})
+	}
 }
 
 func TestNetNSLockRefusesOwnedDirectory(t *testing.T) {
