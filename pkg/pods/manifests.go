@@ -81,20 +81,20 @@ func (c *Cluster) collect(ctx context.Context, to *collector, secrets *masker) {
 	})
 	list("vipgate.io", "v1alpha1", "trenches", all)
 	list("vipgate.io", "v1alpha1", "trenchreports", all)
-	mounted := mountedConfigMaps(pods)
 	list("", "v1", "configmaps", func(object unstructured.Unstructured) bool {
-		return slices.Contains(mounted, object.GetName())
+		mounts := func(volume corev1.Volume) bool {
+			return volume.ConfigMap != nil && volume.ConfigMap.Name == object.GetName()
+		}
+		return slices.ContainsFunc(pods, func(pod corev1.Pod) bool { return slices.ContainsFunc(pod.Spec.Volumes, mounts) })
 	})
 }
 
 // restarted reports whether a container has a previous log.
 func restarted(pod corev1.Pod, container string) bool {
-	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
-		if s.Name == container {
-			return s.RestartCount > 0
-		}
-	}
-	return false
+	statuses := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
+	return slices.ContainsFunc(statuses, func(status corev1.ContainerStatus) bool {
+		return status.Name == container && status.RestartCount > 0
+	})
 }
 
 // addLog adds the log of a container.
@@ -111,16 +111,4 @@ func (c *Cluster) addLog(ctx context.Context, to *collector, pod, container stri
 		out.Write(text)
 		return err
 	})
-}
-
-// mountedConfigMaps lists the ConfigMaps that pods mount.
-func mountedConfigMaps(pods []corev1.Pod) (names []string) {
-	for _, pod := range pods {
-		for _, volume := range pod.Spec.Volumes {
-			if volume.ConfigMap != nil && !slices.Contains(names, volume.ConfigMap.Name) {
-				names = append(names, volume.ConfigMap.Name)
-			}
-		}
-	}
-	return names
 }

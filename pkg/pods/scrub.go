@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/netip"
 	"path"
 	"reflect"
 	"regexp"
@@ -30,7 +31,7 @@ const (
 )
 
 var (
-	credentials = regexp.MustCompile(`(?i)^[^:]*(auth|cookie|key|token).*: $`)
+	credentials = regexp.MustCompile(`(?i)^[^:]*(auth|cookie|cred|jwt|key|pass|secret|session|sign|token).*: $`)
 	// safeVariables matches the variables whose values are kept. Passwords of vipgate are in files.
 	safeVariables = regexp.MustCompile(`^(VIPGATE_.*|POD_.*|SPIFFE_ENDPOINT_SOCKET|GOMEMLIMIT|GOGC)$`)
 	// safeAnnotations matches the annotations whose values are kept: last-applied-configuration
@@ -45,6 +46,7 @@ var (
 type masker struct {
 	mu       sync.Mutex
 	replaced map[string]string // by the text that a message may quote
+	words    []string          // names and types, which checks of tenants must not mask elsewhere
 }
 
 // scrub removes values from an object that may be secret: variables and arguments of containers
@@ -83,9 +85,14 @@ func (m *masker) scrub(object map[string]any, own bool) map[string]any {
 		case []any:
 			m.scrubList(key, typed, own)
 		case string:
+			switch {
 			// The messages of some conditions are records that repeat annotations.
-			if key == "message" && strings.HasPrefix(typed, "{") {
+			case key == "message" && strings.HasPrefix(typed, "{"):
 				object[key] = maskJSON(typed, func(record map[string]any) any { return m.scrub(record, false) })
+			case key == "name" || key == "type":
+				m.mu.Lock()
+				m.words = append(m.words, typed)
+				m.mu.Unlock()
 			}
 		}
 	}
@@ -247,7 +254,10 @@ func (m *masker) secret(kept, secret string) string {
 		m.replaced[text] = shown
 	}
 	remember(secret, masked, least)
-	if kept != "" && len(secret) < least {
+	switch {
+	case strings.HasSuffix(kept, ": "): // with the quotation mark, it is no field of another file
+		remember(`"`+kept+secret, `"`+kept+masked, unmistakableCredential)
+	case kept != "":
 		remember(kept+secret, kept+masked, unmistakableCredential)
 	}
 	// Messages quote the beginning of a long value.
@@ -276,8 +286,14 @@ func (m *masker) finish(files []File) {
 	// The longer text first: one may be the beginning of another one.
 	longest := func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) }
 	var pairs []string
+	words := strings.Join(m.words, "\n")
 	for _, text := range slices.SortedFunc(maps.Keys(m.replaced), longest) {
 		shown := m.replaced[text]
+		_, errAddress := netip.ParseAddr(text)
+		_, errPrefix := netip.ParsePrefix(text)
+		if errAddress == nil || errPrefix == nil || strings.Contains(words, text) {
+			continue
+		}
 		// As it is, quoted, and quoted in a text of JSON.
 		for range 3 {
 			pairs = append(pairs, text, shown)

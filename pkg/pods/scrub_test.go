@@ -149,15 +149,35 @@ func TestMaskedTrenchFiles(t *testing.T) {
 
 // A tenant's check blanks no words of other files, while secrets are masked there.
 func TestWordsOfOtherFiles(t *testing.T) {
-	m := newMasker()
-	maskJSON(`{"http":{"headers":["D: application/json","E: TargetsReady","F: 01234567890123456789",`+
-		`"authorization: 01234567","X-Api-Key: 0123456"]},"udp":{"send":"a datagram of words"}}`, m.check)
-	files := []File{{Name: "x", Content: []byte(
-		"application/json TargetsReady 01234567890123456789 / 01234567 0123456 a datagram of words, D: application/json")}}
-	m.finish(files)
-	const want = "application/json TargetsReady ******** / ******** 0123456 a datagram of words, D: ********"
-	if got := string(files[0].Content); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
+	for header, masks := range map[string]bool{
+		"D: application/json": false, "E: TargetsReady": false, "F: 0123456789012345678": false,
+		"F: 01234567890123456789": true, "Authorization: 0123456": false, "authorization: 01234567": true,
+		"X-Session: 01234567": true, "X-Session: 0123456": false, "My-Credentials: 01234567": true,
+		"X-Amz-Signature: 01234567": true, "Passphrase: 01234567": true, "Client-Secret: 01234567": true,
+		// What others' objects show.
+		"X-Key: vipgate.io/TargetsReady": false, "X-Key: TargetsR": false, "X-Key: web-of-others": false,
+		"X-Key: 20.0.0.10": false, "X-Key: 20.0.0.10/32": false, "X-Key: 2001:db8::1": false, "reason: NoTarget": false,
+	} {
+		m := newMasker()
+		m.scrub(object{
+			"metadata": object{"name": "web-of-others"},
+			"status":   object{"conditions": []any{object{"type": "vipgate.io/TargetsReady"}}},
+		}, false)
+		text, err := json.Marshal(object{
+			"http": object{"headers": []string{header}}, "udp": object{"send": "a datagram of words"},
+		})
+		harness.Must(t, err)
+		maskJSON(string(text), m.check)
+		name, value, _ := strings.Cut(header, ": ")
+		files := []File{{Content: fmt.Appendf(nil, "%s; a datagram of words; %s; is %q", value, header, header)}}
+		m.finish(files)
+		want := fmt.Sprintf("%[1]s; a datagram of words; %[2]s: %[1]s; is \"%[2]s: ********\"", value, name)
+		if masks {
+			want = strings.ReplaceAll(want, value, "********")
+		}
+		if got := string(files[0].Content); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
 	}
 }
 
