@@ -6,29 +6,10 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/test/harness"
 )
-
-// as runs f as a user. Its thread is never unlocked, so that it ends.
-func as(t *testing.T, uid int, f func() error) {
-	t.Helper()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		// The raw system call changes only this thread.
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
-			done <- errno
-			return
-		}
-		done <- f()
-	}()
-	harness.Must(t, <-done)
-}
 
 func addrPort(a net.Addr) netip.AddrPort { return a.(*net.TCPAddr).AddrPort() }
 
@@ -49,10 +30,10 @@ func TestTCP(t *testing.T) {
 				t.Errorf("listener: %+v, %v", got, err)
 			}
 			var client net.Conn
-			as(t, 1234, func() (err error) {
+			harness.Must(t, harness.As(1234, func() (err error) {
 				client, err = net.Dial("tcp", to.String())
 				return err
-			})
+			}))
 			defer client.Close()
 			server, err := listener.Accept()
 			harness.Must(t, err)

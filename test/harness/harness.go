@@ -7,10 +7,13 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Must ends the test, which may be a *rapid.T, unless err is nil.
@@ -31,6 +34,21 @@ func Check(t testing.TB, err error) {
 	if err != nil {
 		t.Error(err)
 	}
+}
+
+// As runs f as another user, on a thread of its own, and returns its error.
+func As(uid int, f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine
+		// The raw system call changes only this thread.
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+			done <- errno
+			return
+		}
+		done <- f()
+	}()
+	return <-done
 }
 
 // Context returns a context that ends with the test or after a timeout.
