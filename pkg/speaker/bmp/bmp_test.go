@@ -13,7 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -318,73 +318,79 @@ func TestStationSurvivesFailuresToAccept(t *testing.T) {
 	await.True(t, "a session", func() bool { _, _, err := station.Sessions(ctx); return err == nil })
 }
 
-// dialAs connects as a user, with a socket that is bound to an interface unless that is "". Its
-// thread is never unlocked, so that it ends.
-func dialAs(t *testing.T, uid int, address, device string) net.Conn {
+// dialAs connects as a user, with a socket that is bound to an interface unless that is "".
+func dialAs(t *testing.T, uid int, address, device string) (conn net.Conn) {
 	t.Helper()
-	var conn net.Conn
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		// The raw system call changes only this thread.
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
-			done <- errno
-			return
-		}
-		var err error
-		dialer := net.Dialer{Timeout: 10 * time.Second, Control: func(_, _ string, raw syscall.RawConn) (err error) {
-			controlErr := raw.Control(func(fd uintptr) {
-				if device != "" {
-					err = unix.SetsockoptString(int(fd), unix.SOL_SOCKET, unix.SO_BINDTODEVICE, device)
-				}
-			})
-			return errors.Join(err, controlErr)
-		}}
+	dialer := net.Dialer{Timeout: 10 * time.Second, Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		controlErr := raw.Control(func(fd uintptr) {
+			if device != "" {
+				err = unix.SetsockoptString(int(fd), unix.SOL_SOCKET, unix.SO_BINDTODEVICE, device)
+			}
+		})
+		return errors.Join(err, controlErr)
+	}}
+	harness.Must(t, harness.As(uid, func() (err error) {
 		conn, err = dialer.Dial("tcp", address)
-		done <- err
-	}()
-	harness.Must(t, <-done)
+		return err
+	}))
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
 
-func TestStationRefusesUsers(t *testing.T) {
+// stationOf starts a station for a speaker of a user.
+func stationOf(t *testing.T, user int, address string) *Station {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to become other users")
 	}
-	// The speaker has user 1234.
 	speaker, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	harness.Must(t, err)
-	defer unix.Close(speaker)
-	harness.Must(t, errors.Join(unix.Fchown(speaker, 1234, -1),
+	t.Cleanup(func() { harness.Must(t, unix.Close(speaker)) })
+	harness.Must(t, errors.Join(unix.Fchown(speaker, user, -1),
 		unix.Bind(speaker, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(speaker, 1)))
 	name, err := unix.Getsockname(speaker)
 	harness.Must(t, err)
-	station := New("127.0.0.1:0", slog.New(slog.DiscardHandler))
+	station := New(address, slog.New(slog.DiscardHandler))
 	station.Speaker = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(name.(*unix.SockaddrInet4).Port))
-	ended := make(chan error)
-	go func() { ended <- station.Run(t.Context()) }()
-	t.Cleanup(func() { harness.Must(t, <-ended) })
+	harness.Run(t, station.Run)
 	await.True(t, "a listener", func() bool { return station.Addr() != nil })
-	for uid, accepted := range map[int]bool{0: true, 1234: true, 1235: false, 65534: false} {
-		conn := dialAs(t, uid, station.Addr().String(), "")
-		_, _ = conn.Write(decode(t, frrInit)) // fails once it is refused
-		if accepted {
-			await.True(t, "a session", func() bool { _, _, err := station.Sessions(t.Context()); return err == nil })
-			harness.Must(t, conn.Close())
-			await.True(t, "no session", func() bool { _, _, err := station.Sessions(t.Context()); return err != nil })
-			continue
-		}
-		wantRefused(t, station, conn, fmt.Sprintf("user %d", uid))
-	}
+	return station
+}
 
-	// A socket that is bound to an interface is unknown to the kernel's lookup without it.
-	wildcard := New("0.0.0.0:0", slog.New(slog.DiscardHandler))
-	wildcard.Speaker = station.Speaker
-	endedToo := make(chan error)
-	go func() { endedToo <- wildcard.Run(t.Context()) }()
-	t.Cleanup(func() { harness.Must(t, <-endedToo) })
-	await.True(t, "a listener", func() bool { return wildcard.Addr() != nil })
+func TestStationRefusesUsers(t *testing.T) {
+	const all, some = "         0          0 4294967295\n", "         0     100000      65536\n"
+	defer func(before string) { userMap = before }(userMap)
+	for name, test := range map[string]struct {
+		speaker  int
+		users    string
+		accepted map[int]bool
+	}{
+		"own user":                {1234, all, map[int]bool{0: true, 1234: true, 1235: false, 65534: false}},
+		"nobody":                  {65534, all, map[int]bool{0: true, 65534: true, 65533: false}},
+		"nobody or unmapped user": {65534, some, map[int]bool{0: true, 65534: false}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			userMap = filepath.Join(t.TempDir(), "uid_map")
+			harness.Must(t, os.WriteFile(userMap, []byte(test.users), 0o600))
+			station := stationOf(t, test.speaker, "127.0.0.1:0")
+			for uid, accepted := range test.accepted {
+				conn := dialAs(t, uid, station.Addr().String(), "")
+				_, _ = conn.Write(decode(t, frrInit)) // fails once it is refused
+				if !accepted {
+					wantRefused(t, station, conn, fmt.Sprintf("user %d", uid))
+					continue
+				}
+				await.True(t, "a session", func() bool { _, _, err := station.Sessions(t.Context()); return err == nil })
+				harness.Must(t, conn.Close())
+				await.True(t, "no session", func() bool { _, _, err := station.Sessions(t.Context()); return err != nil })
+			}
+		})
+	}
+}
+
+// A socket that is bound to an interface is unknown to the kernel's lookup without it.
+func TestStationRefusesBoundSockets(t *testing.T) {
+	station := stationOf(t, 1234, "0.0.0.0:0")
 	interfaces, err := net.Interfaces()
 	harness.Must(t, err)
 	for _, i := range interfaces {
@@ -392,10 +398,10 @@ func TestStationRefusesUsers(t *testing.T) {
 		harness.Must(t, err)
 		for _, address := range addresses {
 			if address := address.(*net.IPNet).IP.To4(); address != nil && i.Flags&net.FlagUp != 0 {
-				at := fmt.Sprintf("%s:%d", address, wildcard.Addr().(*net.TCPAddr).Port)
+				at := fmt.Sprintf("%s:%d", address, station.Addr().(*net.TCPAddr).Port)
 				conn := dialAs(t, 1235, at, i.Name)
 				_, _ = conn.Write(decode(t, frrInit))
-				wantRefused(t, wildcard, conn, "a socket of "+i.Name)
+				wantRefused(t, station, conn, "a socket of "+i.Name)
 			}
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -154,13 +155,22 @@ func (station *Station) refuses(conn net.Conn) error {
 	switch {
 	case !peer.Established:
 		return errors.New("the process closed it")
-	case peer.User == identity.UnmappedUser:
+	case peer.User == identity.UnmappedUser && !hasAllUsers():
 		return fmt.Errorf("user %d stands for any user that has no ID here", peer.User)
 	case peer.User == 0 || peer.User == uint32(os.Geteuid()) || err == nil && speaker.Listens && peer.User == speaker.User:
 		return nil
 	}
 	return fmt.Errorf("user %d is not that of the speaker, which listens on %s, of this process, or root", peer.User,
 		station.Speaker)
+}
+
+// userMap lists the users that have an ID in this user namespace (user_namespaces(7)).
+var userMap = "/proc/self/uid_map"
+
+// hasAllUsers reports whether every user has an ID here, so that only nobody has 65534.
+func hasAllUsers() bool {
+	text, err := os.ReadFile(userMap)
+	return err == nil && slices.Equal(strings.Fields(string(text)), []string{"0", "0", "4294967295"})
 }
 
 // isLocal reports whether packets to an address stay in this network namespace.
