@@ -37,10 +37,7 @@ func (c *speakerConfigCommand) Run(out *cli.Output) error {
 	if err := refused.Err(); err != nil {
 		return err
 	}
-	peer, err := c.Peer()
-	if err != nil {
-		return cli.Usage("--speaker-address: %w", err)
-	}
+	peer, _ := c.Peer() // CheckSpeaker has refused an invalid one
 	speaker := speakerconfig.Speaker{
 		Address: peer, AS: c.SpeakerAS, Frontend: c.SpeakerLocal, FrontendAS: c.LocalAS(), Listens: c.SpeakerListen,
 		Trench: config.Trench, Gateways: config.Attractor.Gateways, Prepends: prepends(config.Attractor.Policies),
@@ -66,7 +63,8 @@ func (c *speakerConfigCommand) Run(out *cli.Output) error {
 		if err := createPassword(c.SpeakerPasswordFile); err != nil {
 			return fmt.Errorf("--speaker-password-file: %w", err)
 		}
-		if _, err := c.Password(); err != nil { // of a file that existed
+		// Of a file that existed. An operator needs no right to read it.
+		if _, err := c.Password(); err != nil && !errors.Is(err, fs.ErrPermission) {
 			return err
 		}
 	}

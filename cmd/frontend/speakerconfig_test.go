@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -55,4 +57,23 @@ func TestRefusedSpeakerHasNoPassword(t *testing.T) {
 	if _, err := os.Stat(password); !os.IsNotExist(err) {
 		t.Errorf("the password file: %v", err)
 	}
+}
+
+// The placeholder in the configuration needs no password.
+func TestSpeakerConfigOfUnreadablePassword(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to become another user")
+	}
+	dir := t.TempDir()
+	file, password := filepath.Join(dir, "trench.yaml"), filepath.Join(dir, "password")
+	harness.Must(t, errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.WriteFile(file, trenchFile(t), 0o644),
+		createPassword(password)))
+	command, err := parser(t).Parse([]string{
+		"speaker-config", "frr", "--trench-file=" + file, "--speaker-address=10.77.0.1", "--speaker-local=10.77.0.2",
+		"--speaker-as=8103", "--speaker-password-file=" + password,
+	})
+	harness.Must(t, err)
+	var out bytes.Buffer
+	harness.Must(t, harness.As(1234, func() error { return command.Run(&cli.Output{Writer: &out}) }))
+	harness.WantText(t, out.String(), " neighbor 10.77.0.2 password SECRET\n")
 }

@@ -147,7 +147,7 @@ func (f *SpeakerFlags) CheckSpeaker(r *cli.Refusals) {
 			"their own, which only source routing uses")
 		return
 	}
-	_, err := f.Peer()
+	peer, err := f.Peer()
 	r.If(err != nil, "--speaker-address=%s: %w: write the speaker's address, such as 10.0.0.1 or [fd00::1]:179",
 		f.SpeakerAddress, err)
 	r.If(!f.SpeakerLocal.IsValid(), "--speaker-local is required: an address of this host that the speaker "+
@@ -162,7 +162,6 @@ func (f *SpeakerFlags) CheckSpeaker(r *cli.Refusals) {
 		}
 	}
 	if err == nil && f.SpeakerLocal.IsValid() {
-		peer, _ := f.Peer()
 		r.If(peer.Addr().Is4() != f.SpeakerLocal.Is4(),
 			"--speaker-address=%s and --speaker-local=%s are of different families: the session needs one",
 			f.SpeakerAddress, f.SpeakerLocal)
