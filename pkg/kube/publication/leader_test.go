@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"net/http"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,7 +26,9 @@ import (
 	"k8s.io/client-go/dynamic/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 // write is a write that the fake API server received.
@@ -129,6 +132,11 @@ func (a *api) leader() *leader {
 var (
 	errNetwork   = &net.OpError{Op: "dial", Err: errors.New("connection refused")}
 	errForbidden = apierrors.NewForbidden(schema.GroupResource{Resource: "services"}, "web", errors.New("no"))
+	// errOlderCRD is the answer of Kubernetes 1.37.
+	errOlderCRD = &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: "failed to create typed patch object " +
+			"(ns/a; vipgate.io/v1alpha1, Kind=Trench): .status.vips: field not declared in schema",
+	}}
 )
 
 // wantedStatus returns a desired status that differs from the object with the given version.
@@ -235,6 +243,20 @@ func TestRefusalHoldsUntilItIsOver(t *testing.T) {
 			t.Errorf("another status: %d writes, %v", len(a.of("services"))-before, err)
 		}
 	})
+}
+
+// A CRD without a field of the status is not an API server that is away.
+func TestWriteToOlderCRD(t *testing.T) {
+	a := newAPI()
+	a.answer = func(int, write) error { return errOlderCRD }
+	l, o := a.leader(), newObject()
+	o.wanted = wantedStatus("7")
+	o.wanted.resource = v1alpha1.Resource
+	l.objects[o.wanted.object.UID] = o
+	if again, _ := l.process(t.Context(), o.wanted.object.UID); !l.away.IsZero() || again.IsZero() {
+		t.Errorf("no writes until %v, again at %v", l.away, again)
+	}
+	harness.WantError(t, o.err, "the CRD trenches.vipgate.io is older, apply deployments/kubernetes")
 }
 
 // Conditions are written even if the addresses are refused.

@@ -59,6 +59,7 @@ func TestResultsOfWrites(t *testing.T) {
 		{apierrors.NewNotFound(services, "web"), rejected, true},
 		{apierrors.NewTooManyRequests("busy", 1), unreachable, false},
 		{apierrors.NewInternalError(errors.New("etcd")), unreachable, false},
+		{errOlderCRD, rejected, true},
 		{apierrors.NewGenericServerResponse(http.StatusBadGateway, "patch", services, "", "", 0, true), unreachable, false},
 		{errNetwork, unreachable, false},
 	} {

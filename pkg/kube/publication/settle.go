@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -26,6 +27,9 @@ const (
 	// return.
 	contestTime = 2 * time.Second
 )
+
+// undeclared is in an answer of code 500: the CRD of the object lacks a field.
+const undeclared = "field not declared in schema"
 
 // object is the state that a leader keeps for an object. It determines the time of a write, and
 // never its content.
@@ -171,6 +175,9 @@ func (leader *leader) apply(ctx context.Context, wanted wanted) (version string,
 		wanted.object.Name, types.ApplyPatchType,
 		body, metav1.PatchOptions{FieldManager: fieldManager, Force: &force}, "status")
 	if err != nil {
+		if strings.Contains(err.Error(), undeclared) {
+			err = fmt.Errorf("%w; the CRD %s is older, apply deployments/kubernetes", err, wanted.resource.GroupResource())
+		}
 		return "", fmt.Errorf("failed to apply the status of %s %s/%s: %w",
 			wanted.object.Kind, wanted.object.Namespace, wanted.object.Name, err)
 	}
@@ -194,9 +201,9 @@ func (leader *leader) report(wanted wanted, err error) {
 // failure to reach the server or an overload.
 func answered(err error) bool {
 	var status apierrors.APIStatus
-	return errors.As(err, &status) && status.Status().Code >= 400 &&
-		status.Status().Code < http.StatusInternalServerError &&
-		!apierrors.IsTooManyRequests(err)
+	return errors.As(err, &status) && (strings.Contains(status.Status().Message, undeclared) ||
+		status.Status().Code >= 400 && status.Status().Code < http.StatusInternalServerError &&
+			!apierrors.IsTooManyRequests(err))
 }
 
 // older reports whether resource version a is older than b; b may be empty.
