@@ -21,7 +21,7 @@ import (
 type targetFlags struct {
 	Source        []string       `help:"Source of targets; repeatable, the targets of all sources are united: file (the trench file), registry (TargetService)." default:"file" placeholder:"file|registry" group:"Targets"`
 	OnMissingFile string         `aliases:"on-file-gone" help:"What happens to the targets of the trench file while it cannot be read at all: hold, drain or drop. (With an invalid file the previous configuration stays in force.)" enum:"hold,drain,drop" default:"hold" group:"Targets"`
-	TargetSubnet  []netip.Prefix `help:"Subnet of targets; repeatable. Absent: any but VIPs, link-local and metadata addresses." placeholder:"PREFIX" group:"Targets"`
+	TargetSubnet  []netip.Prefix `help:"Subnet that targets must be in, of the trench file and of registrations; repeatable. Absent: any but VIPs; registrations have no link-local or metadata addresses." placeholder:"PREFIX" group:"Targets"`
 	StateDir      string         `help:"Directory for what survives a restart: drains by an operator, registrations, holds of the data plane, the last good configuration." default:"/run/vipgate/lb" type:"path" placeholder:"DIR" group:"Targets"`
 
 	TargetID             []registry.Allowance `name:"target-id" help:"SPIFFE IDs that may register targets, of one stream or of all: [STREAM=]spiffe://TD/PATH, where * stands for one segment and a last ** for the rest; repeatable." placeholder:"[STREAM=]ID" group:"Registry"`
