@@ -32,6 +32,20 @@ func TestStatusOfService(t *testing.T) {
 	f.startTrenchPods()
 	f.cluster.Apply(t, service)
 	apps := f.Targets[:2]
+	f.startTargets(apps)
+	if warnings := f.warnings(t.Context()); len(warnings) > 0 {
+		t.Errorf("a normal start warns: %q", warnings)
+	}
+
+	f.refusedServiceKeepsStream()
+	f.failingTarget(apps[1])
+	f.hungPod()
+	f.wantUpdates(1) // no edit reached the gateway
+}
+
+// startTargets runs the Pods of the Service until all trench pods advertise its VIPs.
+func (f *fixture) startTargets(apps []*lab.App) {
+	f.t.Helper()
 	for _, app := range apps {
 		f.kubelet.create(app)
 		f.kubelet.run(app)
@@ -42,14 +56,6 @@ func TestStatusOfService(t *testing.T) {
 	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue, "2 of 2 VIPs by 2 of 2 pods")
 	f.wantCondition(v1alpha1.TargetsReady, metav1.ConditionTrue, "no target fails")
 	f.wantCondition(v1alpha1.TargetsAccepted, metav1.ConditionTrue, "")
-	if warnings := f.warnings(t.Context()); len(warnings) > 0 {
-		t.Errorf("a normal start warns: %q", warnings)
-	}
-
-	f.refusedServiceKeepsStream()
-	f.failingTarget(apps[1])
-	f.hungPod()
-	f.wantUpdates(1) // no edit reached the gateway
 }
 
 // wantCondition waits until a condition of the Service has a status and a message that contains

@@ -122,16 +122,7 @@ func (f *tenants) serve() {
 	_, err := f.user.CoreV1().Services(hostile).Create(ctx,
 		f.service("marker", map[string]string{v1alpha1.VIPsAnnotation: markerVIP}), metav1.CreateOptions{})
 	f.must(err)
-	for _, app := range f.Targets[:replicas] {
-		f.kubelet.create(app)
-		f.kubelet.run(app)
-		f.kubelet.ready(app)
-		f.wantReady(app)
-	}
-	f.wantAnnounced()
-	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue, "2 of 2 VIPs by 2 of 2 pods")
-	f.wantCondition(v1alpha1.TargetsReady, metav1.ConditionTrue, "no target fails")
-	f.wantCondition(v1alpha1.TargetsAccepted, metav1.ConditionTrue, "")
+	f.startTargets(f.Targets[:replicas])
 	f.load, err = f.Load(f.t.Context(), rate, 0, load.Config{})
 	f.must(err)
 	f.t.Cleanup(func() { f.load.Stop(context.Background()) })
