@@ -224,9 +224,6 @@ func (conn *acceptedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// hear notes a complete message: a stranger's bytes may reach the session, too.
-func (conn *acceptedConn) hear() { conn.heard.Store(int64(time.Since(conn.opened))) }
-
 // Close closes the connection.
 func (conn *acceptedConn) Close() error {
 	conn.once.Do(func() { close(conn.ended) })

@@ -232,7 +232,7 @@ func TestUpdateRoom(t *testing.T) {
 		harness.Must(t, err)
 		var c changes
 		for _, v := range []string{"20.0.0.1/32", "20.0.0.2/32"} {
-			c.add(vip.Require(v), Route{Advertisement: Announced, Attributes: NewAttributes(make([]uint32, communities), nil)})
+			c.add(vip.Require(v), Route{Advertisement: Announced, Attributes: Metrics{}.Attributes(make([]uint32, communities), nil)})
 		}
 		got := map[vip.VIP]Advertisement{}
 		for _, m := range split(t, e.appendUpdates(nil, &c, bothFamilies)) {
@@ -463,7 +463,7 @@ func openMessage(t fatal, as uint32, hold uint16, families ...bgp.Family) *bgp.B
 // VIPs with the same communities share UPDATEs, which are full; others have UPDATEs of their own.
 func TestCommunitiesGroupUpdates(t *testing.T) {
 	e := testEncoder(t)
-	attributes := NewAttributes([]uint32{64512<<16 | 100}, []LargeCommunity{{64512, 1, 2}})
+	attributes := Metrics{}.Attributes([]uint32{64512<<16 | 100}, []LargeCommunity{{64512, 1, 2}})
 	var c changes
 	want := map[string]string{}
 	for i := range 3000 {

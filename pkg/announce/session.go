@@ -70,8 +70,8 @@ type received struct {
 
 func newSession(announcer *Announcer, encoder *encoder, conn net.Conn) *session {
 	return &session{
-		a: announcer, encoder: encoder, conn: conn, writer: newWriter(conn), hold: announcer.options.HoldTime,
-		keepaliveDue: true, families: [...]bool{vip.IPv4: true, vip.IPv6: true},
+		a: announcer, encoder: encoder, conn: conn, writer: writer{try: newNonblocking(conn)},
+		hold: announcer.options.HoldTime, keepaliveDue: true, families: [...]bool{vip.IPv4: true, vip.IPv6: true},
 		in: make(chan received), done: make(chan struct{}), drained: make(chan struct{}),
 	}
 }
@@ -110,7 +110,7 @@ func (session *session) read() {
 	for {
 		message, err := readMessage(reader)
 		if conn, ok := session.conn.(*acceptedConn); ok && err == nil {
-			conn.hear()
+			conn.heard.Store(int64(time.Since(conn.opened))) // a stranger's bytes may reach the session, too
 		}
 		select {
 		case session.in <- received{message, time.Now(), err}:

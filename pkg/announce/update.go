@@ -23,11 +23,6 @@ const GracefulShutdown = 65535 << 16
 // the advertisement only.
 type Attributes string
 
-// NewAttributes encodes communities, of which a de-preferred VIP has [GracefulShutdown], too.
-func NewAttributes(communities []uint32, large []LargeCommunity) Attributes {
-	return Metrics{}.Attributes(communities, large)
-}
-
 // Metrics are attributes that only a peer understands that is not our BIRD; zero if absent.
 type Metrics struct {
 	MED, LocalPreference uint32  // LOCAL_PREF is sent in iBGP only
@@ -35,7 +30,8 @@ type Metrics struct {
 	LinkAS               uint16
 }
 
-// Attributes encodes metrics and communities.
+// Attributes encodes metrics and communities, of which a de-preferred VIP has [GracefulShutdown],
+// too.
 func (metrics Metrics) Attributes(communities []uint32, large []LargeCommunity) Attributes {
 	var encoded []byte
 	number := func(kind bgp.BGPAttrType, flags bgp.BGPAttrFlag, value uint32) {

@@ -43,8 +43,6 @@ type flight struct {
 	sent     [len(vip.Families)]int
 }
 
-func newWriter(conn net.Conn) writer { return writer{try: newNonblocking(conn)} }
-
 // takePosted moves posted changes to s.changes and reports whether a batch was posted. The caller
 // holds Announcer.mu and may use writer.
 func (session *session) takePosted() bool {
