@@ -15,11 +15,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// loopbackBIRD is BIRD's address in the session with the announcer.
-func (p *process) loopbackBIRD() netip.AddrPort {
-	return netip.AddrPortFrom(bird.LoopbackBIRD, p.Options.BIRD.LoopbackPort)
-}
-
 // announcerProblem returns why BIRD does not accept VIPs, with the remedy, or "". Static gateways
 // do not need the announcer.
 func (p *process) announcerProblem(now time.Time) string {
@@ -32,8 +27,8 @@ func (p *process) announcerProblem(now time.Time) string {
 	if p.External != nil {
 		return p.externalProblem(p.announcer.State().Load().LastError)
 	}
-	return loopbackProblem(p.loopbackBIRD(), p.bird.State().Load(), p.announcer.State().Load().LastError,
-		endpoint.PortOwner)
+	return loopbackProblem(netip.AddrPortFrom(bird.LoopbackBIRD, p.Options.BIRD.LoopbackPort), p.bird.State().Load(),
+		p.announcer.State().Load().LastError, endpoint.PortOwner)
 }
 
 // lostPackets lists the errors of a connection whose packets are lost.

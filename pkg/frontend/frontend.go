@@ -358,7 +358,7 @@ func (p *process) report(reports []reported) {
 			continue
 		}
 		d.VIPs = append(d.VIPs, readiness.ReportedVIP{VIP: r.VIP, VIPReport: readiness.VIPReport{
-			Advertisement: advertisementProto(r.Advertisement), Reason: reasonProto(r.Reason),
+			Advertisement: advertisements[r.Advertisement], Reason: reasons[r.Reason],
 			Unconfirmed: r.Unconfirmed,
 		}})
 	}

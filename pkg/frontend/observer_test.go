@@ -170,9 +170,9 @@ func TestQueuedReadinessIsMerged(t *testing.T) {
 // Each value of the gate maps to the API value of the same name. Apart from UNSPECIFIED, the API
 // has no additional values.
 func TestEnumsMatchProto(t *testing.T) {
-	sameEnum(t, gate.NotConfigured, gate.Ready, reasonProto, readinessv1.AdvertisementReason_name, "ADVERTISEMENT_REASON_")
-	sameEnum(t, gate.Withdrawn, gate.Announced, advertisementProto, readinessv1.Advertisement_name, "ADVERTISEMENT_")
-	sameEnum(t, gate.Lost, gate.Live, freshnessProto, frontendv1.Freshness_name, "FRESHNESS_")
+	sameEnum(t, gate.NotConfigured, gate.Ready, reasons[:], readinessv1.AdvertisementReason_name, "ADVERTISEMENT_REASON_")
+	sameEnum(t, gate.Withdrawn, gate.Announced, advertisements[:], readinessv1.Advertisement_name, "ADVERTISEMENT_")
+	sameEnum(t, gate.Lost, gate.Live, freshnesses[:], frontendv1.Freshness_name, "FRESHNESS_")
 }
 
 func sameEnum[G interface {
@@ -181,11 +181,11 @@ func sameEnum[G interface {
 }, P interface {
 	~int32
 	fmt.Stringer
-}](t *testing.T, first, last G, convert func(G) P, names map[int32]string, prefix string) {
+}](t *testing.T, first, last G, values []P, names map[int32]string, prefix string) {
 	t.Helper()
 	found := map[int32]string{0: prefix + "UNSPECIFIED"}
 	for g := first; g <= last; g++ {
-		p := convert(g)
+		p := values[g]
 		if want := prefix + strings.ToUpper(g.String()); p.String() != want {
 			t.Errorf("%s is %s on the wire, want %s", g, p, want)
 		}

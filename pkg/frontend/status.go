@@ -42,7 +42,7 @@ func (p *process) status() *frontendv1.Status {
 func (p *process) lbStatus(now time.Time) *frontendv1.LoadBalancerStatus {
 	lb := p.observer.lb.Load()
 	s := &frontendv1.LoadBalancerStatus{
-		Freshness: freshnessProto(lb.Freshness), Synced: lb.Synced, GoingAway: lb.GoingAway,
+		Freshness: freshnesses[lb.Freshness], Synced: lb.Synced, GoingAway: lb.GoingAway,
 		Error: logs.Text(lb.Err), Service: lb.Service,
 	}
 	if p.Directory != nil {
@@ -86,12 +86,6 @@ var reasons = [...]readinessv1.AdvertisementReason{
 	gate.NotExported:     readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED,
 	gate.Ready:           readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
 }
-
-func freshnessProto(f gate.Freshness) frontendv1.Freshness { return freshnesses[f] }
-
-func advertisementProto(a gate.Advertisement) readinessv1.Advertisement { return advertisements[a] }
-
-func reasonProto(r gate.Reason) readinessv1.AdvertisementReason { return reasons[r] }
 
 // birdStatus adds BIRD and the gateways to s.
 func (p *process) birdStatus(s *frontendv1.Status, b bird.State, now time.Time) {
@@ -174,7 +168,7 @@ func (s *state) vipStatus(
 		st := cmp.Or(s.vips.Get(v), unknown)
 		x := &frontendv1.VipStatus{
 			Vip: v.String(), Since: endpoint.Timestamp(st.Since),
-			Advertisement: advertisementProto(shown(st.Decision)), Reason: reasonProto(st.Decision.Reason),
+			Advertisement: advertisements[shown(st.Decision)], Reason: reasons[st.Decision.Reason],
 		}
 		if st.Decision.Advertised() {
 			x.Gateways = receivers(v)
