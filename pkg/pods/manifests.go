@@ -30,10 +30,13 @@ func (c *Cluster) collect(ctx context.Context, to *collector, secrets *masker) {
 	}
 	trench := pods[0].Labels[trenchLabel]
 	for _, pod := range pods {
+		statuses := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
 		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			if slices.Contains(ownContainers, container.Name) {
 				c.addLog(ctx, to, pod.Name, container.Name, false)
-				if restarted(pod, container.Name) {
+				if slices.ContainsFunc(statuses, func(status corev1.ContainerStatus) bool {
+					return status.Name == container.Name && status.RestartCount > 0
+				}) {
 					c.addLog(ctx, to, pod.Name, container.Name, true)
 				}
 			}
@@ -86,14 +89,6 @@ func (c *Cluster) collect(ctx context.Context, to *collector, secrets *masker) {
 			return volume.ConfigMap != nil && volume.ConfigMap.Name == object.GetName()
 		}
 		return slices.ContainsFunc(pods, func(pod corev1.Pod) bool { return slices.ContainsFunc(pod.Spec.Volumes, mounts) })
-	})
-}
-
-// restarted reports whether a container has a previous log.
-func restarted(pod corev1.Pod, container string) bool {
-	statuses := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
-	return slices.ContainsFunc(statuses, func(status corev1.ContainerStatus) bool {
-		return status.Name == container && status.RestartCount > 0
 	})
 }
 
