@@ -35,7 +35,7 @@ var aliases = []cli.Alias{
 	meridio("VIPGATE_ATTRACTOR_NAME", nil, "NFE_ATTRACTOR_NAME"),
 	meridio("VIPGATE_NSP_ENTRY_TIMEOUT", nil, "NFE_NSP_ENTRY_TIMEOUT"),
 	meridio("VIPGATE_NSP_KEEPALIVE_TIME", nil, "NFE_GRPC_KEEPALIVE_TIME"),
-	meridio("VIPGATE_METRICS_ADDRESS", everyAddress, "NFE_METRICS_PORT"),
+	meridio("VIPGATE_METRICS_ADDRESS", func(port string) string { return "0.0.0.0:" + port }, "NFE_METRICS_PORT"),
 	meridio("VIPGATE_METRICS_ENABLED", nil, "NFE_METRICS_ENABLED"),
 	meridio("VIPGATE_LB_SOCKET", nil, "NFE_LB_SOCKET"),
 }
@@ -64,9 +64,6 @@ var withoutEffect = []noEffect{
 	{[]string{"NFE_DROP_IF_NO_PEER"}, "VIP traffic is dropped while no gateway is up, also with `false`"},
 	{[]string{"NFE_CONFIG_MAP_NAME"}, "the operator sets it for older frontends; the NSP has the configuration"},
 }
-
-// everyAddress converts a port to the address of a listener.
-func everyAddress(port string) string { return "0.0.0.0:" + port }
 
 func seconds(s string) string {
 	// Meridio's value is a number of seconds; vipgate also accepts a duration.
