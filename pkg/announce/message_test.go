@@ -232,7 +232,8 @@ func TestUpdateRoom(t *testing.T) {
 		harness.Must(t, err)
 		var c changes
 		for _, v := range []string{"20.0.0.1/32", "20.0.0.2/32"} {
-			c.add(vip.Require(v), Route{Advertisement: Announced, Attributes: Metrics{}.Attributes(make([]uint32, communities), nil)})
+			attributes := Metrics{}.Attributes(make([]uint32, communities), nil)
+			c.add(vip.Require(v), Route{Advertisement: Announced, Attributes: attributes})
 		}
 		got := map[vip.VIP]Advertisement{}
 		for _, m := range split(t, e.appendUpdates(nil, &c, bothFamilies)) {
