@@ -365,9 +365,9 @@ func TestStationRefusesUsers(t *testing.T) {
 		users    string
 		accepted map[int]bool
 	}{
-		"own user":                {1234, all, map[int]bool{0: true, 1234: true, 1235: false, 65534: false}},
-		"nobody":                  {65534, all, map[int]bool{0: true, 65534: true, 65533: false}},
-		"nobody or unmapped user": {65534, some, map[int]bool{0: true, 65534: false}},
+		"own user":      {1234, all, map[int]bool{0: true, 1234: true, 1235: false, 65534: false}},
+		"user 65534":    {65534, all, map[int]bool{0: true, 65534: true, 65533: false}},
+		"unmapped user": {65534, some, map[int]bool{0: true, 65534: false}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			userMap = filepath.Join(t.TempDir(), "uid_map")

@@ -167,7 +167,7 @@ func (station *Station) refuses(conn net.Conn) error {
 // userMap lists the users that have an ID in this user namespace (user_namespaces(7)).
 var userMap = "/proc/self/uid_map"
 
-// hasAllUsers reports whether every user has an ID here, so that only nobody has 65534.
+// hasAllUsers reports whether every user has an ID here, so that 65534 is one user.
 func hasAllUsers() bool {
 	text, err := os.ReadFile(userMap)
 	return err == nil && slices.Equal(strings.Fields(string(text)), []string{"0", "0", "4294967295"})
