@@ -155,7 +155,7 @@ func lockNetNS(ctx context.Context, role, adminSocket string, create bool) (*fil
 	}
 	dir := filepath.Dir(path)
 	return files.Do(ctx, &files.Calls{}, "directory "+dir, func() (*files.Lock, error) {
-		var namespace, directory unix.Stat_t
+		var namespace, directory, holder unix.Stat_t
 		var err error
 		if create {
 			err = createDirectory(dir, 0o700)
@@ -169,10 +169,10 @@ func lockNetNS(ctx context.Context, role, adminSocket string, create bool) (*fil
 		}
 		file := filepath.Join(dir, fmt.Sprintf("%s.netns-%d.lock", role, namespace.Ino))
 		lock, err := files.TryLock(file)
-		// Of a directory that all users may write.
-		if err != nil && unix.Lstat(file, &directory) == nil && !isTrustedUser(directory.Uid) {
+		// In a directory that all users may write, any user can hold the lock.
+		if err != nil && unix.Lstat(file, &holder) == nil && !isTrustedUser(holder.Uid) {
 			err = fmt.Errorf("%s belongs to user %d; use an --admin-socket in a directory that only this user can write",
-				file, directory.Uid)
+				file, holder.Uid)
 		}
 		return lock, err
 	})
