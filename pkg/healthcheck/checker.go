@@ -70,10 +70,12 @@ type Checker struct {
 
 	mu      sync.Mutex
 	streams map[string]map[Key]*target
-	// addresses holds the targets of all streams by address. gone lists those that the running Update
-	// removes: they pass on their verdicts until it ends.
+	// addresses holds the targets of all streams by address. gone has the addresses of those that the
+	// running Update removes: they pass on their verdicts until it ends. verdicts are the newest ones
+	// on the addresses of new targets: with many streams of one address it is searched only once.
 	addresses  map[netip.Addr][]*entry
-	gone       []*entry
+	gone       map[netip.Addr]bool
+	verdicts   map[netip.Addr]map[lineage]*entry
 	schedule   schedule[*entry]
 	running    int                // checks in flight
 	complained time.Time          // time of the last log line about checks that cannot run
@@ -105,6 +107,7 @@ func New(options Options) *Checker {
 		changed: make(chan struct{}, 1), rescheduled: make(chan struct{}, 1), entered: make(chan struct{}, 1),
 		waiting: map[*entry]struct{}{}, diagnoses: make(chan probe, maxDiagnoses),
 		streams: map[string]map[Key]*target{}, addresses: map[netip.Addr][]*entry{},
+		gone: map[netip.Addr]bool{}, verdicts: map[netip.Addr]map[lineage]*entry{},
 		dirty: map[Key]struct{}{}, reported: map[Key]reportedAs{},
 	}
 }
@@ -213,18 +216,23 @@ func (checker *Checker) enter(key Key, plans []*plan, anyPasses bool, now time.T
 	return entered
 }
 
-// inherit gives a new target the newest verdict on its address that a check with the same subject
-// reached, with its counters. A check of VIPs counts only if it covers the VIPs of the new target:
-// its stream may serve one that the application does not have.
+// inherit gives a new target the newest verdict on its address that a check of the same lineage
+// reached, with its counters.
 func (checker *Checker) inherit(heir *entry) {
 	family := vip.FamilyOf(heir.Addr)
-	var from *entry
-	for _, entry := range checker.addresses[heir.Addr] {
-		if entry.judged && !entry.overdue && entry.plan.subject(family) == heir.plan.subject(family) &&
-			entry.plan.covers(heir.plan, family) && (from == nil || entry.alive.After(from.alive)) {
-			from = entry
+	verdicts, searched := checker.verdicts[heir.Addr]
+	if !searched {
+		verdicts = map[lineage]*entry{}
+		for _, entry := range checker.addresses[heir.Addr] {
+			lineage := entry.plan.lineages()[family]
+			if newest := verdicts[lineage]; entry.judged && !entry.overdue &&
+				(newest == nil || entry.alive.After(newest.alive)) {
+				verdicts[lineage] = entry
+			}
 		}
+		checker.verdicts[heir.Addr] = verdicts
 	}
+	from := verdicts[heir.plan.lineages()[family]]
 	if from == nil {
 		return
 	}
@@ -235,20 +243,20 @@ func (checker *Checker) inherit(heir *entry) {
 
 // forget ends the inheritance of targets that the running Update removed.
 func (checker *Checker) forget() {
-	for _, gone := range checker.gone {
-		left := slices.DeleteFunc(checker.addresses[gone.Addr], func(e *entry) bool { return e == gone })
-		if checker.addresses[gone.Addr] = left; len(left) == 0 {
-			delete(checker.addresses, gone.Addr)
+	for gone := range checker.gone {
+		left := slices.DeleteFunc(checker.addresses[gone], func(e *entry) bool { return e.removed })
+		if checker.addresses[gone] = left; len(left) == 0 {
+			delete(checker.addresses, gone)
 		}
 	}
-	checker.gone = nil
+	checker.gone, checker.verdicts = map[netip.Addr]bool{}, map[netip.Addr]map[lineage]*entry{}
 }
 
 // remove ends the checks of a target that is in no stream any more.
 func (checker *Checker) remove(target *target) {
 	for _, entry := range target.members {
 		entry.removed = true
-		checker.gone = append(checker.gone, entry)
+		checker.gone[entry.Addr] = true
 		if entry.index >= 0 {
 			heap.Remove(&checker.schedule, entry.index)
 		}
@@ -339,16 +347,12 @@ func (checker *Checker) forgive(now time.Time) (late time.Duration) {
 	checker.evaluateBy = now.Add(checker.Heartbeat)
 	if checker.Heartbeat > 0 && !by.IsZero() && now.Sub(by) > starvedAfter {
 		late = now.Sub(by)
-		for _, targets := range checker.streams {
-			for _, target := range targets {
-				for _, entry := range target.members {
-					// A check may have ended since the stall.
-					if moved := entry.alive.Add(late); moved.Before(now) {
-						entry.alive = moved
-					} else if entry.alive.Before(now) {
-						entry.alive = now
-					}
-				}
+		for entry := range checker.entries {
+			// A check may have ended since the stall.
+			if moved := entry.alive.Add(late); moved.Before(now) {
+				entry.alive = moved
+			} else if entry.alive.Before(now) {
+				entry.alive = now
 			}
 		}
 	}
@@ -363,23 +367,32 @@ func (checker *Checker) scan(now time.Time) (found []Key) {
 	}
 	// The loop below finds the next deadline again.
 	checker.scanAt = time.Time{}
+	for entry := range checker.entries {
+		switch {
+		case entry.overdue:
+		case now.After(entry.deadline()):
+			entry.overdue, entry.Since = true, now
+			checker.judge(entry, now)
+			checker.dirty[entry.Key] = struct{}{}
+			found = append(found, entry.Key)
+		default:
+			checker.expect(entry)
+		}
+	}
+	return found
+}
+
+// entries yields the checks of all targets.
+func (checker *Checker) entries(yield func(*entry) bool) {
 	for _, targets := range checker.streams {
 		for _, target := range targets {
 			for _, entry := range target.members {
-				switch {
-				case entry.overdue:
-				case now.After(entry.deadline()):
-					entry.overdue, entry.Since = true, now
-					checker.judge(entry, now)
-					checker.dirty[entry.Key] = struct{}{}
-					found = append(found, entry.Key)
-				default:
-					checker.expect(entry)
+				if !yield(entry) {
+					return
 				}
 			}
 		}
 	}
-	return found
 }
 
 // List returns the state of all targets as of the last Evaluate, sorted.

@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 	"unicode/utf8"
+	"unique"
 
 	"golang.org/x/sys/unix"
 
@@ -45,6 +46,9 @@ type plan struct {
 	// exchange checks a target over a TCP connection until ctx ends; nil if the connection is the
 	// whole check. Over datagrams newQuery has the check.
 	exchange func(ctx context.Context, conn net.Conn, at netip.Addr) outcome
+	subjects [len(vip.Families)]subject
+	// lineages is sorted on first use, as body is compiled.
+	lineages func() [len(vip.Families)]lineage
 }
 
 // newPlans returns the plans of the members of a check.
@@ -89,21 +93,34 @@ func newPlan(check trench.Check, vips ...vip.VIP) *plan {
 	case check.SCTP.Port != 0:
 		p.port, p.network = check.SCTP.Port, networkSCTP
 	}
+	check.Interval, check.FastInterval, check.Timeout, check.Rise, check.Fall = 0, 0, 0, 0, 0
+	single := unique.Make(check.SingleCheck)
+	for _, family := range vip.Families {
+		p.subjects[family] = subject{single, len(p.vips[family]) > 0, p.Source(family)}
+	}
+	p.lineages = sync.OnceValue(func() (lineages [len(vip.Families)]lineage) {
+		for _, family := range vip.Families {
+			sorted := slices.SortedFunc(slices.Values(p.vips[family]), netip.Addr.Compare)
+			lineages[family] = lineage{p.subjects[family], unique.Make(fmt.Sprint(sorted))}
+		}
+		return lineages
+	})
 	return p
 }
 
 // subject is a check of a family without timing, rise and fall. If it changes, the state of a
-// target is obsolete.
+// target is obsolete. Many are compared, so it is small.
 type subject struct {
-	check  trench.SingleCheck
+	check  unique.Handle[trench.SingleCheck]
 	vip    bool // the check is via vip
 	source netip.Addr
 }
 
-func (plan *plan) subject(family vip.Family) subject {
-	is := subject{plan.SingleCheck, len(plan.vips[family]) > 0, plan.Source(family)}
-	is.check.Interval, is.check.FastInterval, is.check.Timeout, is.check.Rise, is.check.Fall = 0, 0, 0, 0, 0
-	return is
+// lineage is a subject with the VIPs that are checked: targets of an address and a lineage have the
+// same verdict.
+type lineage struct {
+	subject
+	vips unique.Handle[string]
 }
 
 // named returns the reason of a failure with the name of the member that failed.
@@ -116,13 +133,6 @@ func (plan *plan) named(reason string) string {
 
 // connects reports whether a connector runs the check, without a goroutine.
 func (plan *plan) connects() bool { return plan.exchange == nil && plan.network != networkSCTP }
-
-// covers reports whether the checks of a plan include the VIPs of another plan.
-func (plan *plan) covers(other *plan, family vip.Family) bool {
-	return !slices.ContainsFunc(other.vips[family], func(a netip.Addr) bool {
-		return !slices.Contains(plan.vips[family], a)
-	})
-}
 
 // dialFunc opens a connection.
 type dialFunc func(ctx context.Context, network, address string) (net.Conn, error)

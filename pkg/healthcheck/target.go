@@ -79,7 +79,7 @@ func (target *target) reportedAs() reportedAs {
 // differ.
 func (target *target) keeps(plans []*plan, family vip.Family) bool {
 	return slices.EqualFunc(target.members, plans, func(member *entry, p *plan) bool {
-		return member.plan == p || member.plan.subject(family) == p.subject(family)
+		return member.plan == p || member.plan.subjects[family] == p.subjects[family]
 	})
 }
 
