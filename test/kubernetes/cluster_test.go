@@ -59,8 +59,8 @@ func next(t *testing.T, w watch.Interface) watch.Event {
 	}
 }
 
-// TestClusterLife applies, watches, stops and starts, and compacts.
-func TestClusterLife(t *testing.T) {
+// TestAPIServerClusterLife applies, watches, stops and starts, and compacts.
+func TestAPIServerClusterLife(t *testing.T) {
 	c := kubernetes.Start(t)
 	ctx := t.Context()
 	maps := client(t, c.Admin()).ConfigMaps("default")
@@ -109,8 +109,8 @@ func TestClusterLife(t *testing.T) {
 	}
 }
 
-// TestUsersNeedBindings checks that RBAC applies to certificates and tokens.
-func TestUsersNeedBindings(t *testing.T) {
+// TestAPIServerUsersNeedBindings checks that RBAC applies to certificates and tokens.
+func TestAPIServerUsersNeedBindings(t *testing.T) {
 	c := kubernetes.Start(t)
 	c.Apply(t, first)
 	ctx := t.Context()
@@ -152,9 +152,9 @@ subjects:
 	}
 }
 
-// TestApplyKindsAndStatus applies a custom kind, and the status of a Pod. The deletion of the Pod
-// waits for the test, which acts as its kubelet.
-func TestApplyKindsAndStatus(t *testing.T) {
+// TestAPIServerApplyKindsAndStatus applies a custom kind, and the status of a Pod. The deletion of
+// the Pod waits for the test, which acts as its kubelet.
+func TestAPIServerApplyKindsAndStatus(t *testing.T) {
 	c := kubernetes.Start(t)
 	ctx := t.Context()
 	c.Apply(t, `
@@ -198,8 +198,8 @@ status: {phase: Running, podIP: 10.0.0.1, podIPs: [{ip: 10.0.0.1}], conditions: 
 	}
 }
 
-// TestProxyDelaysAndCuts checks both faults with requests and a watch.
-func TestProxyDelaysAndCuts(t *testing.T) {
+// TestAPIServerProxyDelaysAndCuts checks both faults with requests and a watch.
+func TestAPIServerProxyDelaysAndCuts(t *testing.T) {
 	c := kubernetes.Start(t)
 	p := c.Proxy(t)
 	maps := client(t, p.Config(c.Admin())).ConfigMaps("default")

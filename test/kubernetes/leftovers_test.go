@@ -13,9 +13,9 @@ import (
 // gone is a process ID above the largest pid_max.
 const gone = "4194305"
 
-// TestLeftoversAreRemoved checks that the process and the folder of a killed run are removed, and
-// that the process and folder of the current run are kept.
-func TestLeftoversAreRemoved(t *testing.T) {
+// TestAPIServerLeftoversAreRemoved checks that the process and the folder of a killed run are
+// removed, and that the process and folder of the current run are kept.
+func TestAPIServerLeftoversAreRemoved(t *testing.T) {
 	own := &Cluster{t: t, bound: -1}
 	t.Cleanup(func() { harness.Check(t, own.end()) })
 	if err := own.createFolder(); err != nil { // removes leftovers, too

@@ -72,9 +72,9 @@ metadata: {name: left}
 spec: {policyName: left, validationActions: [Deny]}
 `
 
-// TestReset compares all objects of a new API server with the objects after a test and a reset, and
-// applies the same objects again, with another schema.
-func TestReset(t *testing.T) {
+// TestAPIServerReset compares all objects of a new API server with the objects after a test and a
+// reset, and applies the same objects again, with another schema.
+func TestAPIServerReset(t *testing.T) {
 	c := &Cluster{t: t, bound: -1}
 	t.Cleanup(func() { harness.Check(t, c.end()) })
 	harness.Must(t, c.create())

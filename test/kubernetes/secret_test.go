@@ -126,9 +126,9 @@ func (f *secretFixture) delete() {
 
 const none = "no such file"
 
-// TestSecretByWatch follows a Secret with only the verb watch, on API servers with and without
-// streamed lists and a watch cache, and with a role for one name.
-func TestSecretByWatch(t *testing.T) {
+// TestAPIServerSecretByWatch follows a Secret with only the verb watch, on API servers with and
+// without streamed lists and a watch cache, and with a role for one name.
+func TestAPIServerSecretByWatch(t *testing.T) {
 	for name, c := range map[string]struct {
 		account string
 		options []kubernetes.Option
@@ -172,8 +172,9 @@ func TestSecretByWatch(t *testing.T) {
 	}
 }
 
-// TestSecretWithoutRole uses a service account without the verb, which it is granted later.
-func TestSecretWithoutRole(t *testing.T) {
+// TestAPIServerSecretWithoutRole uses a service account without the verb, which it is granted
+// later.
+func TestAPIServerSecretWithoutRole(t *testing.T) {
 	f := newSecretFixture(t)
 	f.Apply(t, passwords("gw-a", "FIRST"))
 	f.start("stranger", f.Address())
@@ -189,8 +190,9 @@ subjects: [{kind: ServiceAccount, name: stranger, namespace: red}]
 	f.key("FIRST")
 }
 
-// TestSecretDuringOutage restarts the API server, compacts its history, and cuts the network.
-func TestSecretDuringOutage(t *testing.T) {
+// TestAPIServerSecretDuringOutage restarts the API server, compacts its history, and cuts the
+// network.
+func TestAPIServerSecretDuringOutage(t *testing.T) {
 	f := newSecretFixture(t)
 	f.Apply(t, passwords("gw-a", "FIRST"))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -222,8 +224,9 @@ func TestSecretDuringOutage(t *testing.T) {
 	f.key(none)
 }
 
-// TestSecretTokenRotation uses a token that the API server rejects until the kubelet replaces it.
-func TestSecretTokenRotation(t *testing.T) {
+// TestAPIServerSecretTokenRotation uses a token that the API server rejects until the kubelet
+// replaces it.
+func TestAPIServerSecretTokenRotation(t *testing.T) {
 	f := newSecretFixture(t)
 	f.Apply(t, passwords("gw-a", "FIRST"))
 	l, err := net.Listen("tcp", "127.0.0.1:0")

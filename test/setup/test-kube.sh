@@ -19,11 +19,10 @@ export VIPGATE_TEST_BINARIES=$PWD/bin/test
 
 # "make test" ran the other tests of these packages.
 module=github.com/vipgate/vipgate
-packages=$(go list -f '{{ .ImportPath }} {{ .TestImports }} {{ .XTestImports }}' ./cmd/... ./pkg/... |
+packages=$(go list -f '{{ .ImportPath }} {{ .TestImports }} {{ .XTestImports }}' ./cmd/... ./pkg/... ./test/kubernetes |
 	sed -n "s|^\([^ ]*\) .*[[ ]$module/test/kubernetes[] ].*|\1|p")
 # shellcheck disable=SC2086 # one word for each package
-stage "API server, race detector" env CGO_ENABLED=1 go test -race -vet=off -count=1 -run '^TestAPIServer' -timeout 15m $packages
-stage "API server itself" env CGO_ENABLED=1 go test -race -vet=off -count=1 -timeout 15m ./test/kubernetes
+stage "API server, race detector" env CGO_ENABLED=1 go test -race -vet=off -count=1 -p 4 -run '^TestAPIServer' -timeout 15m $packages
 stage "API server, manifests" go test -C tools/manifests -vet=off -count=1 -run '^TestAPIServer' .
 stage "API server, end to end" go test -vet=off -count=1 -parallel "$((2 * $(nproc)))" -timeout 20m ./test/kube-e2e
 if [ -s "$VIPGATE_TEST_SKIPPED" ]; then
