@@ -29,19 +29,25 @@ type record struct {
 	PublishNotReadyAddresses bool                 `json:"publishNotReadyAddresses,omitempty"`
 }
 
-// Record returns the record of an accepted Service as JSON, or "" if it is too large.
-func Record(service *corev1.Service) string {
-	last, _ := recordOf[record](service, v1alpha1.LastAccepted)
-	accepted := record{
-		Generation: last.Generation, Annotations: map[string]string{}, Ports: service.Spec.Ports,
+// formOf returns the present form of a Service.
+func formOf(service *corev1.Service, generation int64) record {
+	form := record{
+		Generation: generation, Annotations: map[string]string{}, Ports: service.Spec.Ports,
 		Selector:                 service.Spec.Selector,
 		PublishNotReadyAddresses: service.Spec.PublishNotReadyAddresses,
 	}
 	for _, name := range annotations {
 		if text, ok := service.Annotations[name]; ok {
-			accepted.Annotations[name] = text
+			form.Annotations[name] = text
 		}
 	}
+	return form
+}
+
+// Record returns the record of an accepted Service as JSON, or "" if it is too large.
+func Record(service *corev1.Service) string {
+	last, _ := recordOf[record](service, v1alpha1.LastAccepted)
+	accepted := formOf(service, last.Generation)
 	if !equality.Semantic.DeepEqual(accepted, last) {
 		accepted.Generation++
 	}
@@ -65,6 +71,9 @@ type candidate struct {
 	service  *corev1.Service
 	last     *corev1.Service // the last accepted form; nil if it was never accepted
 	number   int64           // generation of the accepted form
+	edited   bool            // reports whether last differs from service
+	counted  amounts         // in the quotas
+	most     int             // targets of those
 	held     vip.Set         // VIPs that it had
 	reserved []vip.VIP       // the same, also without a stream
 	refused  *refusal        // why the described stream is not assigned
@@ -87,24 +96,41 @@ func (state *translator) candidates(services []*corev1.Service) []*candidate {
 		}
 		state.holds(next, recorded)
 	}
-	account := state.newAccount()
-	for _, next := range ranked(all) {
-		if next.stream, next.refused = state.newStream(next.service); next.refused == nil {
-			next.problems, next.refused = state.addTargets(next.service, next.stream)
+	state.account = state.newAccount()
+	// An edit takes no place, nor its own: first the last forms of Services with VIPs have theirs.
+	order := ranked(all)
+	for _, next := range order {
+		if len(next.held) > 0 && next.edited {
+			state.fallBack(next)
+		} else if len(next.held) > 0 {
+			state.describe(next)
 		}
-		// At once, because thousands of streams would fill the memory.
-		if next.refused == nil {
-			next.refused = account.add(next)
-		}
-		if next.refused == nil {
-			continue
-		}
-		state.fallBack(next)
-		if account.add(next) != nil {
-			next.drop()
+	}
+	state.spread(all)
+	for _, next := range order {
+		if len(next.held) == 0 || next.edited {
+			state.describe(next)
 		}
 	}
 	return all
+}
+
+// describe assigns a Service the stream that it describes, or else its last accepted one.
+func (state *translator) describe(next *candidate) {
+	if next.stream, next.refused = state.newStream(next.service); next.refused == nil {
+		next.problems, next.refused = state.addTargets(next.service, next.stream)
+	}
+	if next.refused == nil {
+		count := targets(next.stream)
+		if len(next.held) > 0 {
+			count = min(count, next.most)
+		}
+		// At once, because thousands of streams would fill the memory.
+		next.refused = state.add(next, next.stream, count)
+	}
+	if next.refused != nil {
+		state.fallBack(next)
+	}
 }
 
 // accepted restores the last accepted form from a record, and returns its VIPs.
@@ -115,6 +141,7 @@ func (candidate *candidate) accepted(form record) []vip.VIP {
 	last.Spec.PublishNotReadyAddresses = form.PublishNotReadyAddresses
 	vips, _ := parseVIPs(&last)
 	candidate.last, candidate.number = &last, form.Generation
+	candidate.edited = !equality.Semantic.DeepEqual(formOf(candidate.service, form.Generation), form)
 	return vips
 }
 
@@ -125,7 +152,12 @@ func (state *translator) fallBack(candidate *candidate) {
 	if candidate.last == nil {
 		return
 	}
-	last := *candidate.last
+	last, form := *candidate.last, state.defaults
+	// Without a stream, such as without Pods that have its ports, it keeps its place, too.
+	readAnnotations(&last, &form)
+	if state.add(candidate, &form, 0) != nil {
+		return
+	}
 	vips, _ := parseVIPs(&last)
 	// The Trench may have lost VIPs since; without any VIP left, newStream refuses the form, too.
 	vips = slices.DeleteFunc(vips, func(served vip.VIP) bool { return state.lacks(served) != nil })

@@ -5,15 +5,18 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // minInterval is the least interval of checks in an annotation, because all tenants share lb.
@@ -58,7 +61,7 @@ func refuseCheck(part any, path string) (refused *refusal) {
 // refuseCommunities returns why a Service of another namespace may not have the policy of its stream:
 // gateways may act on communities.
 func (state *translator) refuseCommunities(service *corev1.Service, stream string) *refusal {
-	if service.Namespace == state.settings.trench.Namespace {
+	if state.owns(service) {
 		return nil
 	}
 	policy := state.policies[stream]
@@ -76,13 +79,18 @@ func (state *translator) refuseCommunities(service *corev1.Service, stream strin
 	return nil
 }
 
+// owns reports whether a Service is in the namespace of the Trench, which has no quota.
+func (state *translator) owns(service *corev1.Service) bool {
+	return service.Namespace == state.settings.trench.Namespace
+}
+
+// amounts are streams, targets, each as often as it is checked a second, and expressions.
+type amounts [3]int
+
 // account counts what the namespaces other than the Trench's have.
 type account struct {
-	own      string       // namespace of the Trench
-	defaults trench.Check // whose expressions are the Trench's
-	quota    v1alpha1.Quota
-	used     map[string]v1alpha1.Quota
-	total    int // of streams
+	limits [2]amounts         // of one, and of all
+	used   map[string]amounts // of each, and of all as ""
 }
 
 func (state *translator) newAccount() *account {
@@ -92,66 +100,100 @@ func (state *translator) newAccount() *account {
 		quota.Targets = cmp.Or(own.Targets, quota.Targets)
 		quota.Expressions = cmp.Or(own.Expressions, quota.Expressions)
 	}
-	return &account{state.settings.trench.Namespace, state.defaults.Check, quota, map[string]v1alpha1.Quota{}, 0}
+	return &account{[2]amounts{
+		{quota.Streams, quota.Targets, quota.Expressions},
+		{max(v1alpha1.MaxStreams, quota.Streams), max(v1alpha1.MaxTargets, quota.Targets), math.MaxInt},
+	}, map[string]amounts{}}
 }
 
-// add returns why a Service may not have its stream, which may be nil, or else counts it.
-func (account *account) add(candidate *candidate) *refusal {
-	namespace, stream := candidate.service.Namespace, candidate.stream
-	if namespace == account.own || stream == nil {
+// add returns why a Service may not have a stream with count targets, or at least those that make
+// it ready, or else counts it. What was counted before stays, so that it may fall back.
+func (state *translator) add(candidate *candidate, stream *trench.Stream, count int) *refusal {
+	namespace, account := candidate.service.Namespace, state.account
+	if state.owns(candidate.service) {
 		return nil
 	}
-	quota, used := account.quota, account.used[namespace]
+	rate := state.rate(&stream.Check)
+	need := amounts{1, max(1, stream.MinReady, count) * rate, 0}
 	// The kernel keeps a table for each in the memory of lb.
-	weight := max(1, (int(stream.Maglev.Size)+1008)/1009)
-	used.Streams += weight
-	used.Targets += targets(stream)
-	if stream.Check != account.defaults {
-		used.Expressions += expressions(&stream.Check)
+	if stream.Maglev.Size > state.defaults.Maglev.Size {
+		need[0] = (int(stream.Maglev.Size) + 1008) / 1009
 	}
-	if len(candidate.held) > 0 {
-		used.Targets = min(used.Targets, quota.Targets) // limit bounds them
+	if stream.Check != state.defaults.Check {
+		need[2] = expressions(&stream.Check)
 	}
-	for _, field := range []struct {
-		name        string
-		used, limit int
-	}{
-		{"streams", used.Streams, quota.Streams},
-		{"targets", used.Targets, quota.Targets},
-		{"expressions", used.Expressions, quota.Expressions},
-	} {
-		if field.used > field.limit {
-			return refuse(ReasonQuotaExceeded, "namespace %s has more than %d %s with it (1009 of maglev.size are a "+
-				"stream, a check each second a target): remove some, or raise spec.quota.%[3]s of the Trench", namespace,
-				field.limit, field.name)
+	used := [2]amounts{account.used[namespace], account.used[""]}
+	for i, name := range []string{"streams", "targets", "expressions"} {
+		need[i] = max(need[i], candidate.counted[i])
+		more := need[i] - candidate.counted[i]
+		for j, who := range []string{"namespace " + namespace + " has", "the other namespaces of the Trench have"} {
+			if used[j][i] += more; more > 0 && used[j][i] > account.limits[j][i] {
+				return refuse(ReasonQuotaExceeded, "%s more than %d %s with it (1009 of maglev.size are a stream, one check a "+
+					"second a target): remove some, or raise spec.quota.%[3]s of the Trench above that", who,
+					account.limits[j][i], name)
+			}
 		}
 	}
-	if most := max(v1alpha1.MaxStreams, quota.Streams); account.total+weight > most {
-		return refuse(ReasonQuotaExceeded, "the other namespaces of the Trench have more than %d streams with it (1009 of "+
-			"maglev.size are one): remove some, or raise spec.quota.streams of the Trench above that", most)
-	}
-	account.used[namespace], account.total = used, account.total+weight
+	account.used[namespace], account.used[""] = used[0], used[1]
+	candidate.counted, candidate.most = need, need[1]/rate
 	return nil
 }
 
-// limit drops the streams that pass a quota. A Service that has VIPs is not refused for new targets
-// of others, but the largest ones have fewer.
-func (state *translator) limit(all []*candidate) {
-	account, counts := state.newAccount(), map[string][]int{}
-	for _, candidate := range all {
-		if namespace := candidate.service.Namespace; len(candidate.held) > 0 && candidate.stream != nil {
-			counts[namespace] = append(counts[namespace], targets(candidate.stream))
+// grow counts up to count targets of a Service, while there is room.
+func (state *translator) grow(candidate *candidate, count int) {
+	for i, namespace := range []string{candidate.service.Namespace, ""} {
+		room := candidate.counted[1] + state.account.limits[i][1] - state.account.used[namespace][1]
+		count = min(count, room/state.rate(&candidate.stream.Check))
+	}
+	state.add(candidate, candidate.stream, count) // which fits
+}
+
+// spread counts the targets of Services that have VIPs: first those that serve, then new ones.
+func (state *translator) spread(all []*candidate) {
+	for _, new := range []bool{false, true} {
+		for _, next := range all {
+			if next.stream == nil || state.owns(next.service) {
+				continue
+			}
+			serves, stream := serves(next.service), *next.stream
+			stream.Targets = slices.DeleteFunc(slices.Clone(stream.Targets),
+				func(target trench.Target) bool { return !new && (target.Terminating || !serves(target)) })
+			state.grow(next, targets(&stream))
 		}
 	}
-	for _, candidate := range ranked(all) {
-		namespace := candidate.service.Namespace
-		if len(candidate.held) > 0 && namespace != account.own {
-			candidate.cut(max(1, level(counts[namespace], account.quota.Targets)), account.quota.Targets)
+}
+
+// serves returns a function that reports whether a Service had a target already.
+func serves(service *corev1.Service) func(target trench.Target) bool {
+	generations, _ := recordOf[plan.Generations](service, v1alpha1.Generations)
+	return func(target trench.Target) bool {
+		_, found := slices.BinarySearch(generations.Current.Targets[0], target.Name)
+		return found
+	}
+}
+
+// limit leaves out the targets of each stream that are not counted, of which new ones are first.
+func (state *translator) limit(all []*candidate) {
+	for _, candidate := range all {
+		stream, counts := candidate.stream, map[bool]int{}
+		if stream == nil || state.owns(candidate.service) {
+			continue
 		}
-		if refused := account.add(candidate); refused != nil {
-			candidate.refused = cmp.Or(candidate.refused, refused)
-			candidate.drop()
+		if state.grow(candidate, targets(stream)); targets(stream) <= candidate.most {
+			continue
 		}
+		serves, first := serves(candidate.service), map[bool]int{true: -1}
+		slices.SortStableFunc(stream.Targets,
+			func(a, b trench.Target) int { return cmp.Compare(first[serves(a)], first[serves(b)]) })
+		stream.Targets = slices.DeleteFunc(stream.Targets, func(target trench.Target) bool {
+			counts[target.Terminating]++
+			return counts[target.Terminating] > candidate.most
+		})
+		slices.SortFunc(stream.Targets, func(a, b trench.Target) int { return cmp.Compare(a.Name, b.Name) })
+		candidate.problems = append(candidate.problems, Problem{reference(candidate.service), ReasonQuotaExceeded, message(
+			"the Service gets %d of %d targets (one check a second each): its namespace has more than %d, or all have more "+
+				"than %d: remove some, or raise spec.quota.targets of the Trench above that", candidate.most, counts[false],
+			state.account.limits[0][1], state.account.limits[1][1])})
 	}
 }
 
@@ -161,57 +203,35 @@ func targets(stream *trench.Stream) int {
 	for _, target := range stream.Targets {
 		counts[target.Terminating]++
 	}
-	return max(counts[false], counts[true]) * perSecond(&stream.Check)
+	return max(counts[false], counts[true])
 }
 
-// perSecond returns how many checks a target has each second, at least 1. Each one that fails
+// rate returns how many checks a target has each second at most, at least 1. Each one that fails
 // through the VIP occupies connection tracking for 2 min.
-func perSecond(check *trench.Check) (count int) {
+func (state *translator) rate(check *trench.Check) (count int) {
 	members, _ := check.Members()
 	for _, member := range members {
-		interval := cmp.Or(member.Interval, check.Interval, time.Second)
+		interval := cmp.Or(member.FastInterval, check.FastInterval, member.Interval, check.Interval, time.Second)
 		count += int((time.Second + interval - 1) / interval)
+	}
+	// Families of the present targets would change without an edit.
+	has := func(family vip.Family) bool {
+		subnets := state.settings.subnets
+		return check.Families.Has(family) && (len(subnets) == 0 || slices.ContainsFunc(subnets,
+			func(subnet netip.Prefix) bool { return vip.FamilyOf(subnet.Addr()) == family }))
+	}
+	if has(vip.IPv4) && has(vip.IPv6) {
+		count *= 2
 	}
 	return count
 }
 
-// level returns how many targets each of several streams may have, so that they have limit in
-// total.
-func level(counts []int, limit int) int {
-	slices.Sort(counts)
-	for i, count := range counts {
-		if share := limit / (len(counts) - i); count > share {
-			return share
-		}
-		limit -= count
-	}
-	return math.MaxInt
-}
-
-// cut leaves out the targets beyond most of a stream, so that others have room in the quota.
-func (candidate *candidate) cut(most, quota int) {
-	stream, counts := candidate.stream, map[bool]int{}
-	if stream == nil || targets(stream) <= most {
-		return
-	}
-	most = max(1, most/perSecond(&stream.Check))
-	stream.Targets = slices.DeleteFunc(stream.Targets, func(target trench.Target) bool {
-		counts[target.Terminating]++
-		return counts[target.Terminating] > most
-	})
-	candidate.problems = append(candidate.problems, Problem{reference(candidate.service), ReasonQuotaExceeded, message(
-		"namespace %s has more than %d targets, of which the Service gets %d, and has %d: remove some, or raise "+
-			"spec.quota.targets of the Trench", candidate.service.Namespace, quota, most, counts[false])})
-}
-
-// ranked returns candidates by age, after those that have VIPs, of which those with a changed table
-// or check are last: an edit takes no other Service's place. The last one loses its place first.
+// ranked returns candidates by age, after those that have VIPs, of which edited ones, and those
+// without a record of their form, are last. The last one loses its place first.
 func ranked(all []*candidate) []*candidate {
 	rank := func(candidate *candidate) int {
-		last, now := candidate.last, candidate.service.Annotations
-		if len(candidate.held) > 0 && last != nil &&
-			last.Annotations[v1alpha1.MaglevAnnotation] == now[v1alpha1.MaglevAnnotation] &&
-			last.Annotations[v1alpha1.CheckAnnotation] == now[v1alpha1.CheckAnnotation] {
+		edited := candidate.edited && candidate.stream != nil && candidate.refused == nil
+		if len(candidate.held) > 0 && candidate.last != nil && !edited {
 			return 2
 		}
 		return min(len(candidate.held), 1)
@@ -240,8 +260,7 @@ func expressions(check *trench.Check) (count int) {
 func (state *translator) shrink(all []*candidate, excess int) (refused bool) {
 	byNamespace, sizes, total := map[string][]*candidate{}, map[*candidate]int{}, map[string]int{}
 	for _, candidate := range ranked(all) {
-		if namespace := candidate.service.Namespace; candidate.stream != nil &&
-			namespace != state.settings.trench.Namespace {
+		if namespace := candidate.service.Namespace; candidate.stream != nil && !state.owns(candidate.service) {
 			config := trench.Config{Streams: []trench.Stream{*candidate.stream}}
 			if policy, ok := state.policies[candidate.stream.Name]; ok {
 				config.Attractor.Policies = []trench.Policy{policy}
@@ -261,9 +280,12 @@ func (state *translator) shrink(all []*candidate, excess int) (refused bool) {
 		})
 		list := byNamespace[largest]
 		last := list[len(list)-1]
+		edit := last.edited && last.refused == nil
 		last.refused = refuse(ReasonQuotaExceeded, "the trench file would have more than %d bytes with it: "+
 			"remove Services of namespace %s, or use several Trenches", trenchfile.MaxSize, largest)
-		last.drop()
+		if last.drop(); edit {
+			state.fallBack(last)
+		}
 		excess -= sizes[last]
 		total[largest] -= sizes[last]
 		if byNamespace[largest] = list[:len(list)-1]; len(list) == 1 {

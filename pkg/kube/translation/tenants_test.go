@@ -385,7 +385,10 @@ func TestQuotas(t *testing.T) {
 		{"other", "{streams: 4}", "s0 s1 s2"},
 		{"other", "{streams: 130}", "s0 s1 s2"},
 		// s0 and s2 have two checks, each of two targets each second.
-		{"other", "{targets: 1}", "s2"},
+		{"other", "{targets: 1}", ""}, // the checks of one target pass it
+		{"other", "{targets: 2}", "s2"},
+		{"other", "{targets: 3}", "s2"},
+		{"other", "{targets: 4}", "s2"},
 		{"other", "{targets: 5}", "s2"},
 		{"other", "{targets: 6}", "s1 s2"},
 		{"other", "{targets: 7}", "s1 s2"},
@@ -414,22 +417,27 @@ func TestQuotas(t *testing.T) {
 	}
 }
 
-// A stream counts as often as the default table fits into its own.
+// A stream with a larger table than the Trench's default counts for each 1009 of it.
 func TestQuotaOfTables(t *testing.T) {
 	size := func(n int) string { return fmt.Sprintf(`, vipgate.io/maglev: '{"size":%d}'`, n) }
 	for _, c := range []struct {
-		size, quota int
-		served      string
+		size, quota, whole int
+		served             string
 	}{
-		{1009, 2, "s0 s2"},
-		{1013, 2, "s2"},
-		{1013, 3, "s0 s2"},
-		{2017, 3, "s0 s2"},
-		{2027, 3, "s2"},
-		{131071, 130, "s2"},
-		{131071, 131, "s0 s2"},
+		{1009, 2, 1009, "s0 s2"},
+		{1013, 2, 1009, "s2"},
+		{1013, 3, 1009, "s0 s2"},
+		{2017, 3, 1009, "s0 s2"},
+		{2027, 3, 1009, "s2"},
+		{131071, 130, 1009, "s2"},
+		{131071, 131, 1009, "s0 s2"},
+		{2011, 2, 2017, "s0 s2"},
+		{2017, 2, 2017, "s0 s2"},
+		{2027, 2, 2017, "s2"},
+		{2027, 4, 2017, "s0 s2"},
 	} {
-		o := quoted(t, "other", fmt.Sprintf("quota: {streams: %d}", c.quota), size(c.size), size(131071), "")
+		o := quoted(t, "other", fmt.Sprintf("quota: {streams: %d}\n  defaults: {maglev: {size: %d}}", c.quota, c.whole),
+			size(c.size), size(131071), "")
 		var got []string
 		for name := range served(translation.Translate(o, options)) {
 			got = append(got, strings.TrimPrefix(name, "other."))
@@ -441,7 +449,37 @@ func TestQuotaOfTables(t *testing.T) {
 	}
 }
 
-// New targets of a Service take none of another one's, and a rollout passes no quota.
+// A target counts for each check a second of each family that it may have.
+func TestQuotaOfChecks(t *testing.T) {
+	const tcp, dual = `{"tcp":{"port":1}`, ", subnets: [172.16.0.0/16, fd00::/64]"
+	for _, c := range []struct {
+		subnets, check string
+		want           int // of a target
+	}{
+		{subnets, tcp + "}", 1},
+		{subnets, tcp + `,"interval":"400ms"}`, 3},
+		{subnets, tcp + `,"interval":"400ms","fastInterval":"100ms","timeout":"100ms"}`, 10},
+		{subnets, `{"any":[` + tcp + `,"fastInterval":"200ms","timeout":"9ms"},{"tcp":{"port":2}}],"fastInterval":"1s"}`, 6},
+		{dual, tcp + "}", 2},
+		{dual, tcp + `,"families":"ipv4"}`, 1},
+		{dual, tcp + `,"families":"ipv6"}`, 1},
+		{dual, `{"all":[` + tcp + `},{"tcp":{"port":2}}]}`, 4},
+	} {
+		for more, want := range map[int]bool{-1: false, 0: true, 1: true} {
+			quota := fmt.Sprintf("spec:\n  quota: {targets: %d}\n", 2*c.want+more)
+			text := strings.Replace(shared(c.subnets, "holders: []"), "spec:\n", quota, 1) +
+				tenant("other", "s0", "2026-01-01T00:00:00Z", "vipgate.io/vips: 20.0.0.1, vipgate.io/check: '"+c.check+"'", "") +
+				attached("other", "web-0", `172.16.0.1","fd00::1`) + attached("other", "web-1", `172.16.0.2","fd00::2`)
+			r := translation.Translate(read(t, []byte(text)), options)
+			if v := r.Services[0]; v.Accepted != want || want && v.Targets != 2 || !want && v.Reason != "QuotaExceeded" {
+				t.Errorf("%+v: %d more: %s", c, more, r.Table())
+			}
+		}
+	}
+}
+
+// New targets of a Service take none of another one's, and of its own none that serve. A rollout
+// passes no quota.
 func TestQuotaOfTargets(t *testing.T) {
 	for _, c := range []struct {
 		quota, more, terminating int
@@ -456,10 +494,15 @@ func TestQuotaOfTargets(t *testing.T) {
 		{7, 2, 0, "3 2 2", 1},
 		{8, 2, 0, "4 2 2", 0},
 		{9, 9, 0, "5 2 2", 1},
-		{5, 0, 0, "1 1 1", 3},
-		{1, 0, 0, "1 1 1", 3},
+		{5, 0, 0, "2 2 1", 1},
+		{5, 1, 0, "2 2 1", 2},
+		{3, 0, 0, "1 1 1", 3},
+		{2, 0, 0, "1 1 0", 2},
 	} {
 		o := quoted(t, "other", fmt.Sprintf("quota: {targets: %d}", c.quota), "", "", "")
+		for i := range 2 {
+			o.Pods[i].Labels["old"], o.Services[1+i].Spec.Selector["old"] = "yes", "yes"
+		}
 		accept(t, o)
 		for i := range c.more + c.terminating {
 			pod := o.Pods[0].DeepCopy()
@@ -469,17 +512,17 @@ func TestQuotaOfTargets(t *testing.T) {
 			if i >= c.more {
 				pod.DeletionTimestamp = &metav1.Time{}
 			}
+			pod.Labels = map[string]string{"app": "web", v1alpha1.TrenchLabel: "trench-a"}
 			o.Pods = append(o.Pods, pod)
-		}
-		for i := range 2 {
-			o.Pods[i].Labels["old"], o.Services[1+i].Spec.Selector["old"] = "yes", "yes"
 		}
 		r := translation.Translate(o, options)
 		var got []int
 		for _, v := range r.Services {
-			got = append(got, v.Targets)
+			if got = append(got, v.Targets); v.Targets > 1 && (v.Names[0] != "web-0" || !slices.Contains(v.Names, "web-1")) {
+				t.Errorf("%+v: %v", c, v.Names)
+			}
 		}
-		if told := strings.Count(r.Table(), "has more than"); told != c.told || len(served(r)) != 3 {
+		if told := strings.Count(r.Table(), "targets (one check a second each)"); told != c.told {
 			t.Errorf("%+v: %s", c, r.Table())
 		}
 		if text := strings.Trim(fmt.Sprint(got), "[]"); text != c.want {
@@ -488,16 +531,20 @@ func TestQuotaOfTargets(t *testing.T) {
 	}
 }
 
-// accept makes each Service of an input the holder of its VIP.
+// accept makes each Service of an input the holder of its VIP, with two targets that serve, and with
+// a record of its form without other annotations.
 func accept(t *testing.T, o translation.Objects) {
 	t.Helper()
 	var holders []any
 	for i, service := range o.Services {
-		address := fmt.Sprintf("20.0.0.%d", i+1)
-		service.Status = read(t, []byte(tenant("x", "x", "2026-01-01T00:00:00Z", "",
-			recorded(`"vipgate.io/vips":"`+address+`"`)))).Services[0].Status
+		form, address := service.DeepCopy(), fmt.Sprintf("20.0.0.%d", i+1)
+		form.Annotations = map[string]string{v1alpha1.VIPsAnnotation: address}
+		service.Status.Conditions = []metav1.Condition{
+			{Type: "vipgate.io/LastAccepted", Message: translation.Record(form)},
+			{Type: "vipgate.io/Generations", Message: `{"current":{"targets":[["web-0","web-1"],null]}}`},
+		}
 		holders = append(holders, map[string]any{
-			"namespace": "other", "name": service.Name, "uid": string(service.UID), "vips": []any{address + "/32"},
+			"namespace": service.Namespace, "name": service.Name, "uid": string(service.UID), "vips": []any{address + "/32"},
 		})
 	}
 	o.Trench.Object["status"] = map[string]any{"holders": holders}

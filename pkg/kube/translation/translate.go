@@ -24,6 +24,7 @@ type translator struct {
 	slices   map[label][]*discoveryv1.EndpointSlice
 	streams  []*trench.Stream
 	policies map[string]trench.Policy // of Services, by stream
+	account  *account
 }
 
 // Translate returns the trench file of a Trench and its Services. It is pure: the result depends
@@ -77,11 +78,10 @@ func (result *Result) translate(objects Objects, options Options) error {
 	state.readPods(objects.Pods, services)
 	state.slices = readSlices(objects.EndpointSlices)
 	candidates := state.candidates(services)
-	// Resolve conflicts first: a Service that loses a VIP falls back to its last accepted stream, which
-	// may pass a quota again.
-	state.share(candidates)
-	state.limit(candidates)
 	for fits := false; !fits; {
+		// Again for each Service that shrink lets fall back.
+		state.share(candidates)
+		state.limit(candidates)
 		result.Config, result.File, err = state.file(candidates)
 		var size tooLarge
 		fits = !errors.As(err, &size) || !state.shrink(candidates, int(size)-trenchfile.MaxSize)

@@ -115,8 +115,8 @@ type Quota struct {
 // connection tracking has 262 144 entries, 120 for each target whose checks fail.
 var DefaultQuota = Quota{Streams: 200, Targets: 500, Expressions: 200}
 
-// MaxStreams bounds the streams of all these namespaces, unless the quota of one is larger.
-const MaxStreams = 400
+// MaxStreams and MaxTargets bound all these namespaces, unless the quota of one is larger.
+const MaxStreams, MaxTargets = 400, 1000
 
 // Publish replaces the VIPs in the status of Services. One of Addresses and FromService is set.
 type Publish struct {
