@@ -66,9 +66,11 @@ func (state *translator) holds(candidate *candidate, recorded []vip.VIP) {
 }
 
 // holders returns the new list for the status of the Trench. A Service without a stream keeps its
-// VIPs, so that no other Service takes them meanwhile; those that one took are its own.
+// VIPs, so that no other Service takes them meanwhile; those that one took are its own. New VIPs take
+// no place in a full list: their Services have them by their records, which rivals without one lack.
 func (state *translator) holders(all []*candidate) []v1alpha1.Holder {
-	list, count, served := []v1alpha1.Holder{}, 0, vip.Set{}
+	listed := state.settings.holders.all
+	list, room, served := []v1alpha1.Holder{}, v1alpha1.MaxHeld-len(listed), vip.Set{}
 	for _, candidate := range all {
 		maps.Copy(served, vip.NewSet(candidate.vips()...))
 	}
@@ -81,8 +83,13 @@ func (state *translator) holders(all []*candidate) []v1alpha1.Holder {
 			has := func(held vip.VIP) bool { return state.lacks(held) == nil }
 			vips = slices.Concat(vips, slices.DeleteFunc(slices.Clone(candidate.reserved), has))
 		}
-		vips = vips[:min(len(vips), v1alpha1.MaxHeld-count)]
-		if count += len(vips); len(vips) > 0 {
+		vips = slices.DeleteFunc(vips, func(held vip.VIP) bool {
+			if !listed.Has(held) {
+				room--
+			}
+			return !listed.Has(held) && room < 0
+		})
+		if len(vips) > 0 {
 			service := candidate.service
 			list = append(list, v1alpha1.Holder{
 				Namespace: service.Namespace, Name: service.Name, UID: service.UID, VIPs: vip.Texts(vips),
