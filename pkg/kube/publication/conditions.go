@@ -52,8 +52,8 @@ func acceptance(kind string, verdict translation.Verdict) metav1.Condition {
 	return condition
 }
 
-// lastAccepted returns the condition that records the last accepted form of a Service, or nil if
-// the Service has no stream.
+// lastAccepted returns the condition that records the last accepted form of a Service, also without
+// a stream: it keeps its place in the quotas.
 func lastAccepted(service *corev1.Service, verdict translation.ServiceVerdict) *metav1.Condition {
 	const kind = v1alpha1.Group + "/" + v1alpha1.LastAccepted
 	switch {
@@ -64,7 +64,7 @@ func lastAccepted(service *corev1.Service, verdict translation.ServiceVerdict) *
 				Message: record,
 			}
 		}
-	case verdict.Stream != "":
+	default:
 		if last := find(service.Status.Conditions, kind); last != nil {
 			// The result must not refer to the shared object.
 			kept := *last

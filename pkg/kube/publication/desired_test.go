@@ -201,6 +201,22 @@ func applied(t *testing.T, in Input, now metav1.Time) Input {
 	return in
 }
 
+// A Service that lost its stream keeps the record of its last accepted form.
+func TestRecordWithoutStream(t *testing.T) {
+	for _, record := range []string{"form", ""} {
+		s, got := service(), ""
+		if record != "" {
+			s.Status.Conditions = []metav1.Condition{{Type: "vipgate.io/LastAccepted", Message: record}}
+		}
+		if last := lastAccepted(s, refused("PortTranslation")); last != nil {
+			got = last.Message
+		}
+		if got != record {
+			t.Errorf("the record %q becomes %q", record, got)
+		}
+	}
+}
+
 func TestNoWriteWithoutDifference(t *testing.T) {
 	in := applied(t, input(trench(), service(), accepted(vip4, vip6)), at)
 	later := metav1.NewTime(at.Add(time.Hour))
