@@ -212,6 +212,7 @@ func (w *world) translate(t *rapid.T) map[string]string {
 		t.Fatal(w.result.Trench.Message)
 	}
 	states, streams := map[string]string{}, map[string]trench.Stream{}
+	used := map[string][2]int{} // tables and checks a second
 	for _, s := range w.result.Config.Streams {
 		streams[s.Name] = s
 	}
@@ -219,6 +220,22 @@ func (w *world) translate(t *rapid.T) map[string]string {
 		if s, ok := streams[v.Stream]; ok {
 			states[v.Object.Namespace+"/"+v.Object.Name] = fmt.Sprintf("%v %v %+v %d %d", s.VIPs, v.Names, s.Check,
 				s.Maglev.Size, s.MinReady)
+			rate, tables := time.Duration(0), max(1, (int(s.Maglev.Size)+1008)/1009)
+			complete := s.Complete()
+			members, _ := complete.Check.Members()
+			for _, member := range members {
+				rate += time.Second / member.FastInterval
+			}
+			for _, scope := range []string{v.Object.Namespace, ""} {
+				used[scope] = [2]int{used[scope][0] + tables, used[scope][1] + len(v.Names)*int(rate)}
+			}
+		}
+	}
+	quota := v1alpha1.DefaultQuota
+	for scope, sum := range used {
+		if limit := [2]int{quota.Streams, quota.Targets}; scope != "" && (sum[0] > limit[0] || sum[1] > limit[1]) ||
+			sum[0] > v1alpha1.MaxStreams || sum[1] > v1alpha1.MaxTargets {
+			t.Fatalf("namespace %q has %d tables, %d checks a second\n%s", scope, sum[0], sum[1], w.result.Table())
 		}
 	}
 	return states
@@ -267,7 +284,7 @@ func (w *world) write() {
 // No sequence of edits by one namespace takes the VIPs, the targets or the stream of another one's
 // Service, of a Service beside it, or, if the edit is refused, of the edited one. The quotas hold.
 func TestEditsTakeNothing(t *testing.T) {
-	base := crowded(t, 4)
+	base := crowded(t, 3)
 	pod := read(t, []byte(attached("a", "web-0", "172.16.0.1"))).Pods[0]
 	var vips []any
 	for position, namespace := range []string{"a", "b", "c"} {
@@ -306,7 +323,7 @@ func TestEditsTakeNothing(t *testing.T) {
 		}
 		before := w.translate(t)
 		w.write()
-		for range rapid.IntRange(1, 12).Draw(t, "steps") {
+		for range rapid.IntRange(1, 6).Draw(t, "steps") {
 			s := w.o.Services[rapid.IntRange(0, len(w.o.Services)-1).Draw(t, "service")]
 			edited, grown := s.Namespace+"/"+s.Name, ""
 			kinds := []string{"annotation", "annotation", "selector", "port", "pods"}
