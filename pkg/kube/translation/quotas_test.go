@@ -201,6 +201,7 @@ func TestFullListOfHolders(t *testing.T) {
 // world is a Trench whose leader writes each result, with Services of three namespaces.
 type world struct {
 	o      translation.Objects
+	quota  [2]int // streams, targets
 	now    time.Time
 	result translation.Result
 }
@@ -231,10 +232,12 @@ func (w *world) translate(t *rapid.T) map[string]string {
 			}
 		}
 	}
-	quota := v1alpha1.DefaultQuota
 	for scope, sum := range used {
-		if limit := [2]int{quota.Streams, quota.Targets}; scope != "" && (sum[0] > limit[0] || sum[1] > limit[1]) ||
-			sum[0] > v1alpha1.MaxStreams || sum[1] > v1alpha1.MaxTargets {
+		limits := w.quota
+		if scope == "" {
+			limits = [2]int{v1alpha1.MaxStreams, v1alpha1.MaxTargets}
+		}
+		if sum[0] > limits[0] || sum[1] > limits[1] {
 			t.Fatalf("namespace %q has %d tables, %d checks a second\n%s", scope, sum[0], sum[1], w.result.Table())
 		}
 	}
@@ -319,7 +322,16 @@ func TestEditsTakeNothing(t *testing.T) {
 		for _, s := range base.Services {
 			s = s.DeepCopy()
 			s.CreationTimestamp = metav1.Unix(rapid.Int64Range(0, 9).Draw(t, "age"), 0)
+			// Together they may pass a quota that was lowered.
+			s.Annotations[v1alpha1.MaglevAnnotation] = rapid.SampledFrom([]string{
+				"{}", `{"size":101}`, `{"size":65537}`, `{"size":131071}`,
+			}).Draw(t, "table")
+			s.Status.Conditions[0].Message = translation.Record(s)
 			w.o.Services = append(w.o.Services, s)
+		}
+		w.quota = rapid.SampledFrom([][2]int{{200, 500}, {200, 500}, {131, 9}, {2, 9}, {3, 6}, {3, 100}}).Draw(t, "quota")
+		w.o.Trench.Object["spec"].(map[string]any)["quota"] = map[string]any{
+			"streams": int64(w.quota[0]), "targets": int64(w.quota[1]),
 		}
 		before := w.translate(t)
 		w.write()
