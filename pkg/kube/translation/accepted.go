@@ -96,7 +96,7 @@ func (state *translator) candidates(services []*corev1.Service) []*candidate {
 		}
 		state.holds(next, recorded)
 	}
-	state.account = state.newAccount()
+	state.readQuota()
 	// An edit takes no place, nor its own: first the last forms of Services with VIPs have theirs.
 	order := ranked(all)
 	for _, next := range order {

@@ -87,29 +87,21 @@ func (state *translator) owns(service *corev1.Service) bool {
 // amounts are streams, targets, each as often as it is checked a second, and expressions.
 type amounts [3]int
 
-// account counts what the namespaces other than the Trench's have.
-type account struct {
-	limits [2]amounts         // of one, and of all
-	used   map[string]amounts // of each, and of all as ""
-}
-
-func (state *translator) newAccount() *account {
-	quota := v1alpha1.DefaultQuota
-	if own := state.settings.trench.Spec.Quota; own != nil {
-		quota.Streams = cmp.Or(own.Streams, quota.Streams)
-		quota.Targets = cmp.Or(own.Targets, quota.Targets)
-		quota.Expressions = cmp.Or(own.Expressions, quota.Expressions)
+// readQuota sets the limits of the namespaces other than the Trench's.
+func (state *translator) readQuota() {
+	whole := v1alpha1.DefaultQuota
+	own := *cmp.Or(state.settings.trench.Spec.Quota, &whole)
+	each := amounts{
+		cmp.Or(own.Streams, whole.Streams), cmp.Or(own.Targets, whole.Targets), cmp.Or(own.Expressions, whole.Expressions),
 	}
-	return &account{[2]amounts{
-		{quota.Streams, quota.Targets, quota.Expressions},
-		{max(v1alpha1.MaxStreams, quota.Streams), max(v1alpha1.MaxTargets, quota.Targets), math.MaxInt},
-	}, map[string]amounts{}}
+	all := amounts{max(v1alpha1.MaxStreams, each[0]), max(v1alpha1.MaxTargets, each[1]), math.MaxInt}
+	state.limits, state.used = [2]amounts{each, all}, map[string]amounts{}
 }
 
 // add returns why a Service may not have a stream with count targets, or at least those that make
 // it ready, or else counts it. What was counted before stays, so that it may fall back.
 func (state *translator) add(candidate *candidate, stream *trench.Stream, count int) *refusal {
-	namespace, account := candidate.service.Namespace, state.account
+	namespace := candidate.service.Namespace
 	if state.owns(candidate.service) {
 		return nil
 	}
@@ -122,19 +114,19 @@ func (state *translator) add(candidate *candidate, stream *trench.Stream, count 
 	if stream.Check != state.defaults.Check {
 		need[2] = expressions(&stream.Check)
 	}
-	used := [2]amounts{account.used[namespace], account.used[""]}
+	used := [2]amounts{state.used[namespace], state.used[""]}
 	for i, name := range []string{"streams", "targets", "expressions"} {
 		need[i] = max(need[i], candidate.counted[i])
 		more := need[i] - candidate.counted[i]
 		for j, who := range []string{"namespace " + namespace + " has", "the other namespaces of the Trench have"} {
-			if used[j][i] += more; more > 0 && used[j][i] > account.limits[j][i] {
+			if used[j][i] += more; more > 0 && used[j][i] > state.limits[j][i] {
 				return refuse(ReasonQuotaExceeded, "%s more than %d %s with it (1009 of maglev.size are a stream, one check a "+
 					"second a target): remove some, or raise spec.quota.%[3]s of the Trench above that", who,
-					account.limits[j][i], name)
+					state.limits[j][i], name)
 			}
 		}
 	}
-	account.used[namespace], account.used[""] = used[0], used[1]
+	state.used[namespace], state.used[""] = used[0], used[1]
 	candidate.counted, candidate.most = need, need[1]/rate
 	return nil
 }
@@ -142,7 +134,7 @@ func (state *translator) add(candidate *candidate, stream *trench.Stream, count 
 // grow counts up to count targets of a Service, while there is room.
 func (state *translator) grow(candidate *candidate, count int) {
 	for i, namespace := range []string{candidate.service.Namespace, ""} {
-		room := candidate.counted[1] + state.account.limits[i][1] - state.account.used[namespace][1]
+		room := candidate.counted[1] + state.limits[i][1] - state.used[namespace][1]
 		count = min(count, room/state.rate(&candidate.stream.Check))
 	}
 	state.add(candidate, candidate.stream, count) // which fits
@@ -193,7 +185,7 @@ func (state *translator) limit(all []*candidate) {
 		candidate.problems = append(candidate.problems, Problem{reference(candidate.service), ReasonQuotaExceeded, message(
 			"the Service gets %d of %d targets (one check a second each): its namespace has more than %d, or all have more "+
 				"than %d: remove some, or raise spec.quota.targets of the Trench above that", candidate.most, counts[false],
-			state.account.limits[0][1], state.account.limits[1][1])})
+			state.limits[0][1], state.limits[1][1])})
 	}
 }
 

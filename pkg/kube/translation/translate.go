@@ -24,7 +24,8 @@ type translator struct {
 	slices   map[label][]*discoveryv1.EndpointSlice
 	streams  []*trench.Stream
 	policies map[string]trench.Policy // of Services, by stream
-	account  *account
+	limits   [2]amounts               // of each namespace other than the Trench's, and of all
+	used     map[string]amounts       // of each, and of all as ""
 }
 
 // Translate returns the trench file of a Trench and its Services. It is pure: the result depends
