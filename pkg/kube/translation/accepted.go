@@ -29,25 +29,19 @@ type record struct {
 	PublishNotReadyAddresses bool                 `json:"publishNotReadyAddresses,omitempty"`
 }
 
-// formOf returns the present form of a Service.
-func formOf(service *corev1.Service, generation int64) record {
-	form := record{
-		Generation: generation, Annotations: map[string]string{}, Ports: service.Spec.Ports,
+// Record returns the record of an accepted Service as JSON, or "" if it is too large.
+func Record(service *corev1.Service) string {
+	last, _ := recordOf[record](service, v1alpha1.LastAccepted)
+	accepted := record{
+		Generation: last.Generation, Annotations: map[string]string{}, Ports: service.Spec.Ports,
 		Selector:                 service.Spec.Selector,
 		PublishNotReadyAddresses: service.Spec.PublishNotReadyAddresses,
 	}
 	for _, name := range annotations {
 		if text, ok := service.Annotations[name]; ok {
-			form.Annotations[name] = text
+			accepted.Annotations[name] = text
 		}
 	}
-	return form
-}
-
-// Record returns the record of an accepted Service as JSON, or "" if it is too large.
-func Record(service *corev1.Service) string {
-	last, _ := recordOf[record](service, v1alpha1.LastAccepted)
-	accepted := formOf(service, last.Generation)
 	if !equality.Semantic.DeepEqual(accepted, last) {
 		accepted.Generation++
 	}
@@ -141,7 +135,10 @@ func (candidate *candidate) accepted(form record) []vip.VIP {
 	last.Spec.PublishNotReadyAddresses = form.PublishNotReadyAddresses
 	vips, _ := parseVIPs(&last)
 	candidate.last, candidate.number = &last, form.Generation
-	candidate.edited = !equality.Semantic.DeepEqual(formOf(candidate.service, form.Generation), form)
+	candidate.edited = !equality.Semantic.DeepEqual(last.Spec, candidate.service.Spec)
+	for _, name := range annotations {
+		candidate.edited = candidate.edited || last.Annotations[name] != candidate.service.Annotations[name]
+	}
 	return vips
 }
 

@@ -66,8 +66,8 @@ func (state *translator) holds(candidate *candidate, recorded []vip.VIP) {
 }
 
 // holders returns the new list for the status of the Trench. A Service without a stream keeps its
-// VIPs, so that no other Service takes them meanwhile; those that one took are its own. New VIPs take
-// no place in a full list: their Services have them by their records, which rivals without one lack.
+// VIPs, so that no other Service takes them meanwhile; those that one took are its own. New VIPs
+// take no place in a full list: their Services keep them by their records, which new rivals lack.
 func (state *translator) holders(all []*candidate) []v1alpha1.Holder {
 	listed := state.settings.holders.all
 	list, room, served := []v1alpha1.Holder{}, v1alpha1.MaxHeld-len(listed), vip.Set{}

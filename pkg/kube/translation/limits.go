@@ -61,7 +61,7 @@ func refuseCheck(part any, path string) (refused *refusal) {
 // refuseCommunities returns why a Service of another namespace may not have the policy of its stream:
 // gateways may act on communities.
 func (state *translator) refuseCommunities(service *corev1.Service, stream string) *refusal {
-	if state.owns(service) {
+	if service.Namespace == state.settings.trench.Namespace {
 		return nil
 	}
 	policy := state.policies[stream]
@@ -77,11 +77,6 @@ func (state *translator) refuseCommunities(service *corev1.Service, stream strin
 		}
 	}
 	return nil
-}
-
-// owns reports whether a Service is in the namespace of the Trench, which has no quota.
-func (state *translator) owns(service *corev1.Service) bool {
-	return service.Namespace == state.settings.trench.Namespace
 }
 
 // amounts are streams, targets, each as often as it is checked a second, and expressions.
@@ -102,7 +97,8 @@ func (state *translator) readQuota() {
 // it ready, or else counts it. What was counted before stays, so that it may fall back.
 func (state *translator) add(candidate *candidate, stream *trench.Stream, count int) *refusal {
 	namespace := candidate.service.Namespace
-	if state.owns(candidate.service) {
+	if namespace == state.settings.trench.Namespace {
+		candidate.most = math.MaxInt
 		return nil
 	}
 	rate := state.rate(&stream.Check)
@@ -144,7 +140,7 @@ func (state *translator) grow(candidate *candidate, count int) {
 func (state *translator) spread(all []*candidate) {
 	for _, new := range []bool{false, true} {
 		for _, next := range all {
-			if next.stream == nil || state.owns(next.service) {
+			if next.stream == nil || next.most == math.MaxInt { // of the Trench's namespace
 				continue
 			}
 			serves, stream := serves(next.service), *next.stream
@@ -168,10 +164,10 @@ func serves(service *corev1.Service) func(target trench.Target) bool {
 func (state *translator) limit(all []*candidate) {
 	for _, candidate := range all {
 		stream, counts := candidate.stream, map[bool]int{}
-		if stream == nil || state.owns(candidate.service) {
-			continue
+		if stream != nil {
+			state.grow(candidate, targets(stream))
 		}
-		if state.grow(candidate, targets(stream)); targets(stream) <= candidate.most {
+		if stream == nil || targets(stream) <= candidate.most {
 			continue
 		}
 		serves, first := serves(candidate.service), map[bool]int{true: -1}
@@ -183,9 +179,9 @@ func (state *translator) limit(all []*candidate) {
 		})
 		slices.SortFunc(stream.Targets, func(a, b trench.Target) int { return cmp.Compare(a.Name, b.Name) })
 		candidate.problems = append(candidate.problems, Problem{reference(candidate.service), ReasonQuotaExceeded, message(
-			"the Service gets %d of %d targets (one check a second each): its namespace has more than %d, or all have more "+
-				"than %d: remove some, or raise spec.quota.targets of the Trench above that", candidate.most, counts[false],
-			state.limits[0][1], state.limits[1][1])})
+			"the Service gets %d of %d targets (one check a second each), of %d of its namespace and %d of all: remove "+
+				"some, or raise spec.quota.targets of the Trench", candidate.most, counts[false], state.limits[0][1],
+			state.limits[1][1])})
 	}
 }
 
@@ -252,7 +248,8 @@ func expressions(check *trench.Check) (count int) {
 func (state *translator) shrink(all []*candidate, excess int) (refused bool) {
 	byNamespace, sizes, total := map[string][]*candidate{}, map[*candidate]int{}, map[string]int{}
 	for _, candidate := range ranked(all) {
-		if namespace := candidate.service.Namespace; candidate.stream != nil && !state.owns(candidate.service) {
+		if namespace := candidate.service.Namespace; candidate.stream != nil &&
+			namespace != state.settings.trench.Namespace {
 			config := trench.Config{Streams: []trench.Stream{*candidate.stream}}
 			if policy, ok := state.policies[candidate.stream.Name]; ok {
 				config.Attractor.Policies = []trench.Policy{policy}

@@ -23,7 +23,7 @@ import (
 const heavyCheck = `{"all":[{"tcp":{"port":1}},{"tcp":{"port":2}},{"tcp":{"port":3}},{"tcp":{"port":4}}],` +
 	`"interval":"100ms","timeout":"100ms"}`
 
-// A refused edit takes nothing from the Service, also in a namespace that is over its quota already.
+// A refused edit takes nothing from the Service, also in a namespace that is over its quota.
 func TestEditInFullNamespace(t *testing.T) {
 	check := func(text string) string { return ", vipgate.io/check: '" + text + "'" }
 	for _, c := range []struct {

@@ -531,8 +531,8 @@ func TestQuotaOfTargets(t *testing.T) {
 	}
 }
 
-// accept makes each Service of an input the holder of its VIP, with two targets that serve, and with
-// a record of its form without other annotations.
+// accept makes each Service of an input the holder of its VIP, with two targets that serve, and
+// with a record of its form without other annotations.
 func accept(t *testing.T, o translation.Objects) {
 	t.Helper()
 	var holders []any
