@@ -2,6 +2,7 @@ package translation
 
 import (
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 
@@ -115,12 +116,11 @@ func (state *translator) describe(next *candidate) {
 		next.problems, next.refused = state.addTargets(next.service, next.stream)
 	}
 	if next.refused == nil {
-		count := targets(next.stream)
-		if len(next.held) > 0 {
-			count = min(count, next.most)
+		if len(next.held) == 0 {
+			next.most = targets(next.stream) // all must fit
 		}
 		// At once, because thousands of streams would fill the memory.
-		next.refused = state.add(next, next.stream, count)
+		next.refused = state.add(next, next.stream, min(next.most, targets(next.stream)))
 	}
 	if next.refused != nil {
 		state.fallBack(next)
@@ -158,7 +158,8 @@ func (state *translator) fallBack(candidate *candidate) {
 	vips, _ := parseVIPs(&last)
 	// The Trench may have lost VIPs since; without any VIP left, newStream refuses the form, too.
 	vips = slices.DeleteFunc(vips, func(served vip.VIP) bool { return state.lacks(served) != nil })
-	last.Annotations = with(last.Annotations, v1alpha1.VIPsAnnotation, strings.Join(vip.Texts(vips), ","))
+	last.Annotations = maps.Collect(maps.All(last.Annotations)) // a copy, also of nil
+	last.Annotations[v1alpha1.VIPsAnnotation] = strings.Join(vip.Texts(vips), ",")
 	stream, refused := state.newStream(&last)
 	if refused != nil {
 		return
@@ -166,16 +167,6 @@ func (state *translator) fallBack(candidate *candidate) {
 	if problems, refused := state.addTargets(&last, stream); refused == nil {
 		candidate.stream, candidate.problems = stream, problems
 	}
-}
-
-func with(annotations map[string]string, name, value string) map[string]string {
-	changed := map[string]string{name: value}
-	for key, value := range annotations {
-		if key != name {
-			changed[key] = value
-		}
-	}
-	return changed
 }
 
 // share assigns each VIP to one of the Services that claim it: to the Service that held it
