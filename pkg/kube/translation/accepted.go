@@ -160,12 +160,10 @@ func (state *translator) fallBack(candidate *candidate) {
 	vips = slices.DeleteFunc(vips, func(served vip.VIP) bool { return state.lacks(served) != nil })
 	last.Annotations = maps.Collect(maps.All(last.Annotations)) // a copy, also of nil
 	last.Annotations[v1alpha1.VIPsAnnotation] = strings.Join(vip.Texts(vips), ",")
-	stream, refused := state.newStream(&last)
-	if refused != nil {
-		return
-	}
-	if problems, refused := state.addTargets(&last, stream); refused == nil {
-		candidate.stream, candidate.problems = stream, problems
+	if stream, refused := state.newStream(&last); refused == nil {
+		if problems, refused := state.addTargets(&last, stream); refused == nil {
+			candidate.stream, candidate.problems = stream, problems
+		}
 	}
 }
 
@@ -278,9 +276,8 @@ func (state *translator) verdict(candidate *candidate) ServiceVerdict {
 
 // Warning reports whether a problem has no effect on the traffic.
 func (problem Problem) Warning() bool {
-	switch problem.Reason {
-	case ReasonUnknownAnnotation, ReasonSessionAffinity, ReasonSourceRanges, ReasonTCPCheck, ReasonAddressShared:
-		return true
-	}
-	return false
+	return slices.Contains([]string{
+		ReasonUnknownAnnotation, ReasonSessionAffinity, ReasonSourceRanges, ReasonTCPCheck,
+		ReasonAddressShared,
+	}, problem.Reason)
 }

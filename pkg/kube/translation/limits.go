@@ -138,14 +138,14 @@ func (state *translator) grow(candidate *candidate, count int) {
 
 // spread counts the targets of Services that have VIPs: first those that serve, then new ones.
 func (state *translator) spread(all []*candidate) {
-	for _, new := range []bool{false, true} {
+	for _, fresh := range []bool{false, true} {
 		for _, next := range all {
 			if next.stream == nil || next.most == math.MaxInt { // of the Trench's namespace
 				continue
 			}
 			serves, stream := serves(next.service), *next.stream
 			stream.Targets = slices.DeleteFunc(slices.Clone(stream.Targets),
-				func(target trench.Target) bool { return !new && (target.Terminating || !serves(target)) })
+				func(target trench.Target) bool { return !fresh && (target.Terminating || !serves(target)) })
 			state.grow(next, targets(&stream))
 		}
 	}
@@ -233,10 +233,8 @@ func (candidate *candidate) drop() { candidate.stream, candidate.problems = nil,
 func expressions(check *trench.Check) (count int) {
 	members, _ := check.Members()
 	for _, member := range members {
-		for _, text := range []string{member.HTTP.Body, member.DNS.Answer} {
-			if text != "" {
-				count++
-			}
+		if cmp.Or(member.HTTP.Body, member.DNS.Answer) != "" { // it is of one kind
+			count++
 		}
 	}
 	return count
