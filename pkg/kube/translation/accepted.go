@@ -277,7 +277,6 @@ func (state *translator) verdict(candidate *candidate) ServiceVerdict {
 // Warning reports whether a problem has no effect on the traffic.
 func (problem Problem) Warning() bool {
 	return slices.Contains([]string{
-		ReasonUnknownAnnotation, ReasonSessionAffinity, ReasonSourceRanges, ReasonTCPCheck,
-		ReasonAddressShared,
+		ReasonUnknownAnnotation, ReasonSessionAffinity, ReasonSourceRanges, ReasonTCPCheck, ReasonAddressShared,
 	}, problem.Reason)
 }
