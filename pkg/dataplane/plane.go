@@ -164,6 +164,7 @@ func (plane *Plane) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("open netlink sockets: %w", err)
 	}
+	conn.UseTimeouts()
 	plane.e.kernel, plane.conn = conn, conn
 	plane.e.moved.UseKernel(conn, midstream.Mode{
 		Mask: plane.e.options.FWMarkMask(), Returning: plane.e.options.Conntrack != ConntrackOn,

@@ -264,6 +264,7 @@ func (connector *connector) open(o origin) (_ *socket, err error) {
 			err = errors.Join(err, unix.Close(fd))
 		}
 	}()
+	identify(fd)
 	if o.datagrams {
 		if err := ReportICMP(fd, o.family); err != nil {
 			return nil, err

@@ -161,6 +161,11 @@ func setFWMark(fd int, fwmark uint32) error {
 	return os.NewSyscallError(setMark, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(fwmark)))
 }
 
+// identify gives a socket the priority of checks. Without a data plane it may fail, and has no use.
+func identify(fd int) {
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY, trench.CheckPriority)
+}
+
 const setMark = "setsockopt SO_MARK"
 
 // dial opens a connection. It is too short for keep-alives.
@@ -179,15 +184,13 @@ func (t path) dial(ctx context.Context, network, address string) (net.Conn, erro
 	}
 	d.Control = func(_, _ string, c syscall.RawConn) (err error) {
 		errControl := c.Control(func(fd uintptr) {
+			identify(int(fd))
 			family := vip.FamilyOf(t.to)
 			if network != "tcp" {
 				err = ReportICMP(int(fd), family)
 			}
 			if err == nil && t.vip {
-				err = limitHops(int(fd), family)
-			}
-			if err == nil && t.vip {
-				err = setFWMark(int(fd), t.fwmark)
+				err = errors.Join(limitHops(int(fd), family), setFWMark(int(fd), t.fwmark))
 			}
 		})
 		return errors.Join(err, errControl)

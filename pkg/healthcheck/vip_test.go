@@ -16,6 +16,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -198,6 +199,37 @@ func TestConnectionsHaveTheFWMarkOfTheirTarget(t *testing.T) {
 		// Checks of the target's own address do not reuse the sockets of VIP checks.
 		if o := conclude(t, k, probing(a, port, nil)); o != (outcome{}) || len(k.idle) != 2 {
 			t.Errorf("%+v, %d sockets are idle", o, len(k.idle))
+		}
+	}
+}
+
+// The data plane identifies sockets of checks by their priority, of all kinds and addresses.
+func TestSocketsHaveThePriorityOfChecks(t *testing.T) {
+	priority := func(fd int) {
+		t.Helper()
+		got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY)
+		if errSet := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY, trench.CheckPriority); errSet != nil {
+			lab.Skip(t, "missing: the capability NET_ADMIN")
+		} else if err != nil || got != trench.CheckPriority {
+			t.Errorf("priority %#x, %v", got, err)
+		}
+	}
+	for _, a := range []netip.Addr{loopback4, loopback6} {
+		l, port := listen(t, a)
+		defer l.Close()
+		k := connecting(t)
+		for _, datagrams := range []bool{false, true} {
+			s, err := k.open(origin{family: vip.FamilyOf(a), datagrams: datagrams})
+			harness.Must(t, err)
+			priority(s.fd)
+		}
+		for _, network := range []string{"tcp", "udp"} {
+			conn, err := path{to: a}.dial(t.Context(), network, netip.AddrPortFrom(a, port).String())
+			harness.Must(t, err)
+			defer conn.Close()
+			raw, err := conn.(syscall.Conn).SyscallConn()
+			harness.Must(t, err)
+			harness.Must(t, raw.Control(func(fd uintptr) { priority(int(fd)) }))
 		}
 	}
 }

@@ -96,7 +96,7 @@ var known = map[string]uint16{
 	"lookup": unix.NFTA_LOOKUP_FLAGS, "bitwise": unix.NFTA_BITWISE_XOR, "ct": unix.NFTA_CT_SREG,
 	"hash": unix.NFTA_HASH_TYPE, "immediate": unix.NFTA_IMMEDIATE_DATA, "counter": 0, "notrack": 0,
 	"dynset": unix.NFTA_DYNSET_TIMEOUT, "numgen": unix.NFTA_NG_OFFSET, "byteorder": unix.NFTA_BYTEORDER_SIZE,
-	"dup": unix.NFTA_DUP_SREG_DEV,
+	"dup": unix.NFTA_DUP_SREG_DEV, "objref": unix.NFTA_OBJREF_IMM_NAME,
 }
 
 // normal returns a canonical form of a rule's expressions, equal for the sent and the listed rule:

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/nlmsg"
@@ -138,6 +139,14 @@ func parseSet(attributes nlmsg.Attributes) Set {
 		Size:    attributes.Uint32BE(unix.NFTA_SET_DESC, unix.NFTA_SET_DESC_SIZE),
 		Timeout: time.Duration(attributes.Uint64BE(unix.NFTA_SET_TIMEOUT)) * time.Millisecond,
 	}
+}
+
+// Timeouts describes an object with timeouts of connections of a protocol.
+type Timeouts struct {
+	Name     string
+	Protocol byte
+	// Seconds holds the timeouts by state. Other states have those of the network namespace.
+	Seconds expr.CtStatePolicyTimeout
 }
 
 // Element is an element of a set, or of a map with data or a chain as value.

@@ -7,6 +7,7 @@ import (
 	"math"
 	"strings"
 
+	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
@@ -179,6 +180,28 @@ func (transaction *Transaction) DeleteSet(name string) {
 // FlushSet deletes all elements of a set.
 func (transaction *Transaction) FlushSet(name string) {
 	transaction.begin("flush set", unix.NFT_MSG_DELSETELEM, 0, unix.NFTA_SET_ELEM_LIST_SET, name)
+}
+
+// AddTimeouts adds timeouts. The kernel keeps existing ones of the same name.
+func (transaction *Transaction) AddTimeouts(list ...Timeouts) {
+	for _, timeouts := range list {
+		transaction.begin("add ct timeout", unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, unix.NFTA_OBJ_NAME, timeouts.Name)
+		transaction.messages.Uint32BE(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_CT_TIMEOUT)
+		transaction.messages.Nested(unix.NFTA_OBJ_DATA, func() {
+			transaction.messages.Bytes(expr.NFTA_CT_TIMEOUT_L4PROTO, []byte{timeouts.Protocol})
+			transaction.messages.Nested(expr.NFTA_CT_TIMEOUT_DATA, func() {
+				for state, seconds := range timeouts.Seconds {
+					transaction.messages.Uint32BE(state+1, seconds)
+				}
+			})
+		})
+	}
+}
+
+// DeleteTimeouts deletes timeouts, which no rule may reference.
+func (transaction *Transaction) DeleteTimeouts(name string) {
+	transaction.begin("delete ct timeout", unix.NFT_MSG_DELOBJ, 0, unix.NFTA_OBJ_NAME, name)
+	transaction.messages.Uint32BE(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_CT_TIMEOUT)
 }
 
 // AddElements adds elements to a set.

@@ -75,6 +75,10 @@ type SingleCheck struct {
 	Fall int `yaml:"fall" min:"1" max:"100" default:"3"`
 }
 
+// CheckPriority is the SO_PRIORITY of the sockets of checks, by which the data plane identifies their
+// connections. Its low bits are zero, as of other sockets, so that queues treat the packets alike.
+const CheckPriority = 0x76670000
+
 // Members returns the checks of a target, each as a Check of one kind, and reports whether one of
 // them must pass, instead of all. A check of one kind is its only member.
 func (check *Check) Members() (members []Check, anyPasses bool) {

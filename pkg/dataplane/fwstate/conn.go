@@ -32,6 +32,8 @@ type Config struct {
 	Priority int
 	// Conntrack selects how established flows keep their targets.
 	Conntrack Conntrack
+	// checkTimeouts is empty before UseTimeouts.
+	checkTimeouts []nft.Timeouts
 }
 
 // Conntrack is the method by which established flows keep their targets.

@@ -30,6 +30,7 @@ func openConn(t testing.TB, ns *lab.NetNS, o Config) *Conn {
 		f, err = Dial(o)
 		return err
 	}))
+	f.UseTimeouts()
 	t.Cleanup(func() { must(t, f.Close()) })
 	return f
 }

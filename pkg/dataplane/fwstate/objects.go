@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
@@ -15,18 +16,27 @@ import (
 // Names of the common nftables objects.
 const (
 	preroutingChain = "prerouting"
+	checksChain     = "checks"
 	notrackChain    = "notrack"
 	outputChain     = "notrack-output"
 	defragmentChain = "defragment"
 	portedSet       = "ported"
 )
 
-// commonChains lists the common chains. All but the first exist without connection tracking only.
-var commonChains = []string{preroutingChain, notrackChain, outputChain, defragmentChain}
+// commonChains lists the common chains. The last three exist without connection tracking only.
+var commonChains = []string{preroutingChain, checksChain, notrackChain, outputChain, defragmentChain}
 
 // ruleComment is the comment prefix of the data plane's rules, except target rules, whose comment
 // is a [plan.Label]. A rule without this prefix belongs to another process.
 const ruleComment = "vipgate: "
+
+// checkTimeouts are the timeouts of connections of health checks: with the kernel's 120 s for TCP,
+// 2 200 checks a second without an answer fill the connection tracking table. The kernel does not
+// change an object, so that other timeouts need other names. A retransmitted SYN has a new entry.
+var checkTimeouts = []nft.Timeouts{
+	{"checks-tcp", unix.IPPROTO_TCP, map[uint16]uint32{expr.CtStateTCPSYNSENT: 5, expr.CtStateTCPCLOSE: 1}},
+	{"checks-udp", unix.IPPROTO_UDP, map[uint16]uint32{expr.CtStateUDPUNREPLIED: 10, expr.CtStateUDPREPLIED: 10}},
+}
 
 // Names by family.
 var (
@@ -171,13 +181,15 @@ func (config Config) baseChains() []nft.Chain {
 		Name: preroutingChain, Type: "filter", Hook: unix.NF_INET_PRE_ROUTING,
 		Priority: int32(*nftables.ChainPriorityMangle), Policy: uint32(nftables.ChainPolicyAccept),
 	}
+	checks := base
+	checks.Name, checks.Hook = checksChain, unix.NF_INET_LOCAL_OUT
 	if config.Conntrack == ConntrackOn {
-		return []nft.Chain{base}
+		return []nft.Chain{base, checks}
 	}
 	notrack := base
 	notrack.Name, notrack.Priority = notrackChain, int32(*nftables.ChainPriorityRaw)
 	// Locally generated packets to VIPs, such as health checks. Replies pass the notrack chain.
 	output := notrack
 	output.Name, output.Hook = outputChain, unix.NF_INET_LOCAL_OUT
-	return []nft.Chain{base, notrack, output, {Name: defragmentChain}}
+	return []nft.Chain{base, checks, notrack, output, {Name: defragmentChain}}
 }

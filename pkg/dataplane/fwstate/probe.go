@@ -85,6 +85,17 @@ func (conn *Conn) missingDynamicMaps() []plan.Problem {
 	}}
 }
 
+// UseTimeouts gives connections of checks their timeouts if the kernel has CONFIG_NF_CONNTRACK_TIMEOUT.
+func (conn *Conn) UseTimeouts() {
+	transaction := &nft.Transaction{Table: probeTable}
+	transaction.AddTable()
+	transaction.AddTimeouts(checkTimeouts...)
+	transaction.DeleteTable()
+	if conn.commit(transaction) == nil {
+		conn.config.checkTimeouts = checkTimeouts
+	}
+}
+
 // probeExpression adds and deletes a table with one rule and its sets in the same transaction.
 func (conn *Conn) probeExpression(expression expr.Any, sets ...nft.Set) error {
 	transaction := &nft.Transaction{Table: probeTable}

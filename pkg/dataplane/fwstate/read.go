@@ -130,7 +130,7 @@ func (conn *Conn) inspectBase(content *ruleset) (string, error) {
 	}
 	if conn.config.Conntrack == ConntrackOn {
 		// The notrack rules would exempt VIPs from connection tracking.
-		for _, name := range commonChains[1:] {
+		for _, name := range commonChains[2:] {
 			if slices.ContainsFunc(content.Rules[name], owned) {
 				return "chain " + name + " is from a start without connection tracking", nil
 			}
@@ -169,10 +169,7 @@ func (conn *Conn) missingFixed(set nft.Set) ([]nft.Element, error) {
 	}
 	missing := slices.Clone(set.Elements)
 	err := conn.nft.elements(set.Name, func(element nft.Element) {
-		missing = slices.DeleteFunc(missing, func(candidate nft.Element) bool {
-			return bytes.Equal(candidate.Key,
-				element.Key)
-		})
+		missing = slices.DeleteFunc(missing, func(e nft.Element) bool { return bytes.Equal(e.Key, element.Key) })
 	})
 	return missing, err
 }

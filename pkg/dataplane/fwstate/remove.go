@@ -70,7 +70,7 @@ func (conn *Conn) removeTable() error {
 	// The kernel rejects the removal of referenced objects, so rules are removed first.
 	transaction.Append(objects)
 	// The kernel deletes a table with all its objects, also the objects of other processes.
-	others, err := conn.objects()
+	others, err := conn.objects(transaction)
 	if err != nil {
 		return err
 	}
@@ -101,10 +101,18 @@ func (conn *Conn) removableSet(name string, got nft.Set) (bool, error) {
 	return !foreign, err
 }
 
-// objects counts stateful objects and flow tables. All of them belong to other processes.
-func (conn *Conn) objects() (count int, err error) {
+// objects deletes the objects of checks. It counts the other stateful objects and the flow tables,
+// which belong to other processes.
+func (conn *Conn) objects(transaction *nft.Transaction) (count int, err error) {
 	for _, kind := range []uint16{unix.NFT_MSG_GETOBJ, unix.NFT_MSG_GETFLOWTABLE} {
-		err := conn.nft.List(inet, kind, 0, "", func(nlmsg.Attributes) { count++ })
+		err := conn.nft.List(inet, kind, 0, "", func(object nlmsg.Attributes) {
+			name := object.Text(unix.NFTA_OBJ_NAME)
+			if slices.ContainsFunc(checkTimeouts, func(own nft.Timeouts) bool { return own.Name == name }) {
+				transaction.DeleteTimeouts(name)
+			} else {
+				count++
+			}
+		})
 		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOENT) {
 			return count, err
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/nft"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -70,6 +71,13 @@ func (config Config) baseRules(chain string) (rules []nft.Rule) {
 			for _, family := range vip.Families {
 				add("to a VIP", append(address(family, destAt[family]), lookupVerdict(0, maps[family]))...)
 			}
+		}
+	case checksChain:
+		for _, timeouts := range config.checkTimeouts {
+			add("connections of health checks",
+				&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: register(0)},
+				&expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: markKey(trench.CheckPriority)},
+				&expr.Objref{Type: unix.NFT_OBJECT_CT_TIMEOUT, Name: timeouts.Name + "\x00"})
 		}
 	case notrackChain, outputChain:
 		for _, sets := range [][len(vip.Families)]string{ownHosts, ownNets} {

@@ -208,6 +208,7 @@ func (writer *changeWriter) base(change plan.Change) error {
 		}
 		writer.first.AddElements(want.Name, missing)
 	}
+	writer.first.AddTimeouts(writer.config.checkTimeouts...)
 	for _, want := range writer.config.baseChains() {
 		if got, found := content.Chains[want.Name]; !found || got.Policy != want.Policy {
 			writer.first.AddChain(want)
@@ -216,7 +217,7 @@ func (writer *changeWriter) base(change plan.Change) error {
 	}
 	if writer.config.Conntrack == ConntrackOn {
 		// Keep the chains and sets, which may contain rules and elements of other processes.
-		for _, name := range commonChains[1:] {
+		for _, name := range commonChains[2:] {
 			deleteRules(writer.first, content.Rules[name])
 		}
 	}

@@ -156,6 +156,9 @@ func TestPartialTransactionIsRepaired(t *testing.T) {
 		"no elements in ported": "nft flush set inet vipgate-lb ported",
 		"base rules in another order": "nft flush chain inet vipgate-lb prerouting; " +
 			"nft add rule inet vipgate-lb prerouting ip daddr vmap @vip4",
+		"no rules of checks": "nft flush chain inet vipgate-lb checks",
+		"a rule of checks less": "nft delete rule inet vipgate-lb checks handle $(nft -a list chain inet " +
+			"vipgate-lb checks | sed -n 's/.*checks-udp.*handle //p')",
 		"no set of ports": "nft flush chain inet vipgate-lb stream/web; nft delete set inet vipgate-lb match/web",
 		"a rule about ports less": "nft delete rule inet vipgate-lb stream/web handle $(nft -a list chain inet " +
 			"vipgate-lb stream/web | sed -n 's/.*ports that do not match.*handle //p')",
@@ -233,7 +236,7 @@ func TestForeignObjectsStay(t *testing.T) {
 			}
 		}
 		for _, ours := range []string{
-			"vipgate:", "live4", "flows4", "ported", "match/", "goto 92", "nop", "stream/", "own4",
+			"vipgate:", "live4", "flows4", "ported", "match/", "goto 92", "nop", "stream/", "own4", "ct timeout",
 		} {
 			if strings.Contains(out, ours) {
 				t.Errorf("conntrack %s: %q is left:\n%s", mode, ours, out)

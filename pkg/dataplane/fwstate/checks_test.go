@@ -1,0 +1,106 @@
+package fwstate
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// longTimeouts are those of the host, so that no entry ends during the test. A firewall drops
+// packets to port 81.
+const longTimeouts = `ip link set lo up
+	nft add table inet firewall
+	nft 'add chain inet firewall input { type filter hook input priority 0; }'
+	nft add rule inet firewall input th dport 81 drop
+	for timeout in tcp_timeout_syn_sent tcp_timeout_close udp_timeout udp_timeout_stream; do
+		echo 250 >/proc/sys/net/netfilter/nf_conntrack_$timeout
+	done`
+
+// A check leaves an entry of connection tracking for a few seconds, whether its packets are refused,
+// dropped or answered. Other sockets have the timeouts of the host, as checks on a kernel without
+// CONFIG_NF_CONNTRACK_TIMEOUT.
+func TestChecksLeaveNoLongEntries(t *testing.T) {
+	const checks = 50
+	for name, c := range map[string]struct {
+		mode     Conntrack
+		without  bool
+		priority int
+		many     bool // entries with the timeouts of the host
+	}{
+		"checks":                          {mode: ConntrackOn, priority: trench.CheckPriority},
+		"checks, untracked VIPs":          {mode: ConntrackOff, priority: trench.CheckPriority},
+		"other sockets":                   {mode: ConntrackOn, priority: 6, many: true},
+		"checks, kernel without timeouts": {mode: ConntrackOn, priority: trench.CheckPriority, without: true, many: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := lab.NewNetNS(t)
+			f := openConn(t, ns, Config{Conntrack: c.mode})
+			if c.without {
+				f.config.checkTimeouts = nil
+			}
+			must(t, writeBase(f, exampleChange()))
+			if !readAll(t, f).Base {
+				t.Error("the common objects are incomplete")
+			}
+			ns.Shell(t, longTimeouts)
+			l, err := ns.Listen("tcp", "[::]:82")
+			must(t, err)
+			defer l.Close()
+			must(t, ns.Do(func() error {
+				for range checks {
+					if err := oneCheck(c.priority); err != nil {
+						return err
+					}
+				}
+				return nil
+			}))
+			long, least := 0, 9*checks // two sockets may have had the same port
+			for entry := range strings.Lines(ns.Shell(t, "cat /proc/net/nf_conntrack")) {
+				const timeoutAt = 4
+				if left, err := strconv.Atoi(strings.Fields(entry)[timeoutAt]); err != nil || left > 100 {
+					long++
+				}
+			}
+			if !c.many && long > 0 || c.many && long < least {
+				t.Errorf("%d entries with the timeouts of the host; many: %v", long, c.many)
+			}
+		})
+	}
+}
+
+// oneCheck opens sockets with a priority toward ports that refuse (80), drop (81) and, over TCP,
+// accept (82), and closes them.
+func oneCheck(priority int) error {
+	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+		for port := 80; port <= 82; port++ {
+			for domain, to := range map[int]unix.Sockaddr{
+				unix.AF_INET:  &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}},
+				unix.AF_INET6: &unix.SockaddrInet6{Port: port, Addr: [16]byte{15: 1}},
+			} {
+				fd, err := unix.Socket(domain, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+				if err != nil {
+					return err
+				}
+				err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY, priority),
+					unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+				if failed := unix.Connect(fd, to); failed != unix.EINPROGRESS && failed != unix.ECONNREFUSED {
+					err = errors.Join(err, failed)
+				}
+				if kind == unix.SOCK_DGRAM {
+					_, failed := unix.Write(fd, []byte("x"))
+					err = errors.Join(err, failed)
+				}
+				if err := errors.Join(err, unix.Close(fd)); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
