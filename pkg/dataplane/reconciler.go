@@ -179,6 +179,7 @@ func (plane *Plane) step(desired *plan.Desired) (failed bool) {
 	engine, now := plane.e, time.Now()
 	if now.Sub(plane.sysctlsChecked) >= sysctlInterval {
 		plane.sysctlsChecked, plane.sysctlProblems = now, sysctlProblems(plane.conn)
+		plane.conn.EvictConntrack(0.25)
 	}
 	if engine.targets == nil {
 		if err := engine.load(); err != nil {

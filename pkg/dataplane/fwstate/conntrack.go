@@ -3,15 +3,19 @@ package fwstate
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/sysctl"
 )
 
 // Constants of linux/netfilter/nfnetlink_conntrack.h.
 const (
+	conntrackGet    = 1
 	conntrackDelete = 2
 	ctaMark         = 8
 	ctaMarkMask     = 21
@@ -42,6 +46,23 @@ func (conn *Conn) FlushConntrack(fwmarks []uint32) error {
 		}
 	}
 	return nil
+}
+
+// EvictConntrack makes the kernel remove expired connection tracking entries, which it may otherwise
+// keep for a minute, if the table has at least the given part of its limit.
+func (conn *Conn) EvictConntrack(part float64) {
+	const directory = "net/netfilter/nf_conntrack_"
+	count, _ := strconv.ParseFloat(sysctl.Key(directory+"count").Read(), 64)
+	limit, _ := strconv.ParseFloat(sysctl.Key(directory+"max").Read(), 64)
+	if count == 0 || count < part*limit {
+		return
+	}
+	// A dump removes expired entries. The filter is a mark that no entry has, so that it is short.
+	var request nlmsg.Messages
+	request.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8|conntrackGet, unix.NLM_F_DUMP, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
+	request.Uint32BE(ctaMark, math.MaxUint32)
+	request.Uint32BE(ctaMarkMask, math.MaxUint32)
+	_, _ = conn.nft.Socket.Dump(&request, func([]byte) {}) // without it the kernel removes them later
 }
 
 // block is a range of numbers whose length is a power of two that divides the first number, so
