@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -264,7 +265,7 @@ func (connector *connector) open(o origin) (_ *socket, err error) {
 			err = errors.Join(err, unix.Close(fd))
 		}
 	}()
-	identify(fd)
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY, trench.CheckPriority)
 	if o.datagrams {
 		if err := ReportICMP(fd, o.family); err != nil {
 			return nil, err

@@ -161,11 +161,6 @@ func setFWMark(fd int, fwmark uint32) error {
 	return os.NewSyscallError(setMark, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(fwmark)))
 }
 
-// identify gives a socket the priority of checks. Without a data plane it may fail, and has no use.
-func identify(fd int) {
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY, trench.CheckPriority)
-}
-
 const setMark = "setsockopt SO_MARK"
 
 // dial opens a connection. It is too short for keep-alives.
@@ -184,7 +179,7 @@ func (t path) dial(ctx context.Context, network, address string) (net.Conn, erro
 	}
 	d.Control = func(_, _ string, c syscall.RawConn) (err error) {
 		errControl := c.Control(func(fd uintptr) {
-			identify(int(fd))
+			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, trench.CheckPriority)
 			family := vip.FamilyOf(t.to)
 			if network != "tcp" {
 				err = ReportICMP(int(fd), family)

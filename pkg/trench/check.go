@@ -75,8 +75,8 @@ type SingleCheck struct {
 	Fall int `yaml:"fall" min:"1" max:"100" default:"3"`
 }
 
-// CheckPriority is the SO_PRIORITY of the sockets of checks, by which the data plane identifies their
-// connections. Its low bits are zero, as of other sockets, so that queues treat the packets alike.
+// CheckPriority is the SO_PRIORITY of the sockets of checks, by which the data plane, without which it
+// may not be permitted, identifies them. Queues use the low bits, which are zero by default.
 const CheckPriority = 0x76670000
 
 // Members returns the checks of a target, each as a Check of one kind, and reports whether one of

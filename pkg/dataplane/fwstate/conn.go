@@ -31,9 +31,8 @@ type Config struct {
 	// Priority is the first of three consecutive policy rule priorities, below 32766 (the main table).
 	Priority int
 	// Conntrack selects how established flows keep their targets.
-	Conntrack Conntrack
-	// checkTimeouts is empty before UseTimeouts.
-	checkTimeouts []nft.Timeouts
+	Conntrack     Conntrack
+	checkTimeouts []nft.Timeouts // see UseTimeouts
 }
 
 // Conntrack is the method by which established flows keep their targets.

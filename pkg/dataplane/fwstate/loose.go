@@ -46,9 +46,9 @@ const (
 	tcpRST  = 0x04
 )
 
-// flowSize returns the length of a key: two addresses, the protocol and two ports, each padded to
+// FlowLength returns the length of a key: two addresses, the protocol and two ports, each padded to
 // full registers.
-func flowSize(family vip.Family) uint32 { return 4 * (2*words(family) + 3) }
+func FlowLength(family vip.Family) uint32 { return 4 * (2*words(family) + 3) }
 
 // flowFlags are the flags of a map that rules update.
 const flowFlags = unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
@@ -60,7 +60,7 @@ func flowSpec(family vip.Family) nft.Set {
 	}
 	return nft.Set{
 		Name: flowMaps[family], Flags: flowFlags,
-		KeyType: key, KeyLen: flowSize(family), DataType: nft.TypeMark, DataLen: 4, Size: maxFlows,
+		KeyType: key, KeyLen: FlowLength(family), DataType: nft.TypeMark, DataLen: 4, Size: maxFlows,
 	}
 }
 
@@ -76,8 +76,8 @@ const closing = 1 << 31
 type flowRegisters struct{ last, value, copied, mark, other uint32 }
 
 func registersOf(family vip.Family) flowRegisters {
-	last := flowSize(family)/4 - 1
-	return flowRegisters{register(last), register(last + 1), register(last + 2), register(last + 3), register(last + 4)}
+	last := FlowLength(family)/4 - 1
+	return flowRegisters{Register(last), Register(last + 1), Register(last + 2), Register(last + 3), Register(last + 4)}
 }
 
 func bitwise(from, to, mask, xor uint32) expr.Any {
@@ -100,7 +100,7 @@ func (registers flowRegisters) find(key uint32, set string) []expr.Any {
 // change updates or deletes the element of the loaded flow, with the mark register as data.
 func (registers flowRegisters) change(family vip.Family, operation uint32, timeout time.Duration) expr.Any {
 	return &expr.Dynset{
-		SrcRegKey: register(0), SrcRegData: registers.mark, SetName: flowMaps[family], Operation: operation, Timeout: timeout,
+		SrcRegKey: Register(0), SrcRegData: registers.mark, SetName: flowMaps[family], Operation: operation, Timeout: timeout,
 	}
 }
 
@@ -118,7 +118,7 @@ func (registers flowRegisters) live(family vip.Family, stream string) []expr.Any
 
 // tcpFlags matches TCP packets with any of the flags set, or with all of them clear.
 func tcpFlags(flags byte, op expr.CmpOp) []expr.Any {
-	key := register(0)
+	key := Register(0)
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: key},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: key, Data: []byte{unix.IPPROTO_TCP}},
@@ -134,10 +134,10 @@ func flowRules(family vip.Family, stream string) []nft.Rule {
 	registers := registersOf(family)
 	rule := func(comment string, flow []expr.Any, refresh ...expr.Any) nft.Rule {
 		return newRule(ruleComment+comment,
-			slices.Concat(ofFamily(family), flow, registers.find(register(0), flowMaps[family]), refresh, registers.live(family,
+			slices.Concat(ofFamily(family), flow, registers.find(Register(0), flowMaps[family]), refresh, registers.live(family,
 				stream))...)
 	}
-	flow := outer(family, true)
+	flow := LoadFlow(family, true)
 	return []nft.Rule{
 		// A closing flow ends this rule at the comparison, which keeps its short timeout.
 		rule("TCP flows that are known", slices.Concat(tcpFlags(tcpFIN|tcpSYN|tcpRST, expr.CmpOpEq), flow),
@@ -160,11 +160,11 @@ func flowRules(family vip.Family, stream string) []nft.Rule {
 func rememberRule(family vip.Family, stream *plan.KernelStream, table string) nft.Rule {
 	registers := registersOf(family)
 	hash := &expr.Hash{
-		SourceRegister: register(0), DestRegister: registers.other, Length: flowSize(family),
+		SourceRegister: Register(0), DestRegister: registers.other, Length: FlowLength(family),
 		Modulus: stream.Size, Seed: stream.Seed, Type: expr.HashTypeJenkins,
 	}
 	return newRule(ruleComment+"new flows, by @"+table, slices.Concat(
-		ofFamily(family), ported(false), outer(family, true), []expr.Any{hash}, registers.find(registers.other, table),
+		ofFamily(family), ported(false), LoadFlow(family, true), []expr.Any{hash}, registers.find(registers.other, table),
 		// Delete first, because the flow may have an element with a removed target.
 		[]expr.Any{registers.change(family, dynsetDelete, 0), registers.change(family, unix.NFT_DYNSET_OP_UPDATE,
 			shortTimeout)},

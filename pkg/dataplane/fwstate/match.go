@@ -34,18 +34,18 @@ func matchSpec(stream string) nft.Set {
 // matchRules returns the rules that drop packets outside the match. A packet too short for ports
 // passes the second rule, but reaches no target: it has no flow key and no hash.
 func matchRules(stream string) []nft.Rule {
-	protocol := func(r uint32) expr.Any { return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(r)} }
+	protocol := func(r uint32) expr.Any { return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: Register(r)} }
 	drop := func(comment string, expressions ...expr.Any) nft.Rule {
 		for _, icmp := range icmpOf {
 			expressions = append(expressions, protocol(0),
-				&expr.Cmp{Op: expr.CmpOpNeq, Register: register(0), Data: []byte{icmp}})
+				&expr.Cmp{Op: expr.CmpOpNeq, Register: Register(0), Data: []byte{icmp}})
 		}
 		return newRule(comment, append(expressions, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop})...)
 	}
 	return []nft.Rule{
 		drop(protocolsComment, ported(true)...),
-		drop(portsComment, protocol(0), load(expr.PayloadBaseTransportHeader, 2, 2)(register(1)),
-			&expr.Lookup{SourceRegister: register(0), SetName: plan.MatchSet(stream), Invert: true}),
+		drop(portsComment, protocol(0), load(expr.PayloadBaseTransportHeader, 2, 2)(Register(1)),
+			&expr.Lookup{SourceRegister: Register(0), SetName: plan.MatchSet(stream), Invert: true}),
 	}
 }
 

@@ -38,7 +38,7 @@ func (conn *Conn) MissingModules() []plan.Problem {
 	if problems := conn.missing(table); problems != nil {
 		return problems
 	}
-	key := register(0)
+	key := Register(0)
 	problems := conn.missing(
 		kernelFeature{"nft_hash", "the kernel cannot hash flows", &expr.Hash{
 			SourceRegister: key, DestRegister: key, Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins,
@@ -74,7 +74,7 @@ func (conn *Conn) missingDynamicMaps() []plan.Problem {
 		Name: "flows", Flags: flowFlags, KeyType: nft.TypeMark, KeyLen: 4, DataType: nft.TypeMark, DataLen: 4, Size: 1,
 	}
 	err := conn.probeExpression(&expr.Dynset{
-		SrcRegKey: register(0), SrcRegData: register(0), SetName: flows.Name, Operation: dynsetDelete,
+		SrcRegKey: Register(0), SrcRegData: Register(0), SetName: flows.Name, Operation: dynsetDelete,
 	}, flows)
 	if err == nil {
 		return nil
@@ -105,7 +105,7 @@ func (conn *Conn) probeExpression(expression expr.Any, sets ...nft.Set) error {
 	}
 	transaction.AddChain(nft.Chain{Name: "probe"})
 	if expression != nil {
-		transaction.AddRules("probe", newRule("", &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}, expression))
+		transaction.AddRules("probe", newRule("", &expr.Meta{Key: expr.MetaKeyMARK, Register: Register(0)}, expression))
 	}
 	transaction.DeleteTable()
 	return conn.commit(transaction)

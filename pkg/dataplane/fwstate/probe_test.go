@@ -14,7 +14,7 @@ func TestRefusedWriteLeavesNothing(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{Conntrack: ConntrackLoose})
 	hash := expr.Hash{
-		SourceRegister: register(0), DestRegister: register(0), Length: 4, Modulus: 2, Seed: 1,
+		SourceRegister: Register(0), DestRegister: Register(0), Length: 4, Modulus: 2, Seed: 1,
 		Type: expr.HashTypeJenkins,
 	}
 	if err := f.probeExpression(&hash); err != nil {
@@ -27,7 +27,7 @@ func TestRefusedWriteLeavesNothing(t *testing.T) {
 	refused := f.missing(
 		kernelFeature{
 			"nft_ct", "the kernel cannot ask connection tracking",
-			&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
+			&expr.Ct{Key: expr.CtKeyMARK, Register: Register(0)},
 		},
 		kernelFeature{"nft_hash", "the kernel cannot hash flows", &hash},
 	)

@@ -17,18 +17,9 @@ func newRule(comment string, expressions ...expr.Any) nft.Rule {
 	return nft.NewRule(inet.Family, comment, expressions...)
 }
 
-// Register is register, for the rules of other tables.
-func Register(i uint32) uint32 { return register(i) }
-
-// LoadFlow loads the hash input of a packet with ports: source, destination, protocol and ports.
-func LoadFlow(family vip.Family) []expr.Any { return outer(family, true) }
-
-// FlowLength is the length of the hash input.
-func FlowLength(family vip.Family) uint32 { return flowSize(family) }
-
-// register returns the number that the kernel lists for the 32-bit register i: every fourth has
+// Register returns the number that the kernel lists for the 32-bit register i: every fourth has
 // the number of the 128-bit register that starts there.
-func register(i uint32) uint32 {
+func Register(i uint32) uint32 {
 	if i%4 == 0 {
 		return unix.NFT_REG_1 + i/4
 	}
@@ -51,8 +42,8 @@ const icmpHeader = 8
 
 func ofFamily(family vip.Family) []expr.Any {
 	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: register(0)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: []byte{protocolOf[family]}},
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: Register(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: Register(0), Data: []byte{protocolOf[family]}},
 	}
 }
 
@@ -62,7 +53,7 @@ func (config Config) baseRules(chain string) (rules []nft.Rule) {
 		rules = append(rules, newRule(ruleComment+comment, expressions...))
 	}
 	address := func(family vip.Family, offset uint32) []expr.Any {
-		return append(ofFamily(family), load(expr.PayloadBaseNetworkHeader, offset, addressSize[family])(register(0)))
+		return append(ofFamily(family), load(expr.PayloadBaseNetworkHeader, offset, addressSize[family])(Register(0)))
 	}
 	switch chain {
 	case preroutingChain:
@@ -75,8 +66,8 @@ func (config Config) baseRules(chain string) (rules []nft.Rule) {
 	case checksChain:
 		for _, timeouts := range config.checkTimeouts {
 			add("connections of health checks",
-				&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: register(0)},
-				&expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: markKey(trench.CheckPriority)},
+				&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: Register(0)},
+				&expr.Cmp{Op: expr.CmpOpEq, Register: Register(0), Data: markKey(trench.CheckPriority)},
 				&expr.Objref{Type: unix.NFT_OBJECT_CT_TIMEOUT, Name: timeouts.Name + "\x00"})
 		}
 	case notrackChain, outputChain:
@@ -84,7 +75,7 @@ func (config Config) baseRules(chain string) (rules []nft.Rule) {
 			for _, family := range vip.Families {
 				// Accept the packet, because no later rule of the chain applies.
 				notrack := []expr.Any{
-					&expr.Lookup{SourceRegister: register(0), SetName: sets[family]},
+					&expr.Lookup{SourceRegister: Register(0), SetName: sets[family]},
 					&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept},
 				}
 				add("to a VIP", append(address(family, destAt[family]), notrack...)...)
@@ -96,7 +87,7 @@ func (config Config) baseRules(chain string) (rules []nft.Rule) {
 		}
 	case defragmentChain:
 		// No rule jumps here. The existence of a ct expression enables defragmentation.
-		add("has fragments put together", &expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, &expr.Counter{})
+		add("has fragments put together", &expr.Ct{Key: expr.CtKeyMARK, Register: Register(0)}, &expr.Counter{})
 	}
 	return rules
 }
@@ -104,7 +95,7 @@ func (config Config) baseRules(chain string) (rules []nft.Rule) {
 // lookupVerdict looks up a register in a verdict map.
 func lookupVerdict(source uint32, set string) expr.Any {
 	return &expr.Lookup{
-		SourceRegister: register(source), SetName: set, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true,
+		SourceRegister: Register(source), SetName: set, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true,
 	}
 }
 
@@ -112,21 +103,21 @@ func (config Config) targetRule(target plan.KernelTarget) nft.Rule {
 	mask, fwmark := markKey(^config.FWMarkMask()), markKey(target.FWMark)
 	// Other processes may use the bits outside the mask.
 	mark := func() *expr.Bitwise {
-		return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: mask, Xor: fwmark}
+		return &expr.Bitwise{SourceRegister: Register(0), DestRegister: Register(0), Len: 4, Mask: mask, Xor: fwmark}
 	}
 	expressions := []expr.Any{
 		&expr.Counter{},
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: Register(0)},
 		mark(),
-		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)},
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: Register(0)},
 	}
 	if config.Conntrack == ConntrackOn {
 		// The ct expressions are last: an untracked packet ends the rule here, after its fwmark
 		// is set.
 		expressions = append(expressions,
-			&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
+			&expr.Ct{Key: expr.CtKeyMARK, Register: Register(0)},
 			mark(),
-			&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: register(0)},
+			&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: Register(0)},
 		)
 	}
 	return newRule(target.Label.String(), expressions...)
@@ -149,9 +140,9 @@ func (config Config) streamRulesBy(stream *plan.KernelStream, name func(vip.Fami
 	for _, family := range stream.Families() {
 		if config.Conntrack == ConntrackOn {
 			add("flows that are known", ofFamily(family), []expr.Any{
-				&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
+				&expr.Ct{Key: expr.CtKeyMARK, Register: Register(0)},
 				&expr.Bitwise{
-					SourceRegister: register(0), DestRegister: register(0), Len: 4,
+					SourceRegister: Register(0), DestRegister: Register(0), Len: 4,
 					Mask: markKey(config.FWMarkMask()), Xor: markKey(0),
 				},
 				lookupVerdict(0, plan.LiveMap(family, stream.Name)),
@@ -166,8 +157,8 @@ func (config Config) streamRulesBy(stream *plan.KernelStream, name func(vip.Fami
 		}
 		forward := hashAndLookup(family, stream, table)
 		add("ICMP errors, by @"+table, ofFamily(family), inner(family), forward)
-		add("flows with ports, by @"+table, ofFamily(family), ported(false), unremembered, outer(family, true), forward)
-		add("others, by @"+table, ofFamily(family), ported(true), outer(family, false), forward)
+		add("flows with ports, by @"+table, ofFamily(family), ported(false), unremembered, LoadFlow(family, true), forward)
+		add("others, by @"+table, ofFamily(family), ported(true), LoadFlow(family, false), forward)
 	}
 	// Packets without a live target must not reach the main table, which could loop them.
 	add("no target", []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}})
@@ -177,8 +168,8 @@ func (config Config) streamRulesBy(stream *plan.KernelStream, name func(vip.Fami
 // ported matches protocols whose header starts with the ports.
 func ported(not bool) []expr.Any {
 	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(0)},
-		&expr.Lookup{SourceRegister: register(0), SetName: portedSet, Invert: not},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: Register(0)},
+		&expr.Lookup{SourceRegister: Register(0), SetName: portedSet, Invert: not},
 	}
 }
 
@@ -192,8 +183,8 @@ func tuple(
 ) []expr.Any {
 	n := words(family)
 	return []expr.Any{
-		source(register(0)), destination(register(n)), protocol(register(2 * n)),
-		sourcePort(register(2*n + 1)), destinationPort(register(2*n + 2)),
+		source(Register(0)), destination(Register(n)), protocol(Register(2 * n)),
+		sourcePort(Register(2*n + 1)), destinationPort(Register(2*n + 2)),
 	}
 }
 
@@ -205,8 +196,8 @@ func load(base expr.PayloadBase, offset, length uint32) func(uint32) expr.Any {
 
 func zero(r uint32) expr.Any { return &expr.Immediate{Register: r, Data: make([]byte, 4)} }
 
-// outer loads the flow of the packet, with ports 0 for protocols without ports.
-func outer(family vip.Family, ports bool) []expr.Any {
+// LoadFlow loads the flow of the packet, with ports 0 for protocols without ports.
+func LoadFlow(family vip.Family, ports bool) []expr.Any {
 	source, destination := zero, zero
 	if ports {
 		source, destination = load(expr.PayloadBaseTransportHeader, 0, 2), load(expr.PayloadBaseTransportHeader, 2, 2)
@@ -224,7 +215,7 @@ func inner(family vip.Family) []expr.Any {
 	transport := func(offset, length uint32) func(uint32) expr.Any {
 		return load(expr.PayloadBaseTransportHeader, icmpHeader+offset, length)
 	}
-	key := register(0)
+	key := Register(0)
 	match := []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: key},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: key, Data: []byte{icmpOf[family]}},
@@ -262,11 +253,11 @@ func hashAndLookup(family vip.Family, stream *plan.KernelStream, table string) [
 	ones, zeros := bytes.Repeat([]byte{0xff}, 8), make([]byte, 8)
 	return []expr.Any{
 		&expr.Hash{
-			SourceRegister: register(0), DestRegister: register(3), Length: flowSize(family),
+			SourceRegister: Register(0), DestRegister: Register(3), Length: FlowLength(family),
 			Modulus: stream.Size, Seed: stream.Seed, Type: expr.HashTypeJenkins,
 		},
-		&expr.Lookup{SourceRegister: register(3), SetName: table, DestRegister: register(1), IsDestRegSet: true},
-		&expr.Bitwise{SourceRegister: register(0), DestRegister: register(2), Len: 8, Mask: ones, Xor: zeros},
+		&expr.Lookup{SourceRegister: Register(3), SetName: table, DestRegister: Register(1), IsDestRegSet: true},
+		&expr.Bitwise{SourceRegister: Register(0), DestRegister: Register(2), Len: 8, Mask: ones, Xor: zeros},
 		lookupVerdict(3, plan.LiveMap(family, stream.Name)),
 	}
 }

@@ -82,7 +82,7 @@ func (b *builder) slotAddress() uint32 {
 // slotLookup loads the address of an earlier target of the packet's slot.
 func (b *builder) slotLookup(stream Stream, order int) []expr.Any {
 	address := b.slotAddress()
-	return slices.Concat(fwstate.LoadFlow(b.family), []expr.Any{&expr.Hash{
+	return slices.Concat(fwstate.LoadFlow(b.family, true), []expr.Any{&expr.Hash{
 		SourceRegister: register(0), DestRegister: register(address - 1), Length: fwstate.FlowLength(b.family),
 		Modulus: stream.Size, Seed: stream.Seed, Type: expr.HashTypeJenkins,
 	}}, lookupData(address-1, askedPrefixes[order]+stream.Name, address))
