@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/nlmsg"
@@ -145,8 +144,9 @@ func parseSet(attributes nlmsg.Attributes) Set {
 type Timeouts struct {
 	Name     string
 	Protocol byte
-	// Seconds holds the timeouts by state. Other states have those of the network namespace.
-	Seconds expr.CtStatePolicyTimeout
+	// Seconds has the timeouts by state, in the numbers of linux/netfilter/nfnetlink_cttimeout.h.
+	// Other states have those of the network namespace.
+	Seconds map[uint16]uint32
 }
 
 // Element is an element of a set, or of a map with data or a chain as value.

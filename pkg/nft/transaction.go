@@ -191,7 +191,7 @@ func (transaction *Transaction) AddTimeouts(list ...Timeouts) {
 			transaction.messages.Bytes(expr.NFTA_CT_TIMEOUT_L4PROTO, []byte{timeouts.Protocol})
 			transaction.messages.Nested(expr.NFTA_CT_TIMEOUT_DATA, func() {
 				for state, seconds := range timeouts.Seconds {
-					transaction.messages.Uint32BE(state+1, seconds)
+					transaction.messages.Uint32BE(state, seconds)
 				}
 			})
 		})

@@ -75,8 +75,8 @@ type SingleCheck struct {
 	Fall int `yaml:"fall" min:"1" max:"100" default:"3"`
 }
 
-// CheckPriority is the SO_PRIORITY of the sockets of checks, by which the data plane, without which it
-// may not be permitted, identifies them. Queues use the low bits, which are zero by default.
+// CheckPriority is the SO_PRIORITY of the sockets of checks, by which the data plane identifies
+// them. Queues use its low bits, which are 0 by default. Without a data plane it may be refused.
 const CheckPriority = 0x76670000
 
 // Members returns the checks of a target, each as a Check of one kind, and reports whether one of

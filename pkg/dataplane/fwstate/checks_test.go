@@ -23,9 +23,9 @@ const longTimeouts = `ip link set lo up
 		echo 250 >/proc/sys/net/netfilter/nf_conntrack_$timeout
 	done`
 
-// A check leaves an entry of connection tracking for a few seconds, whether its packets are refused,
-// dropped or answered. Other sockets have the timeouts of the host, as checks on a kernel without
-// CONFIG_NF_CONNTRACK_TIMEOUT.
+// A check leaves an entry of connection tracking for a few seconds, whether its packets are
+// refused, dropped or answered. Other sockets have the timeouts of the host, as checks on a kernel
+// without CONFIG_NF_CONNTRACK_TIMEOUT.
 func TestChecksLeaveNoLongEntries(t *testing.T) {
 	const checks = 50
 	for name, c := range map[string]struct {

@@ -48,8 +48,8 @@ func (conn *Conn) FlushConntrack(fwmarks []uint32) error {
 	return nil
 }
 
-// EvictConntrack makes the kernel remove expired connection tracking entries, which it may otherwise
-// keep for a minute, if the table has at least the given part of its limit.
+// EvictConntrack makes the kernel remove expired connection tracking entries, which it may keep for
+// a minute otherwise, if the table has at least the given part of its limit.
 func (conn *Conn) EvictConntrack(part float64) {
 	const directory = "net/netfilter/nf_conntrack_"
 	count, _ := strconv.ParseFloat(sysctl.Key(directory+"count").Read(), 64)

@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
@@ -30,12 +29,12 @@ var commonChains = []string{preroutingChain, checksChain, notrackChain, outputCh
 // is a [plan.Label]. A rule without this prefix belongs to another process.
 const ruleComment = "vipgate: "
 
-// checkTimeouts are the timeouts of connections of health checks: with the kernel's 120 s for TCP,
-// 2 200 checks a second without an answer fill the connection tracking table. The kernel does not
-// change an object, so that other timeouts need other names. A retransmitted SYN has a new entry.
+// checkTimeouts are the timeouts of connections of health checks, of TCP in SYN_SENT and CLOSE: with
+// the kernel's 120 s, 2 200 checks a second without an answer fill the connection tracking table.
+// A retransmitted SYN gets a new entry. The kernel keeps an object: other timeouts need other names.
 var checkTimeouts = []nft.Timeouts{
-	{"checks-tcp", unix.IPPROTO_TCP, map[uint16]uint32{expr.CtStateTCPSYNSENT: 5, expr.CtStateTCPCLOSE: 1}},
-	{"checks-udp", unix.IPPROTO_UDP, map[uint16]uint32{expr.CtStateUDPUNREPLIED: 10, expr.CtStateUDPREPLIED: 10}},
+	{Name: "checks-tcp", Protocol: unix.IPPROTO_TCP, Seconds: map[uint16]uint32{1: 5, 8: 1}},
+	{Name: "checks-udp", Protocol: unix.IPPROTO_UDP, Seconds: map[uint16]uint32{1: 10, 2: 10}},
 }
 
 // Names by family.

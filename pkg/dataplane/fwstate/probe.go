@@ -85,14 +85,17 @@ func (conn *Conn) missingDynamicMaps() []plan.Problem {
 	}}
 }
 
-// UseTimeouts gives connections of checks their timeouts if the kernel has CONFIG_NF_CONNTRACK_TIMEOUT.
+// UseTimeouts makes rules assign checkTimeouts if the kernel has CONFIG_NF_CONNTRACK_TIMEOUT.
 func (conn *Conn) UseTimeouts() {
-	transaction := &nft.Transaction{Table: probeTable}
+	config, transaction := conn.config, &nft.Transaction{Table: probeTable}
+	config.checkTimeouts = checkTimeouts
 	transaction.AddTable()
 	transaction.AddTimeouts(checkTimeouts...)
+	transaction.AddChain(nft.Chain{Name: "probe"})
+	transaction.AddRules("probe", config.baseRules(checksChain)...)
 	transaction.DeleteTable()
 	if conn.commit(transaction) == nil {
-		conn.config.checkTimeouts = checkTimeouts
+		conn.config = config
 	}
 }
 
