@@ -109,7 +109,7 @@ func (observed *observation) baseDrift() []plan.Drift {
 		return []plan.Drift{{Object: "table inet " + plan.TableName, Detail: observed.observed.Problem}}
 	}
 	rules := fmt.Sprintf("policy rules of priority %d and %d", observed.priority, observed.priority+2)
-	return []plan.Drift{{Object: rules, Detail: "one of them is missing or changed"}}
+	return []plan.Drift{{Object: rules, Detail: "one of them, or chain checks, is missing or changed"}}
 }
 
 // noteDrift records the start of each difference and logs new drift.

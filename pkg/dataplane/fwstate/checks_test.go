@@ -13,6 +13,28 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
+// Without the rules of checks the common objects are repaired, and VIPs stay forwarded until then.
+func TestMissingChecksAreNoProblem(t *testing.T) {
+	for _, change := range []string{
+		"nft flush chain inet vipgate-lb checks; nft delete chain inet vipgate-lb checks",
+		"nft flush chain inet vipgate-lb checks", "nft 'chain inet vipgate-lb checks { policy drop; }'",
+	} {
+		ns := lab.NewNetNS(t)
+		f := openConn(t, ns, Config{})
+		must(t, writeBase(f, exampleChange()))
+		for _, want := range []bool{true, false, true} {
+			if base, problem, err := f.ReadBase(); base != want || problem != "" || err != nil {
+				t.Errorf("%s: base %v, want %v; problem %q, %v", change, base, want, problem, err)
+			}
+			if want {
+				ns.Shell(t, change)
+			} else {
+				must(t, f.Write(exampleChange()))
+			}
+		}
+	}
+}
+
 // longTimeouts are those of the host, so that no entry ends during the test. A firewall drops
 // packets to port 81.
 const longTimeouts = `ip link set lo up

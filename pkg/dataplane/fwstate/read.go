@@ -118,13 +118,13 @@ func (conn *Conn) inspectBase(content *ruleset) (string, error) {
 	}
 	for _, want := range conn.config.baseChains() {
 		got, found := content.Chains[want.Name]
-		if !found {
+		switch {
+		case want.Name == checksChain: // without it packets are forwarded; see assignsTimeouts
+		case !found:
 			return "chain " + want.Name + " is missing", nil
-		}
-		if want.Type != "" && got.Policy != want.Policy {
+		case want.Type != "" && got.Policy != want.Policy:
 			return "the policy of chain " + want.Name + " is not accept", nil
-		}
-		if !sameRules(content.Rules[want.Name], conn.config.baseRules(want.Name)) {
+		case !sameRules(content.Rules[want.Name], conn.config.baseRules(want.Name)):
 			return "the rules of chain " + want.Name + " are others", nil
 		}
 	}
@@ -145,6 +145,13 @@ func (conn *Conn) inspectBase(content *ruleset) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// assignsTimeouts reports whether the rules of checks are intact.
+func (content *ruleset) assignsTimeouts(config Config) bool {
+	got, found := content.Chains[checksChain]
+	return found && got.Policy == nft.PolicyAccept &&
+		sameRules(content.Rules[checksChain], config.baseRules(checksChain))
 }
 
 // inspectForeign returns a [ConflictError] if a common chain or set has a different type.
@@ -177,19 +184,21 @@ func (conn *Conn) missingFixed(set nft.Set) ([]nft.Element, error) {
 // ReadBase reports whether the common objects are intact. problem is the reason why no packets are
 // forwarded.
 func (conn *Conn) ReadBase() (base bool, problem string, err error) {
+	timeouts := false
 	err = conn.readConsistently("table inet "+plan.TableName, func() error {
 		content, err := conn.readRuleset(false)
 		if err != nil {
 			return err
 		}
 		problem, err = conn.inspectBase(content)
+		timeouts = content.assignsTimeouts(conn.config)
 		return err
 	})
 	if err != nil || problem != "" {
 		return false, problem, err
 	}
 	base, err = conn.commonRulesInstalled()
-	return base, "", err
+	return base && timeouts, "", err
 }
 
 // streamFrom returns a stream from its rules in r. It reads the Maglev maps and the ports.
@@ -396,7 +405,7 @@ func (conn *Conn) readContent() (*plan.KernelState, error) {
 	if state.Problem, err = conn.inspectBase(content); err != nil {
 		return nil, err
 	}
-	state.Base = state.Problem == ""
+	state.Base = state.Problem == "" && content.assignsTimeouts(conn.config)
 	// A stream that lost its chain still has maps, which Write must remove or fill.
 	names := content.streams()
 	for name := range names {

@@ -193,7 +193,7 @@ func (writer *changeWriter) base(change plan.Change) error {
 		return err
 	}
 	problem, err := writer.inspectBase(content)
-	if err != nil || problem == "" {
+	if err != nil || problem == "" && content.assignsTimeouts(writer.config) {
 		return err
 	}
 	writer.first.AddTable()
