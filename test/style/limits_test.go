@@ -29,8 +29,9 @@ const (
 	// capabilities (32), ranges of VIPs in FRR's lists (47), stalls (153), equal IDs of streams (10),
 	// VIPs that come back while the kernel removes them (15), routes removed twice (14), timeouts without
 	// stalls (148), routers that ask for nothing (38), slow answers of BIRD (40), limits and quotas of
-	// tenants, and what their checks, records and connections may do (1 580).
-	maxProductLines = 86_385
+	// tenants, and what their checks, records and connections may do (1 620), the end of connections of
+	// checks (100).
+	maxProductLines = 86_531
 	maxMethods      = 40
 	// 9 of vipgate, 18 of vipgate-probe, 9 of its feedback to lb, 12 of speakers of other programs, 3 of
 	// host mode, 1 of stalls.
