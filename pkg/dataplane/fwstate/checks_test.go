@@ -65,7 +65,7 @@ func TestChecksLeaveNoLongEntries(t *testing.T) {
 			ns := lab.NewNetNS(t)
 			f := openConn(t, ns, Config{Conntrack: c.mode})
 			if c.without {
-				f.config.checkTimeouts = nil
+				f.config.checkTimeouts = false
 			}
 			must(t, writeBase(f, exampleChange()))
 			if !readAll(t, f).Base {

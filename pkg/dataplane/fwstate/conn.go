@@ -32,7 +32,7 @@ type Config struct {
 	Priority int
 	// Conntrack selects how established flows keep their targets.
 	Conntrack     Conntrack
-	checkTimeouts []nft.Timeouts // see UseTimeouts
+	checkTimeouts bool // see UseTimeouts
 }
 
 // Conntrack is the method by which established flows keep their targets.

@@ -88,7 +88,7 @@ func (conn *Conn) missingDynamicMaps() []plan.Problem {
 // UseTimeouts makes rules assign checkTimeouts if the kernel has CONFIG_NF_CONNTRACK_TIMEOUT.
 func (conn *Conn) UseTimeouts() {
 	config, transaction := conn.config, &nft.Transaction{Table: probeTable}
-	config.checkTimeouts = checkTimeouts
+	config.checkTimeouts = true
 	transaction.AddTable()
 	transaction.AddTimeouts(checkTimeouts...)
 	transaction.AddChain(nft.Chain{Name: "probe"})

@@ -208,7 +208,7 @@ func (writer *changeWriter) base(change plan.Change) error {
 		}
 		writer.first.AddElements(want.Name, missing)
 	}
-	writer.first.AddTimeouts(writer.config.checkTimeouts...)
+	writer.first.AddTimeouts(writer.config.timeouts()...)
 	for _, want := range writer.config.baseChains() {
 		if got, found := content.Chains[want.Name]; !found || got.Policy != want.Policy {
 			writer.first.AddChain(want)
