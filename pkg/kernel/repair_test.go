@@ -200,6 +200,97 @@ func TestUnreadableSetIsReplacedAgain(t *testing.T) {
 	}
 }
 
+// A read that other processes interrupt is repeated: the sets are neither replaced nor revoked.
+func TestInterruptedReadChangesNothing(t *testing.T) {
+	list := vips("20.0.0.1/32", "20.1.0.0/24", "2000::1/128")
+	wanted := vip.NewSet(list...)
+	interrupted := fmt.Errorf("failed to list: %w", nlmsg.ErrInterrupted)
+	for _, tt := range []struct {
+		name      string
+		interrupt func(*table)
+		err       error
+	}{
+		{"a transaction during each listing", func(table *table) {
+			transactions := uint32(0)
+			table.generation = func(conn *nft.Conn) (uint32, error) {
+				transactions++
+				generation, err := conn.Generation()
+				return generation + transactions, err
+			}
+		}, nil},
+		{"interrupted listings", func(table *table) {
+			table.generation = func(*nft.Conn) (uint32, error) { return 0, nil }
+			table.ranges = func(*nft.Conn, vip.Family) ([]nft.Range, error) { return nil, interrupted }
+		}, interrupted},
+		{"different listings", func(table *table) {
+			listings := 0
+			table.generation = func(*nft.Conn) (uint32, error) { return 0, nil }
+			table.ranges = func(conn *nft.Conn, family vip.Family) ([]nft.Range, error) {
+				listings++
+				ranges, err := readRanges(conn, family)
+				return ranges[listings/2%2:], err
+			}
+		}, nlmsg.ErrInterrupted},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			ns := lab.NewNetNS(t)
+			p := passIn(t)
+			if x := look(t, ns, p, &wanted); x.err != nil {
+				t.Fatal(x.err)
+			}
+			generation := func() (id uint32) {
+				must(t, ns.Do(func() error {
+					conn, err := nft.Dial()
+					must(t, err)
+					defer conn.Close()
+					id, err = conn.Generation()
+					return err
+				}))
+				return id
+			}
+			before := generation()
+			tt.interrupt(p.table)
+			// The desired set is a new one: the last one was written already.
+			again := vip.NewSet(list...)
+			if x := look(t, ns, p, &again); !errors.Is(x.err, tt.err) || !x.vips.Equal(wanted) {
+				t.Errorf("%d VIPs confirmed, %v", len(x.vips), x.err)
+			}
+			if after := generation(); after != before {
+				t.Errorf("%d transactions", after-before)
+			}
+		})
+	}
+}
+
+// The whole content replaces one that cannot be read, also if it cannot be read afterwards.
+func TestReplacementIsComplete(t *testing.T) {
+	for _, n := range []int{maxReplaced - 1, maxReplaced, maxReplaced + 1} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			ns := lab.NewNetNS(t)
+			p, wanted := passIn(t), vip.NewSet(manyVIPs(2*n)...)
+			p.table.ranges = func(*nft.Conn, vip.Family) ([]nft.Range, error) { return nil, errors.New("i/o timeout") }
+			if x := look(t, ns, p, &wanted); x.err == nil {
+				t.Error("confirmed without a read")
+			}
+			must(t, ns.Do(func() error {
+				conn, err := nft.Dial()
+				must(t, err)
+				defer conn.Close()
+				for _, family := range vip.Families {
+					ranges, err := readRanges(conn, family)
+					must(t, err)
+					if len(ranges) != n {
+						t.Errorf("%s: %d ranges", family, len(ranges))
+					}
+				}
+				return nil
+			}))
+		})
+	}
+}
+
 // A VIP whose range is missing in the read-back content is not confirmed.
 func TestMissingElementIsNotConfirmed(t *testing.T) {
 	ns := lab.NewNetNS(t)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/nft"
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -24,9 +25,9 @@ const (
 	// spansPerBatch fit one sendmsg within the default send buffer, 212 992 bytes: a pod in a user
 	// namespace cannot raise it. An IPv6 range takes 64 bytes.
 	spansPerBatch = 2000
-	// maxReplaced is the number of ranges per family in the transaction that replaces the table;
-	// later transactions add the remaining ranges. For each element the kernel keeps a message of 4
-	// KiB until the end of the transaction, 80 MiB for both families.
+	// maxReplaced is the number of ranges in the transaction that replaces the content of a set; later
+	// transactions add the remaining ranges. For each element the kernel keeps a message of 4 KiB until
+	// the end of the transaction, 40 MiB.
 	maxReplaced = 5000
 	// readAttempts bounds how often a read is repeated because another process changed the ruleset.
 	readAttempts = 5
@@ -46,7 +47,7 @@ type table struct {
 	generationID uint32
 	// filled is the desired set for which the observed content needs no change.
 	filled *vip.Set
-	// replaced is the desired set that was written in place of an unreadable table; nil after a
+	// replaced is the desired set that was written in place of an unreadable content; nil after a
 	// successful read.
 	replaced *vip.Set
 }
@@ -116,15 +117,17 @@ func (table *table) ensure(desired *vip.Set) (changed, unreadable bool, err erro
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	if changed, err = table.read(conn); err != nil {
-		// An unreadable table, such as one with a set too large for the deadline, must not prevent the
-		// installation of the desired content. It is replaced once per desired set.
+		// An unreadable content, such as one too large for the deadline, must not prevent the installation
+		// of the desired one. It is replaced once per desired set. An interrupted read is repeated.
 		_, rejected := errors.AsType[*nft.Error](err)
-		if rejected || desired == nil || desired == table.replaced {
+		if rejected || errors.Is(err, nlmsg.ErrInterrupted) || desired == nil || desired == table.replaced {
 			return changed, !rejected, err
 		}
-		table.o.Log.Warn("nftables table cannot be read, replacing it", "error", err)
-		if err := table.replace(conn, *desired); err != nil {
-			return true, true, err
+		table.o.Log.Warn("VIP sets cannot be read, replacing their content", "error", err)
+		for _, family := range vip.Families {
+			if err := replace(conn, setNames[family], disjoint(*desired, family)); err != nil {
+				return true, true, err
+			}
 		}
 		if _, err := table.read(conn); err != nil {
 			table.replaced = desired
@@ -157,6 +160,7 @@ func (table *table) read(conn *nft.Conn) (changed bool, err error) {
 	if err != nil || table.observed != nil && id == table.generationID {
 		return false, err
 	}
+	last := table.observed
 	table.observed, table.filled = nil, nil
 	for range readAttempts {
 		difference, before, err := conn.Ensure(table.form)
@@ -167,7 +171,6 @@ func (table *table) read(conn *nft.Conn) (changed bool, err error) {
 		if err != nil {
 			return changed, err
 		}
-		// Only a listing between two equal generations is the content of one ruleset.
 		var observed content
 		for _, family := range vip.Families {
 			if observed[family], err = table.ranges(conn, family); err != nil {
@@ -178,26 +181,31 @@ func (table *table) read(conn *nft.Conn) (changed bool, err error) {
 		if err != nil {
 			return changed, err
 		}
-		if after == before {
-			table.observed, table.generationID = &observed, after
+		// Listings without a transaction between them, and equal listings in a row, have the content of
+		// one ruleset: the transactions changed other tables.
+		if after == before || last != nil && slices.Equal(last[vip.IPv4], observed[vip.IPv4]) &&
+			slices.Equal(last[vip.IPv6], observed[vip.IPv6]) {
+			// After a transaction during the listing, the older generation causes another read.
+			table.observed, table.generationID = &observed, before
 			return changed, nil
 		}
+		last = &observed
 	}
-	return changed, fmt.Errorf("failed to read nftables table %s: another process changed the ruleset %d times",
-		inet, readAttempts)
+	return changed, fmt.Errorf("failed to read nftables table %s: %w, %d times", inet, nlmsg.ErrInterrupted,
+		readAttempts)
 }
 
-// replace replaces the table in one transaction, with the first of the VIPs' ranges.
-func (table *table) replace(conn *nft.Conn, desired vip.Set) error {
-	form := table.form
-	form.Sets = slices.Clone(form.Sets)
-	for _, family := range vip.Families {
-		ranges := disjoint(desired, family)
-		form.Sets[family].Elements = elements(ranges[:min(len(ranges), maxReplaced)])
+// replace replaces the content of a set. Its first ranges are replaced in one transaction: a packet
+// finds them before and after. In a set that the transaction creates it would not.
+func replace(conn *nft.Conn, set string, want []nft.Range) error {
+	for rest, flush := want, true; flush || len(rest) > 0; flush = false {
+		part := rest[:min(len(rest), maxReplaced)]
+		if err := (change{add: part}).commit(conn, set, flush); err != nil {
+			return err
+		}
+		rest = rest[len(part):]
 	}
-	var transaction nft.Transaction
-	transaction.Replace(form, nil)
-	return conn.Commit(&transaction, nil)
+	return nil
 }
 
 // fill gives one set its desired content. It reports whether it tried to change the set.
@@ -210,10 +218,9 @@ func (table *table) fill(conn *nft.Conn, family vip.Family, want []nft.Range) (c
 	added, removed := 0, 0
 	for _, part := range changes {
 		if err := part.commit(conn, name, false); err != nil {
-			// Another process added ranges that conflict with the computed change. Replace the whole
-			// content in one transaction, which leaves no gap either.
+			// Another process added ranges that conflict with the computed change.
 			table.o.Log.Warn("set could not be changed, replacing its content", "set", name, "error", err)
-			if err := (change{add: want}).commit(conn, name, true); err != nil {
+			if err := replace(conn, name, want); err != nil {
 				return true, err
 			}
 			break

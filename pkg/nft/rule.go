@@ -3,6 +3,7 @@ package nft
 import (
 	"bytes"
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -145,7 +146,7 @@ func isSetID(name string, kind uint16) bool {
 func normalData(out []byte, data nlmsg.Attributes) []byte {
 	for kind, value := range data.All() {
 		if kind == unix.NFTA_DATA_VERDICT {
-			value = value.Get(unix.NFTA_VERDICT_CODE)
+			value = append(slices.Clip(value.Get(unix.NFTA_VERDICT_CODE)), value.Text(unix.NFTA_VERDICT_CHAIN)...)
 		}
 		out = append(append(out, byte(kind), byte(len(value)>>8), byte(len(value))), value...)
 	}

@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 )
 
 // Inspect compares a table with its description. It returns the listed content, and the first
@@ -121,14 +123,18 @@ func (transaction *Transaction) Replace(want Table, have *Ruleset) {
 // Ensure gives tables their described content in one transaction and reads them back. It returns
 // the first difference that it found, or "", and the generation of the ruleset that was read.
 func (conn *Conn) Ensure(tables ...Table) (difference string, generation uint32, err error) {
+attempts:
 	for range readAttempts {
 		if generation, err = conn.Generation(); err != nil {
 			return difference, 0, err
 		}
 		var transaction Transaction
 		for _, want := range tables {
-			have, found, err := conn.Inspect(want)
-			if err != nil {
+			var have *Ruleset
+			var found string
+			if have, found, err = conn.Inspect(want); errors.Is(err, nlmsg.ErrInterrupted) {
+				continue attempts // another process changed the ruleset: read again
+			} else if err != nil {
 				return difference, 0, err
 			}
 			if found != "" {
@@ -145,5 +151,6 @@ func (conn *Conn) Ensure(tables ...Table) (difference string, generation uint32,
 			return difference, 0, err
 		}
 	}
-	return difference, 0, fmt.Errorf("nftables still differs after %d writes: %s", readAttempts, difference)
+	return difference, 0, errors.Join(err,
+		fmt.Errorf("nftables still differs after %d attempts: %s", readAttempts, difference))
 }

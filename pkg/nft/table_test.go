@@ -2,6 +2,7 @@ package nft
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -42,8 +43,9 @@ func example() Table {
 			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
 			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
-			&expr.Lookup{SourceRegister: 1, SetName: "nets"}, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop})},
-	}, {Name: "unhooked"}}
+			&expr.Lookup{SourceRegister: 1, SetName: "nets"}, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}),
+			NewRule(table.Family, "", &expr.Verdict{Kind: expr.VerdictGoto, Chain: "one"})},
+	}, {Name: "unhooked"}, {Name: "one"}, {Name: "two"}}
 	return table
 }
 
@@ -65,6 +67,10 @@ func TestEnsure(t *testing.T) {
 		{"true", ""},
 		{"nft flush chain inet example output", rules},
 		{"nft insert rule inet example output accept", rules},
+		{
+			"nft replace rule inet example output handle $(nft -a list chain inet example output | " +
+				"sed -n 's/.*goto one # handle //p') goto two", rules,
+		},
 		{"nft 'chain inet example output { policy drop; }'", chain},
 		{"nft 'flush chain inet example output; delete chain inet example output'", chain},
 		{"nft delete chain inet example unhooked", "chain inet example unhooked"},
@@ -92,6 +98,40 @@ func TestEnsure(t *testing.T) {
 		if got := listing(); got != want {
 			t.Errorf("%s: got %s\nwant %s", damage, got, want)
 		}
+	}
+}
+
+// A transaction of another process during the read is not an error: the tables are read again.
+func TestEnsureReadsAgain(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	var conn, writer *Conn
+	harness.Must(t, ns.Do(func() (err error) {
+		if conn, err = Dial(); err == nil {
+			writer, err = Dial()
+		}
+		return err
+	}))
+	t.Cleanup(func() { harness.Must(t, errors.Join(conn.Close(), writer.Close())) })
+	table, other := example(), Table{Family: unix.NFPROTO_INET, Name: "other"}
+	for i := range 3000 { // the list takes several messages
+		table.Chains = append(table.Chains, Chain{Name: fmt.Sprint("chain", i)})
+	}
+	if _, _, err := conn.Ensure(table); err != nil {
+		t.Fatal(err)
+	}
+	for round := range 50 {
+		done := make(chan error)
+		go func() {
+			transaction := Transaction{Table: other}
+			if transaction.AddTable(); round%2 == 1 {
+				transaction.DeleteTable()
+			}
+			done <- writer.Commit(&transaction, nil)
+		}()
+		if difference, _, err := conn.Ensure(table); difference != "" || err != nil {
+			t.Errorf("%q, %v", difference, err)
+		}
+		harness.Must(t, <-done)
 	}
 }
 
