@@ -27,7 +27,7 @@ type VIPOwners struct {
 // packets locally.
 func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}, routes []LocalRoute) VIPOwners {
 	owners := VIPOwners{Owned: map[string][]vip.VIP{}, Owner: map[vip.VIP]string{}, Covered: map[vip.VIP]vip.VIP{}}
-	var wide []vip.VIP // owned VIPs wider than a single address
+	parents, inside := parents(streams), map[vip.VIP]vip.VIP{} // inside: the lowest owned VIP in each VIP
 	for _, name := range slices.Sorted(maps.Keys(streams)) {
 		vips := slices.Clone(streams[name].VIPs)
 		// Wide prefixes first: they cover the narrow ones of the same stream.
@@ -51,13 +51,19 @@ func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}, route
 				problem(true, detail, remedy)
 				continue
 			}
-			other, by := overlap(v, owners.Owner, wide)
-			host := v.Prefix().IsSingleIP()
-			switch {
-			case by == "" || by == name && host:
+			// An owned VIP that overlaps v: itself, one around it, or one in it.
+			other := v
+			for other != (vip.VIP{}) && owners.Owner[other] == "" {
+				other = parents[other]
+			}
+			other = cmp.Or(other, inside[v])
+			switch by := owners.Owner[other]; {
+			case by == "" || by == name && v.Prefix().IsSingleIP():
 				owners.Owner[v] = name
-				if !host {
-					wide = append(wide, v)
+				for wide := parents[v]; !wide.IsZero(); wide = parents[wide] {
+					if inside[wide].IsZero() || vip.Compare(v, inside[wide]) < 0 {
+						inside[wide] = v
+					}
 				}
 				owners.Owned[name] = append(owners.Owned[name], v)
 			case by == name:
@@ -118,23 +124,24 @@ func (owners *VIPOwners) Limit(installed map[vip.VIP]string) {
 	}
 }
 
-// overlap returns an owned VIP that overlaps v, preferably of another stream, and its owner.
-func overlap(v vip.VIP, owner map[vip.VIP]string, wide []vip.VIP) (first vip.VIP, by string) {
-	if by, ok := owner[v]; ok {
-		return v, by
+// parents maps each VIP to the narrowest VIP of any stream that contains it.
+func parents(streams map[string]*Stream) map[vip.VIP]vip.VIP {
+	var all, around []vip.VIP
+	for _, stream := range streams {
+		all = append(all, stream.VIPs...)
 	}
-	if i := slices.IndexFunc(wide, v.Overlaps); i >= 0 {
-		return wide[i], owner[wide[i]]
-	}
-	// The map of owners has no order by prefix, so a wide VIP is compared with each.
-	if !v.Prefix().IsSingleIP() {
-		for w := range owner {
-			if w.Overlaps(v) && (first.IsZero() || vip.Compare(w, first) < 0) {
-				first = w
-			}
+	slices.SortFunc(all, vip.Compare) // a prefix follows the prefixes that contain it
+	parents := map[vip.VIP]vip.VIP{}
+	for _, v := range slices.Compact(all) {
+		for len(around) > 0 && !around[len(around)-1].Overlaps(v) {
+			around = around[:len(around)-1]
 		}
+		if len(around) > 0 {
+			parents[v] = around[len(around)-1]
+		}
+		around = append(around, v)
 	}
-	return first, owner[first]
+	return parents
 }
 
 // localIn returns the lowest local address in a VIP.

@@ -4,9 +4,11 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -67,6 +69,78 @@ func TestOwnerOfVIP(t *testing.T) {
 				t.Errorf("got %s and %+v", got, s.Problems)
 			}
 		})
+	}
+}
+
+// Wide VIPs cost little more than single addresses, not a walk over all VIPs each.
+func TestWideVIPsAreCheap(t *testing.T) {
+	assign := func(bits int) (fastest time.Duration) {
+		stream := &Stream{Name: "a"}
+		for i := range uint32(6000) {
+			address := netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, 20<<24+8*i)))
+			v, err := vip.FromPrefix(netip.PrefixFrom(address, bits))
+			if err != nil {
+				t.Fatal(err)
+			}
+			stream.VIPs = append(stream.VIPs, v)
+		}
+		for range 5 {
+			began := time.Now()
+			owners := AssignVIPs(map[string]*Stream{"a": stream}, nil, nil)
+			if taken := time.Since(began); fastest == 0 || taken < fastest {
+				fastest = taken
+			}
+			if len(owners.Owner) != len(stream.VIPs) {
+				t.Fatalf("%d VIPs of %d are owned", len(owners.Owner), len(stream.VIPs))
+			}
+		}
+		return fastest
+	}
+	if single, wide := assign(32), assign(29); wide > 10*single {
+		t.Errorf("single addresses take %v, wide VIPs %v", single, wide)
+	}
+}
+
+// A VIP is owned unless an owned one overlaps it, which is found among random nested ones.
+func TestOverlapsAreFound(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 0))
+	for round := range 300 {
+		streams := map[string]*Stream{}
+		for _, name := range []string{"a", "b", "c"} {
+			stream := &Stream{Name: name}
+			for range random.IntN(12) {
+				address := netip.AddrFrom4([4]byte{20, 0, 0, byte(random.IntN(64))})
+				v, err := vip.FromPrefix(netip.PrefixFrom(address, 26+random.IntN(7)).Masked())
+				if err != nil {
+					t.Fatal(err)
+				}
+				stream.VIPs = append(stream.VIPs, v)
+			}
+			streams[name] = stream
+		}
+		owners := AssignVIPs(streams, nil, nil)
+		refused := vip.Set{}
+		for _, problem := range owners.Problems {
+			refused[problem.VIPs[0]] = struct{}{}
+		}
+		for name, stream := range streams {
+			for _, v := range stream.VIPs {
+				overlapping := map[string]bool{} // owners of VIPs that overlap it, except itself
+				for w, by := range owners.Owner {
+					if w != v && w.Overlaps(v) {
+						overlapping[by] = true
+					}
+				}
+				by, owned := owners.Owner[v]
+				_, covered := owners.Covered[v]
+				switch {
+				case owned && (len(overlapping) > 1 || len(overlapping) == 1 && !overlapping[by]):
+					t.Errorf("round %d: %s of %s overlaps VIPs of %v", round, v, by, overlapping)
+				case !owned && len(overlapping) == 0, !owned && !covered && !refused.Has(v):
+					t.Errorf("round %d: %s of %s is neither owned, covered nor refused", round, v, name)
+				}
+			}
+		}
 	}
 }
 
