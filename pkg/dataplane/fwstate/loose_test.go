@@ -278,3 +278,38 @@ func TestFullFlowMapForwards(t *testing.T) {
 		}
 	}
 }
+
+// A client that reuses the ports of a closed flow begins a new one: it gets no draining target, and
+// the timeout of an established flow.
+func TestReusedPortsAreANewFlow(t *testing.T) {
+	x := newTopology(t, 1, 2, ConntrackLoose)
+	for _, family := range vip.Families {
+		t.Run(family.String(), func(t *testing.T) {
+			x.serveWith(t, 5000, 5001)
+			const port = 26000
+			listed := func(expires, fwmark string) func() error {
+				return func() error {
+					list := x.pods[0].Shell(t, "nft list map inet vipgate-lb "+flowMaps[family])
+					if !remembered(list, port, expires, fwmark) {
+						return fmt.Errorf("no flow of port %d with %s and %s in\n%s", port, expires, fwmark, list)
+					}
+					return nil
+				}
+			}
+			flow, again := remote{family: family}, remote{family: family}
+			must(t, flow.open(x, port))
+			must(t, flow.fetch(10))
+			must(t, errors.Join(flow.conn.(*net.TCPConn).SetLinger(0), flow.conn.Close()))
+			x.eventually(t, listed("(2m|1m)", "0x8000138"))
+			other := map[string]uint32{"t0": 5001, "t1": 5000}[flow.target]
+			x.serveWith(t, other)
+			must(t, again.open(x, port))
+			must(t, again.fetch(10))
+			if again.target == flow.target {
+				t.Errorf("the new flow went to %s, which drains", again.target)
+			}
+			x.eventually(t, listed("2h3m", "0x0000138"))
+			must(t, again.conn.Close())
+		})
+	}
+}
