@@ -49,29 +49,28 @@ const (
 	readAttempts = 10
 )
 
-// ReadConsistently repeats a read until no transaction took place during it. It returns the
-// generation of the ruleset that was read.
-func (conn *Conn) ReadConsistently(object string, read func() error) (generation uint32, err error) {
+// ReadConsistently repeats a read until no transaction took place during it.
+func (conn *Conn) ReadConsistently(object string, read func() error) error {
 	began := time.Now()
 	before, err := conn.Generation()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	for attempt := 1; ; attempt++ {
 		err := read()
 		// Another process interrupts a dump by changing the listed objects: read again.
 		if err != nil && !errors.Is(err, nlmsg.ErrInterrupted) {
-			return 0, fmt.Errorf("failed to read %s: %w", object, err)
+			return fmt.Errorf("failed to read %s: %w", object, err)
 		}
 		after, generationErr := conn.Generation()
 		switch {
 		case generationErr != nil:
-			return 0, generationErr
+			return generationErr
 		case err == nil && before == after:
-			return after, nil
+			return nil
 		// A burst of changes exceeds the attempts, a slow read the time: fail only after both.
 		case attempt >= readAttempts && time.Since(began) > readFor:
-			return 0, fmt.Errorf("failed to read %s: %w, %d times", object, nlmsg.ErrInterrupted, attempt)
+			return fmt.Errorf("failed to read %s: %w, %d times", object, nlmsg.ErrInterrupted, attempt)
 		}
 		// No transaction can hide between the two reads, because after is the start of the next one.
 		before = after
@@ -199,8 +198,18 @@ func NewRuleset() *Ruleset {
 	return &Ruleset{Chains: map[string]Chain{}, Sets: map[string]Set{}, Rules: map[string][]Rule{}}
 }
 
-// Dump reads the content of a table without set elements.
-func (conn *Conn) Dump(table Table) (*Ruleset, error) {
+// Dump reads the content of a table without set elements. It reads again if another process
+// interrupts it.
+func (conn *Conn) Dump(table Table) (content *Ruleset, err error) {
+	for range readAttempts {
+		if content, err = conn.dump(table); !errors.Is(err, nlmsg.ErrInterrupted) {
+			break
+		}
+	}
+	return content, err
+}
+
+func (conn *Conn) dump(table Table) (*Ruleset, error) {
 	content := NewRuleset()
 	flags, err := conn.Flags(table)
 	if err != nil || flags == nil {

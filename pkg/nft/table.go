@@ -8,8 +8,6 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/vipgate/vipgate/pkg/nlmsg"
 )
 
 // Inspect compares a table with its description. It returns the listed content, and the first
@@ -123,18 +121,14 @@ func (transaction *Transaction) Replace(want Table, have *Ruleset) {
 // Ensure gives tables their described content in one transaction and reads them back. It returns
 // the first difference that it found, or "", and the generation of the ruleset that was read.
 func (conn *Conn) Ensure(tables ...Table) (difference string, generation uint32, err error) {
-attempts:
 	for range readAttempts {
 		if generation, err = conn.Generation(); err != nil {
 			return difference, 0, err
 		}
 		var transaction Transaction
 		for _, want := range tables {
-			var have *Ruleset
-			var found string
-			if have, found, err = conn.Inspect(want); errors.Is(err, nlmsg.ErrInterrupted) {
-				continue attempts // another process changed the ruleset: read again
-			} else if err != nil {
+			have, found, err := conn.Inspect(want)
+			if err != nil {
 				return difference, 0, err
 			}
 			if found != "" {
@@ -151,6 +145,5 @@ attempts:
 			return difference, 0, err
 		}
 	}
-	return difference, 0, errors.Join(err,
-		fmt.Errorf("nftables still differs after %d attempts: %s", readAttempts, difference))
+	return difference, 0, fmt.Errorf("nftables still differs after %d writes: %s", readAttempts, difference)
 }

@@ -57,6 +57,9 @@ func (e *Error) Unwrap() error { return e.Err }
 // Len returns the number of messages.
 func (transaction *Transaction) Len() int { return transaction.messages.Len() }
 
+// Size returns the number of bytes of the messages.
+func (transaction *Transaction) Size() int { return len(transaction.messages.Data) }
+
 // begin starts a message for the object called name, or for the table if name is empty.
 func (transaction *Transaction) begin(operation string, kind, flags, attribute uint16, name string) {
 	transaction.steps = append(transaction.steps, step{operation, transaction.Table.Family, transaction.Table.Name, name})

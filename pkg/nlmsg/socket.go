@@ -91,7 +91,9 @@ func (s *Socket) configure(protocol int, groups []int) error {
 		// Linux before 4.20 cannot filter dumps and rejects the option. Readers filter again.
 		_ = unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
 	}
-	// Buffers above the sysctl limit require CAP_NET_ADMIN; without it large transactions fail.
+	// Buffers above the sysctl limit require CAP_NET_ADMIN; without it large transactions fail. The
+	// first option is limited to net.core.wmem_max.
+	_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer)
 	_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer)
 	_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer)
 	var err error

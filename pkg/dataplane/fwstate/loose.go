@@ -151,7 +151,7 @@ func flowRules(family vip.Family, stream string) []nft.Rule {
 			registers.change(family, unix.NFT_DYNSET_OP_UPDATE, shortTimeout)),
 		// A client reuses the ports of a closed flow: the Maglev map selects its target.
 		newRule(ruleComment+"TCP flows that begin again", slices.Concat(ofFamily(family), tcpFlags(tcpSYN, expr.CmpOpNeq),
-			flow, registers.find(register(0), flowMaps[family]), []expr.Any{
+			flow, registers.find(Register(0), flowMaps[family]), []expr.Any{
 				bitwise(registers.mark, registers.other, closing, 0),
 				&expr.Cmp{Op: expr.CmpOpNeq, Register: registers.other, Data: markKey(0)},
 				registers.change(family, dynsetDelete, 0),

@@ -78,7 +78,8 @@ func (routing *Routing) ReadNetwork() (*plan.Network, error) {
 		switch {
 		case entry.State&unix.NUD_FAILED != 0, entry.State&unix.NUD_INCOMPLETE != 0 && routing.failedNeighbors[key]:
 			failed[key] = true
-		case entry.State&(unix.NUD_REACHABLE|unix.NUD_PERMANENT) != 0:
+		// DELAY and PROBE: packets use this link.
+		case entry.State&(unix.NUD_REACHABLE|unix.NUD_PERMANENT|unix.NUD_DELAY|unix.NUD_PROBE) != 0:
 			reachable[entry.Addr] = true
 		}
 		if link := (plan.LinkAddress{}); len(entry.MAC) == len(link) && !failed[key] {

@@ -17,12 +17,6 @@ import (
 // Generation returns the ruleset generation, which every transaction increments.
 func (conn *Conn) Generation() (uint32, error) { return conn.nft.Generation() }
 
-// readConsistently repeats a read until the ruleset generation is equal before and after it.
-func (conn *Conn) readConsistently(object string, read func() error) error {
-	_, err := conn.nft.ReadConsistently(object, read)
-	return err
-}
-
 // Flags of tables (NFTA_TABLE_FLAGS).
 const (
 	tableDormant = 0x1
@@ -185,7 +179,7 @@ func (conn *Conn) missingFixed(set nft.Set) ([]nft.Element, error) {
 // forwarded.
 func (conn *Conn) ReadBase() (base bool, problem string, err error) {
 	timeouts := false
-	err = conn.readConsistently("table inet "+plan.TableName, func() error {
+	err = conn.nft.ReadConsistently("table inet "+plan.TableName, func() error {
 		content, err := conn.readRuleset(false)
 		if err != nil {
 			return err
@@ -238,7 +232,7 @@ func (conn *Conn) streamFrom(name string, content *ruleset) (*plan.KernelStream,
 
 // ReadStream reads the nftables objects of one stream; nil if none exists.
 func (conn *Conn) ReadStream(name string) (stream *plan.KernelStream, err error) {
-	err = conn.readConsistently("stream "+name, func() error {
+	err = conn.nft.ReadConsistently("stream "+name, func() error {
 		sets := []nft.Set{maglevSpec(vip.IPv4, name, 0), maglevSpec(vip.IPv6, name, 0), matchSpec(name)}
 		content, err := conn.nft.readObjects([]string{plan.StreamChain(name)}, sets)
 		if err != nil {
@@ -262,7 +256,7 @@ func (conn *Conn) ReadTables(written plan.StreamWrite) (*plan.KernelStream, erro
 		return stream, nil
 	}
 	stream := *known
-	err := conn.readConsistently("maps of stream "+stream.Name, func() (err error) {
+	err := conn.nft.ReadConsistently("maps of stream "+stream.Name, func() (err error) {
 		for family, table := range known.Tables {
 			if table == nil {
 				continue
@@ -348,7 +342,7 @@ func (conn *Conn) ReadTargets(fwmarks []uint32) (targets map[uint32]*plan.Kernel
 	for _, fwmark := range fwmarks {
 		wanted[fwmark] = true
 	}
-	err = conn.readConsistently("targets", func() error {
+	err = conn.nft.ReadConsistently("targets", func() error {
 		rules, err := conn.targetRules(fwmarks)
 		if err != nil {
 			return err
@@ -377,10 +371,7 @@ func (conn *Conn) targetRules(fwmarks []uint32) (map[string][]nft.Rule, error) {
 // Read reads the complete state: the table, and the rules and routes of these fwmarks and of the
 // targets in the table.
 func (conn *Conn) Read(fwmarks []uint32) (state *plan.KernelState, err error) {
-	if err = conn.readConsistently("table inet "+plan.TableName, func() error {
-		state, err = conn.readContent()
-		return err
-	}); err != nil {
+	if state, err = conn.readContent(); err != nil {
 		return nil, err
 	}
 	// The ruleset generation does not cover routes, so they are read outside the loop.
@@ -398,13 +389,18 @@ func (conn *Conn) readContent() (*plan.KernelState, error) {
 		Problem: "the table is missing", Streams: map[string]*plan.KernelStream{},
 		Targets: map[uint32]*plan.KernelTarget{}, VIPs: map[vip.VIP]string{},
 	}
-	content, err := conn.readRuleset(true)
-	if err != nil || !content.Exists {
+	var content *ruleset
+	if err := conn.nft.ReadConsistently("table inet "+plan.TableName, func() (err error) {
+		if content, err = conn.readRuleset(true); err == nil && content.Exists {
+			state.Problem, err = conn.inspectBase(content)
+		}
+		return err
+	}); err != nil || !content.Exists {
 		return state, err
 	}
-	if state.Problem, err = conn.inspectBase(content); err != nil {
-		return nil, err
-	}
+	// The elements are read without the generation: large maps take longer than the pause between two
+	// transactions of another process, most of which change other tables. The caller compares it.
+	var err error
 	state.Base = state.Problem == "" && content.assignsTimeouts(conn.config)
 	// A stream that lost its chain still has maps, which Write must remove or fill.
 	names := content.streams()

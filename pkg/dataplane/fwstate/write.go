@@ -19,7 +19,9 @@ import (
 type changeWriter struct {
 	*Conn
 	first, last *nft.Transaction
-	fills       []tableEntries
+	// before and after hold the large transactions before first and last.
+	before, after []*nft.Transaction
+	fills         []tableEntries
 	// observed holds the objects of the streams whose rules change.
 	observed map[string]*ruleset
 	// live holds the live maps by name with the change applied; nil is a missing map.
@@ -48,6 +50,17 @@ type entry struct {
 // took 1.8 GB and 4 s (Linux 6.18). This number also fits a send buffer of the default size.
 const MaxElements = 6000
 
+// partSize is the size in bytes from which a transaction takes no further target, stream or VIP. With
+// the last one it fits a send buffer of the default size, and has less than MaxElements elements.
+const partSize = 100 << 10
+
+// split begins another transaction if one is large.
+func split(parts *[]*nft.Transaction, transaction **nft.Transaction) {
+	if (*transaction).Size() > partSize {
+		*parts, *transaction = append(*parts, *transaction), newTransaction()
+	}
+}
+
 // maxReported limits the elements that the kernel echoes for one transaction. In a user namespace
 // the receive buffer has the default size of 208 KiB: 1 000 elements fit, 1 200 do not (Linux
 // 6.18).
@@ -68,7 +81,8 @@ func elementsOf(fills []tableEntries) (count int) {
 }
 
 // Write applies a change in one transaction, or in several if it has more than MaxElements
-// elements. Between the transactions every packet has a target, old or new, unless that failed.
+// elements or is larger than partSize. Between the transactions every packet has a target, old or
+// new, unless that failed.
 func (conn *Conn) Write(change plan.Change) error {
 	conn.reported = report{}
 	change, err := conn.resize(change)
@@ -95,7 +109,8 @@ func (conn *Conn) Write(change plan.Change) error {
 
 func (writer *changeWriter) commit() error {
 	// The common case: one transaction, which packets see as a whole.
-	if elements := elementsOf(writer.fills); elements <= MaxElements {
+	begin, end := append(writer.before, writer.first), append(writer.after, writer.last)
+	if elements := elementsOf(writer.fills); elements <= MaxElements && len(begin)+len(end) == 2 {
 		for _, changes := range writer.fills {
 			changes.known = changes.known && elements <= maxReported
 			fill(writer.first, changes)
@@ -104,14 +119,16 @@ func (writer *changeWriter) commit() error {
 		return writer.Conn.commit(writer.first)
 	}
 	// The rules of last reference objects of first: an encoding error must prevent both.
-	writer.first.Err = errors.Join(writer.first.Err, writer.last.Err)
-	if err := writer.Conn.commit(writer.first); err != nil {
+	for _, transaction := range end {
+		begin[0].Err = errors.Join(begin[0].Err, transaction.Err)
+	}
+	if err := writer.Conn.commit(begin...); err != nil {
 		return err
 	}
 	if err := writer.writeEntries(writer.fills); err != nil {
 		return err
 	}
-	return writer.Conn.commit(writer.last)
+	return writer.Conn.commit(end...)
 }
 
 // writeEntries writes entries in several transactions. An entry is replaced within one
@@ -158,8 +175,14 @@ func fill(transaction *nft.Transaction, changes tableEntries) {
 	transaction.Echo = false
 }
 
-func (conn *Conn) commit(transaction *nft.Transaction) error {
-	return conn.nft.Commit(transaction, nil)
+// commit commits transactions in order.
+func (conn *Conn) commit(transactions ...*nft.Transaction) error {
+	for _, transaction := range transactions {
+		if err := conn.nft.Commit(transaction, nil); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // liveOf returns a live map with the change applied so far.
@@ -238,6 +261,7 @@ func (writer *changeWriter) targetChains(change plan.Change) error {
 			writer.moved[target.FWMark] = was.Stream
 		}
 		setRules(writer.first, chain, rules[chain], writer.config.targetRule(target))
+		split(&writer.before, &writer.first)
 	}
 	return nil
 }
@@ -375,6 +399,7 @@ func (writer *changeWriter) vips(change plan.Change) error {
 		default:
 			writer.last.AddElements(set, prefixElements(address, ""))
 		}
+		split(&writer.after, &writer.last)
 	}
 	return nil
 }

@@ -12,7 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -70,6 +73,114 @@ func TestOnlyDifferencesAreWritten(t *testing.T) {
 	ns.Shell(t, "nft flush chain inet vipgate-lb stream/web; nft delete map inet vipgate-lb maglev6/web")
 	if read, err := f.ReadTables(written); err != nil || read.Tables[vip.IPv6] != nil || read.ChainIntact {
 		t.Errorf("without a map the stream is %+v, %v", read, err)
+	}
+}
+
+// Another process that changes its own table again and again does not prevent a complete read.
+func TestReadDuringForeignTransactions(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	f, writer := openConn(t, ns, Config{}), openConn(t, ns, Config{})
+	change := exampleChange()
+	desired := &change.Streams[0].Desired
+	desired.Size = 65537
+	for _, family := range vip.Families {
+		desired.Tables[family] = filled(desired.Size, 5000, 5001, 5002)
+	}
+	must(t, writeBase(f, change))
+	end, done := make(chan struct{}), make(chan error)
+	go func() {
+		for round := 0; ; round++ {
+			// More reads than Read makes of the rules, and fewer than of the elements.
+			for range 1000 {
+				if _, err := writer.Generation(); err != nil {
+					done <- err
+					return
+				}
+			}
+			transaction := nft.Transaction{Table: nft.Table{Family: unix.NFPROTO_IPV4, Name: "other"}}
+			if transaction.AddTable(); round%2 == 1 {
+				transaction.DeleteTable()
+			}
+			if err := writer.nft.Commit(&transaction, nil); err != nil {
+				done <- err
+				return
+			}
+			select {
+			case <-end:
+				done <- nil
+				return
+			default:
+			}
+		}
+	}()
+	for range 3 {
+		state, err := f.Read(nil)
+		if err != nil || !state.Base || len(state.VIPs) == 0 || !slices.Equal(state.Streams["web"].Tables[vip.IPv4],
+			desired.Tables[vip.IPv4]) {
+			t.Errorf("%+v, %v", state, err)
+			break
+		}
+	}
+	close(end)
+	must(t, <-done)
+}
+
+// A neighbor that failed on one link is reachable if packets reach it on another.
+func TestNeighborOfTwoLinks(t *testing.T) {
+	for state, failed := range map[string]bool{
+		"reachable": false, "delay": false, "probe": false, "permanent": false, "stale": true, "failed": true,
+	} {
+		t.Run(state, func(t *testing.T) {
+			ns := lab.NewNetNS(t)
+			ns.Shell(t, "ip link add int0 type veth peer int1; ip link set int0 up; ip link set int1 up; "+
+				"ip neigh add 172.16.0.9 dev int0 nud failed; "+
+				"ip neigh add 172.16.0.9 dev int1 lladdr 02:00:00:00:00:09 nud "+state)
+			network, err := openConn(t, ns, Config{}).ReadNetwork()
+			must(t, err)
+			if _, got := network.FailedNeighbors[netip.MustParseAddr("172.16.0.9")]; got != failed {
+				t.Errorf("failed: %t, want %t", got, failed)
+			}
+		})
+	}
+}
+
+// A change of any number of VIPs and targets fits the send buffer of a pod in a user namespace.
+func TestLargeChangeInSmallBuffer(t *testing.T) {
+	for _, mode := range []Conntrack{ConntrackOn, ConntrackOff} {
+		t.Run(mode.String(), func(t *testing.T) {
+			f := openConn(t, lab.NewNetNS(t), Config{Conntrack: mode})
+			f.nft.SendLimit = 212_992
+			change := exampleChange()
+			other := change.Streams[0]
+			other.Desired.Name = strings.Repeat("x", 60)
+			change.Streams = append(change.Streams, other)
+			var fwmarks []uint32
+			for n := range uint32(800) {
+				fwmarks = append(fwmarks, DefaultFirst+n)
+			}
+			change.Targets = exampleSlots("web", fwmarks...)
+			for n := range 3000 {
+				address := netip.AddrFrom4([4]byte{30, byte(n >> 8), byte(n)})
+				change.VIPs[vip.Require(address.String()+[]string{"/32", "/24"}[min(1, n%3)])] = "web"
+			}
+			must(t, writeBase(f, change))
+			for _, stream := range []string{"web", other.Desired.Name, ""} {
+				for v := range change.VIPs {
+					change.VIPs[v] = stream
+				}
+				must(t, f.Write(plan.Change{VIPs: change.VIPs}))
+				want := change.VIPs
+				if stream == "" {
+					want = nil
+				}
+				if got, err := f.ReadVIPs(); err != nil || !maps.Equal(got, want) {
+					t.Errorf("%q has %d VIPs of %d, %v", stream, len(got), len(want), err)
+				}
+			}
+			if got, err := f.ReadTargets(fwmarks); err != nil || len(got) != len(fwmarks) {
+				t.Errorf("%d targets of %d, %v", len(got), len(fwmarks), err)
+			}
+		})
 	}
 }
 
