@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -189,7 +190,7 @@ func (plane *Plane) apply(desired *plan.Desired, before, next *plan.State) error
 		}
 	}
 	for v, stream := range want {
-		if kernel.find(v) != nil {
+		if kernel.usable[v.Prefix().Addr()] != nil {
 			next.VIPs[v], plane.added[v] = stream, struct{}{}
 		}
 	}
@@ -236,7 +237,7 @@ func (plane *Plane) changes(kernel addresses, want map[vip.VIP]string, next *pla
 ) {
 	foreign := vip.Set{}
 	for v := range want {
-		switch entry := kernel.find(v); {
+		switch entry := kernel.usable[v.Prefix().Addr()]; {
 		case entry != nil && entry.Metric != rtnetlink.MetricVIP:
 			foreign[v] = struct{}{}
 			if !plane.foreign.Has(v) {
@@ -267,22 +268,12 @@ func (plane *Plane) changes(kernel addresses, want map[vip.VIP]string, next *pla
 
 // addresses are the addresses of all interfaces.
 type addresses struct {
-	all     []rtnetlink.Address
+	all []rtnetlink.Address
+	// usable holds the addresses on the interface of the VIPs. The kernel delivers nothing to the
+	// addresses of an interface that is down.
+	usable  map[netip.Addr]*rtnetlink.Address
 	link    int    // the index of the interface of the VIPs
 	problem string // why it can have no address; "" if it can
-}
-
-// find returns the usable address of a VIP on the interface, or nil. The kernel delivers nothing
-// to the addresses of an interface that is down.
-func (kernel *addresses) find(v vip.VIP) *rtnetlink.Address {
-	for i := range kernel.all {
-		entry := &kernel.all[i]
-		if kernel.problem == "" && entry.Link == kernel.link && entry.Addr == v.Prefix().Addr() &&
-			!entry.Tentative() && !entry.Duplicate() {
-			return entry
-		}
-	}
-	return nil
 }
 
 // read reads the interface and all addresses.
@@ -307,6 +298,14 @@ func (plane *Plane) read() (kernel addresses, err error) {
 		}
 	}
 	kernel.all, err = plane.conn.Addresses()
+	kernel.usable = make(map[netip.Addr]*rtnetlink.Address, len(kernel.all))
+	for i := range kernel.all {
+		entry := &kernel.all[i]
+		if kernel.problem == "" && entry.Link == kernel.link && kernel.usable[entry.Addr] == nil &&
+			!entry.Tentative() && !entry.Duplicate() {
+			kernel.usable[entry.Addr] = entry
+		}
+	}
 	return kernel, err
 }
 

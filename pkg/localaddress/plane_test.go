@@ -3,6 +3,7 @@ package localaddress
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -115,6 +116,46 @@ func TestAddressesFollowTarget(t *testing.T) {
 	r.desire(5, plan.Down, vip4, vip6)
 	r.wait(5)
 	kernelHas(t, ns, "lo")
+}
+
+// A comparison of many VIPs with the addresses costs little more than reading these.
+func TestComparisonOfManyVIPs(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	plane := New("lo", slog.New(slog.DiscardHandler))
+	target := plan.Target{Name: "self", Roles: [...]plan.Role{plan.Serving, plan.Serving}}
+	stream := &plan.Stream{Name: "api", Targets: []plan.Target{target}}
+	address := netip.MustParseAddr("20.0.0.1")
+	for range 12_000 {
+		stream.VIPs = append(stream.VIPs, vip.Require(address.String()+"/32"))
+		address = address.Next()
+	}
+	desired := &plan.Desired{Revision: 1, Streams: map[string]*plan.Stream{"api": stream}}
+	fastest := func(do func() error) (fastest time.Duration) {
+		for range 3 {
+			began := time.Now()
+			harness.Must(t, do())
+			if taken := time.Since(began); fastest == 0 || taken < fastest {
+				fastest = taken
+			}
+		}
+		return fastest
+	}
+	harness.Must(t, ns.Do(func() error {
+		defer func() { harness.Must(t, plane.conn.Close()) }()
+		apply := func() error {
+			next := plan.State{VIPs: map[vip.VIP]string{}, Streams: map[string]*plan.StreamState{}}
+			if err := plane.apply(desired, &plan.State{}, &next); err != nil || len(next.VIPs) == len(stream.VIPs) {
+				return err
+			}
+			return fmt.Errorf("%d of %d VIPs are confirmed", len(next.VIPs), len(stream.VIPs))
+		}
+		harness.Must(t, apply()) // adds the addresses
+		read := fastest(func() error { _, err := plane.read(); return err })
+		if compared := fastest(apply); compared > 6*read {
+			t.Errorf("a read takes %v, with the comparison %v", read, compared)
+		}
+		return nil
+	}))
 }
 
 func TestRemovedAddressReturns(t *testing.T) {
