@@ -173,15 +173,15 @@ func sameMap[Key, Value comparable](a, b map[Key]Value) bool {
 	return reflect.ValueOf(a).UnsafePointer() == reflect.ValueOf(b).UnsafePointer() || maps.Equal(a, b)
 }
 
-// limited returns the first streams that have maxTargets targets together.
-func limited(streams []Stream) []Stream {
-	targets := 0
-	for i, stream := range streams {
-		if targets += len(stream.FWMarks); targets > maxTargets {
-			return streams[:i]
+// limited returns the streams that have maxTargets targets together, without those beyond it.
+func limited(streams []Stream) (fitting []Stream) {
+	room := maxTargets
+	for _, stream := range streams {
+		if targets := len(stream.FWMarks); targets <= room {
+			room, fitting = room-targets, append(fitting, stream)
 		}
 	}
-	return streams
+	return fitting
 }
 
 // Remove removes both tables.

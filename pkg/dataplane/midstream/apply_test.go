@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -147,6 +148,32 @@ func TestApplyEqualIDs(t *testing.T) {
 			t.Fatalf("step %d: %q, %v", step, difference, err)
 		}
 		known = next
+	}
+}
+
+// A stream with too many targets does not take the room of others.
+func TestLimitedStreams(t *testing.T) {
+	for _, tt := range []struct{ targets, want []int }{
+		{[]int{maxTargets - 1, 1}, []int{maxTargets - 1, 1}},
+		{[]int{maxTargets - 1, 2, 1}, []int{maxTargets - 1, 1}},
+		{[]int{maxTargets, 1}, []int{maxTargets}},
+		{[]int{maxTargets + 1, maxTargets}, []int{maxTargets}},
+	} {
+		var list []Stream
+		for _, targets := range tt.targets {
+			stream := Stream{FWMarks: map[uint32]plan.LinkAddress{}}
+			for fwmark := range uint32(targets) {
+				stream.FWMarks[fwmark] = plan.LinkAddress{}
+			}
+			list = append(list, stream)
+		}
+		var got []int
+		for _, stream := range limited(list) {
+			got = append(got, len(stream.FWMarks))
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("of %v: got %v, want %v", tt.targets, got, tt.want)
+		}
 	}
 }
 
