@@ -176,7 +176,7 @@ func TestRouteRestoredByAnotherIsNotLost(t *testing.T) {
 	w := newModelFixture()
 	desired := streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving))
 	w.settle(desired, false)
-	must(t, w.e.holds.begin("a", time.Time{}))
+	w.e.holds.until["a"] = time.Time{}
 	before := *w.slot("a", "x1")
 	w.k.linkGoes(false)
 	w.notice(2)
@@ -212,6 +212,35 @@ func TestVIPThatBecomesLocal(t *testing.T) {
 	}
 }
 
+// VIPs are assigned again only if an address or a local route changed, not for each neighbor.
+func TestVIPsAreAssignedOnce(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(network *plan.Network)
+		same   bool
+	}{
+		{"neighbor", func(network *plan.Network) {
+			network.FailedNeighbors[netip.MustParseAddr("10.0.0.9")] = struct{}{}
+		}, true},
+		{"address", func(network *plan.Network) {
+			network.LocalAddrs[netip.MustParseAddr("20.0.0.1")] = struct{}{}
+		}, false},
+		{"local route", func(network *plan.Network) {
+			network.LocalRoutes = []plan.LocalRoute{{Prefix: netip.MustParsePrefix("20.0.0.0/24")}}
+		}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newModelFixture()
+			w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving))), false)
+			tt.change(&w.k.net)
+			w.notice()
+			if w.e.observe(true); w.e.vipsAssigned() != tt.same {
+				t.Errorf("assigned: %t, want %t", !tt.same, tt.same)
+			}
+		})
+	}
+}
+
 // Policy rules of different options are removed once the kernel has the desired state. A failed
 // removal is retried.
 func TestOldRulesAreRemovedOnce(t *testing.T) {
@@ -233,7 +262,7 @@ func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w := newModelFixture()
 	desired := streamA(testTarget("x1", plan.Serving), testTarget("x2", plan.Serving))
 	w.settle(desired, false)
-	must(t, w.e.holds.begin("a", time.Time{}))
+	w.e.holds.until["a"] = time.Time{}
 	w.slot("a", "x2").NextHops[vip.IPv4] = netip.Addr{}
 	w.e.stale |= routes
 	w.settle(desired, false)
@@ -338,13 +367,14 @@ func TestForeignElementOfHeldStreamStays(t *testing.T) {
 	w.k.VIPs[v] = "other"
 	w.notice()
 	desired := desiredOf(testStream("a", []string{v.String()}, testTarget("x1", plan.Serving)))
-	must(t, w.e.holds.begin("a", time.Time{}))
+	w.e.holds.until["a"] = time.Time{}
 	w.settle(desired, false)
 	if d := w.e.drift(); w.k.VIPs[v] != "other" || len(d) != 1 || d[0].Detail != "it leads to stream other" ||
 		w.state().VIPs[v] != "" {
 		t.Fatalf("drift %+v, VIPs %v", d, w.k.VIPs)
 	}
-	if _, err := w.e.resume("a", desired); err != nil || w.k.VIPs[v] != "a" {
+	delete(w.e.holds.until, "a")
+	if _, err := w.e.reconcile(desired); err != nil || w.k.VIPs[v] != "a" {
 		t.Fatalf("resume: %v; VIPs %v", err, w.k.VIPs)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/crash"
 )
 
@@ -173,6 +175,41 @@ ip route add 99.0.0.0/8 via 10.1.0.200 proto 179`)
 		return s.sh("nft -s list chain inet vipgate-lb theirs; nft list table ip other; nft list map inet vipgate-lb vip4 " +
 			"| grep -o '30.0.0.1 : goto theirs'; ip rule | grep 'lookup 7000'; ip route show table 7000; " +
 			"ip route show 99.0.0.0/8")
+	}
+}
+
+// A modulus that another process wrote, which is not the size of a Maglev table, is replaced.
+func TestRecoveredSize(t *testing.T) {
+	targets := map[string]plan.InstalledTarget{}
+	for i, name := range []string{"x1", "x2", "x3"} {
+		targets[name] = plan.InstalledTarget{FWMark: 5000 + uint32(i), Label: plan.Label{Stream: "a", Name: name}}
+	}
+	for size, valid := range map[uint32]bool{
+		0: false, 1: false, 2: true, 1000: false, 1009: true, 65537: true, 131071: true,
+		plan.MaxTable - 3: true, plan.MaxTable + 7: false, math.MaxUint32 - 4: false,
+	} {
+		stream := &plan.KernelStream{Name: "a", Size: size, Seed: 7}
+		stream.Tables[vip.IPv4] = []uint32{5000, 5001, 5002}
+		got := recoverStream(stream, targets, nil)
+		if (got.Size == size) != valid || !valid && got.Size != unknownSize {
+			t.Errorf("%d: size %d", size, got.Size)
+		}
+		if got.Stage != plan.StagePending {
+			t.Errorf("%d: stage %d", size, got.Stage)
+		}
+	}
+}
+
+// A stream may have any name: its targets are not those of fwmarks without a known target.
+func TestRestartWithStreamOfDash(t *testing.T) {
+	w := newModelFixture()
+	dash := testStream("-", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving))
+	w.settle(desiredOf(dash), false)
+	before := w.number("-", "x1")
+	w.restart()
+	w.settle(desiredOf(dash, testStream("a", []string{"20.0.0.2/32"}, testTarget("x1", plan.Serving))), false)
+	if after := w.number("-", "x1"); after != before || after == 0 {
+		t.Errorf("the target has fwmark %d, had %d", after, before)
 	}
 }
 

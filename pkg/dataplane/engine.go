@@ -206,7 +206,9 @@ func (engine *engine) assignVIPs() {
 // computation for most changes, which concern targets only.
 func (engine *engine) vipsAssigned() bool {
 	same := func(vips []vip.VIP, stream *plan.Stream) bool { return slices.Equal(vips, stream.VIPs) }
-	return engine.assignedIn == engine.network && maps.EqualFunc(engine.assignedVIPs, engine.desired.Streams, same)
+	in, now := engine.assignedIn, engine.network
+	return in != nil && maps.Equal(in.LocalAddrs, now.LocalAddrs) && slices.Equal(in.LocalRoutes, now.LocalRoutes) &&
+		maps.EqualFunc(engine.assignedVIPs, engine.desired.Streams, same)
 }
 
 // removeOldRules removes the policy rules of an earlier process with different options, once the

@@ -235,9 +235,7 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 		w.settle(desired, false)
 		w.notice()
 		w.settle(desired, false)
-		if err := w.e.holds.begin(allStreams, time.Time{}); err != nil {
-			t.Fatal(err)
-		}
+		w.e.holds.until[allStreams] = time.Time{}
 		had := w.had()
 		before := w.kernel()
 		tamperings := rapid.IntRange(1, 4).Draw(t, "tamperings")
@@ -300,7 +298,8 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 			t.Fatalf("reconcile repaired %+v, %v", done, err)
 		}
 		untouched("reconcile")
-		done, err := w.e.resume(allStreams, desired)
+		clear(w.e.holds.until)
+		done, err := w.e.reconcile(desired)
 		if err != nil {
 			t.Fatalf("resume: %v", err)
 		}

@@ -23,11 +23,13 @@ type holds struct {
 	until map[string]time.Time
 	// file stores the holds across restarts; "" keeps them in memory only.
 	file string
-	log  *slog.Logger
+	// write is durable.Write; tests replace it.
+	write func(file string, content any) error
+	log   *slog.Logger
 }
 
 func newHolds(options Options) holds {
-	h := holds{until: map[string]time.Time{}, log: options.Log}
+	h := holds{until: map[string]time.Time{}, write: durable.Write, log: options.Log}
 	if options.StateDir != "" {
 		h.file = filepath.Join(options.StateDir, "dataplane-hold.json")
 	}
@@ -57,50 +59,6 @@ func (h *holds) held(stream string) bool {
 	return all || one
 }
 
-// set replaces the holds. It writes the file first, so that a failure changes nothing.
-func (h *holds) set(until map[string]time.Time) error {
-	if h.file != "" {
-		if err := durable.Write(h.file, until); err != nil {
-			return fmt.Errorf("write hold of the data plane: %w", err)
-		}
-	}
-	h.until = until
-	return nil
-}
-
-// begin starts or changes a hold; the zero time is an unlimited hold.
-func (h *holds) begin(stream string, end time.Time) error {
-	until := maps.Clone(h.until)
-	// Strip the monotonic clock reading: the hold survives restarts.
-	until[stream] = end.Round(0)
-	if err := h.set(until); err != nil {
-		return err
-	}
-	h.log.Warn("data plane held: drift is shown and not repaired", "stream", stream, "until", end)
-	return nil
-}
-
-// end ends the hold of a stream, or all holds with "".
-func (h *holds) end(stream string) error {
-	until := maps.Clone(h.until)
-	_, ok := until[stream]
-	_, all := until[allStreams]
-	switch {
-	case stream == allStreams:
-		clear(until)
-	case !ok && all:
-		return errors.New("all streams are held together; resume without a stream")
-	case !ok:
-		return fmt.Errorf("stream %s is not held", stream)
-	}
-	delete(until, stream)
-	if err := h.set(until); err != nil {
-		return err
-	}
-	h.log.Info("data plane hold ended", "stream", stream)
-	return nil
-}
-
 // expire ends expired holds.
 func (h *holds) expire(now time.Time) {
 	until := maps.Clone(h.until)
@@ -110,13 +68,33 @@ func (h *holds) expire(now time.Time) {
 			h.log.Info("data plane hold expired", "stream", stream)
 		}
 	}
-	if len(until) == len(h.until) {
-		return
+	h.until = until // the file contains the end times
+}
+
+// changeHolds changes the holds, and runs then. It writes the file first, so that a failure changes
+// nothing. The disk may hang, so the goroutine of the engine does not write it.
+func changeHolds[T any](
+	ctx context.Context, plane *Plane, what string, change func(map[string]time.Time) error, then func(*engine) (T, error),
+) (answer T, err error) {
+	plane.holding.Lock()
+	defer plane.holding.Unlock()
+	changed, err := ask(ctx, plane, what, func(e *engine) (holds, error) {
+		changed := e.holds
+		changed.until = maps.Clone(changed.until)
+		return changed, change(changed.until)
+	})
+	if err != nil {
+		return answer, err
 	}
-	if err := h.set(until); err != nil {
-		h.log.Warn("failed to write holds", "error", err) // the file contains the end times
+	if changed.file != "" {
+		if err := changed.write(changed.file, changed.until); err != nil {
+			return answer, fmt.Errorf("%s: write hold of the data plane: %w", what, err)
+		}
 	}
-	h.until = until
+	return ask(context.WithoutCancel(ctx), plane, what, func(e *engine) (T, error) {
+		e.holds = changed
+		return then(e)
+	})
 }
 
 // Hold suspends the repair of drift of a stream, or of all streams with "", until Resume, or
@@ -125,15 +103,34 @@ func (plane *Plane) Hold(ctx context.Context, stream string, d time.Duration) (u
 	if d > 0 {
 		until = time.Now().Add(d)
 	}
-	return ask(ctx, plane, "hold the data plane", func(e *engine) (time.Time, error) {
-		return until, e.holds.begin(stream, until)
+	return changeHolds(ctx, plane, "hold the data plane", func(holds map[string]time.Time) error {
+		// Strip the monotonic clock reading: the hold survives restarts.
+		holds[stream] = until.Round(0)
+		return nil
+	}, func(e *engine) (time.Time, error) {
+		e.log.Warn("data plane held: drift is shown and not repaired", "stream", stream, "until", until)
+		return until, nil
 	})
 }
 
 // Resume ends a hold, or all holds with "", and returns the repaired drift.
 func (plane *Plane) Resume(ctx context.Context, stream string) ([]plan.Drift, error) {
-	return ask(ctx, plane, "resume the data plane", func(e *engine) ([]plan.Drift, error) {
-		return e.resume(stream, plane.desired.Load())
+	return changeHolds(ctx, plane, "resume the data plane", func(holds map[string]time.Time) error {
+		_, ok := holds[stream]
+		_, all := holds[allStreams]
+		switch {
+		case stream == allStreams:
+			clear(holds)
+		case !ok && all:
+			return errors.New("all streams are held together; resume without a stream")
+		case !ok:
+			return fmt.Errorf("stream %s is not held", stream)
+		}
+		delete(holds, stream)
+		return nil
+	}, func(e *engine) ([]plan.Drift, error) {
+		e.log.Info("data plane hold ended", "stream", stream)
+		return e.reconcile(plane.desired.Load())
 	})
 }
 

@@ -60,6 +60,7 @@ type Plane struct {
 	// requests run on the goroutine that owns the engine.
 	requests chan func(*engine)
 	ended    chan struct{}
+	holding  sync.Mutex // during a change of the holds and of their file
 
 	reconciler
 }

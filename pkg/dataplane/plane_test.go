@@ -1,12 +1,15 @@
 package dataplane
 
 import (
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -214,6 +217,45 @@ func TestHoldOfOneStream(t *testing.T) {
 	}
 	p.wait("a to be repaired",
 		func(s plan.State) bool { return s.VIPs[vip.Require("20.0.0.1/32")] == "a" && len(s.Drift) == 0 })
+}
+
+// A disk that hangs during a hold does not stop the data plane, and one that fails changes nothing.
+func TestHoldDoesNotWaitForDisk(t *testing.T) {
+	x := newSite(t)
+	p := x.start()
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving)))
+	writing, disk := make(chan struct{}), make(chan error)
+	_, err := ask(t.Context(), p.Plane, "replace", func(e *engine) (struct{}, error) {
+		e.holds.write = func(string, any) error {
+			writing <- struct{}{}
+			return <-disk
+		}
+		return struct{}{}, nil
+	})
+	x.must(err)
+	for _, failure := range []error{unix.EIO, nil} {
+		done := make(chan error, 1)
+		go func() {
+			_, err := p.Hold(t.Context(), "a", 0)
+			done <- err
+		}()
+		<-writing
+		p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving)),
+			siteStream("b", []string{"20.0.0.2/32"}, siteTarget(2, plan.Serving)))
+		if held := len(p.State().Load().Held) > 0; held {
+			t.Error("held before the file is written")
+		}
+		disk <- failure
+		if err := <-done; !errors.Is(err, failure) {
+			t.Errorf("got %v, want %v", err, failure)
+		}
+		_, held := p.wait("the hold", func(s plan.State) bool {
+			return failure != nil || len(s.Held) > 0
+		}).Held["a"]
+		if held != (failure == nil) {
+			t.Errorf("%v: held %t", failure, held)
+		}
+	}
 }
 
 func TestHoldExpires(t *testing.T) {

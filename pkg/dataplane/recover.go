@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/big"
 	"slices"
 	"time"
 
@@ -15,8 +16,8 @@ import (
 const (
 	// unknownSize is the table size of a stream whose chain does not contain its size.
 	unknownSize = 1009
-	// noStream is the pseudo stream of fwmarks without a known target.
-	noStream = "-"
+	// noStream is the pseudo stream of fwmarks without a known target, which no stream can have as name.
+	noStream = "?"
 )
 
 // load recovers the objects of an earlier process from the names of chains, the comments of their
@@ -99,7 +100,8 @@ func recoverStream(
 		}
 		slices.Sort(x.Tables[family])
 	}
-	if s.Size < 2 || s.Seed == 0 {
+	// Another process wrote a rule whose modulus is not the size of a Maglev table.
+	if s.Seed == 0 || s.Size > plan.MaxTable || !big.NewInt(int64(s.Size)).ProbablyPrime(0) {
 		// Any valid values suffice, because a pending stream is rewritten.
 		x.Size, x.Seed, x.Stage = unknownSize, 1, plan.StagePending
 	} else if len(plan.StreamDrift(x, x.Kernel(targets, new(plan.TableCaches)), s, vips).Drift) > 0 {

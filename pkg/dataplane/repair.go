@@ -138,14 +138,6 @@ func (engine *engine) repairsAreSlow() bool {
 	return entries > fwstate.MaxElements
 }
 
-// resume ends the hold of a stream, or all holds with "", and repairs the held drift.
-func (engine *engine) resume(stream string, desired *plan.Desired) ([]plan.Drift, error) {
-	if err := engine.holds.end(stream); err != nil {
-		return nil, err
-	}
-	return engine.reconcile(desired)
-}
-
 // reconcile reads everything and repairs all drift except in held streams, ignoring back-offs.
 func (engine *engine) reconcile(desired *plan.Desired) ([]plan.Drift, error) {
 	if desired == nil || desired.RoutesOnly || engine.targets == nil {
