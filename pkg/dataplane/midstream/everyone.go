@@ -190,8 +190,8 @@ func (b *builder) peerChains(stream Stream) []nft.Chain {
 	denied := nft.Chain{Name: deniedPrefix + stream.Name, Rules: []nft.Rule{
 		b.rule(comment+"the same target again", reverse, deniers, in(0, denierSet), drop),
 		b.rule(comment+"a target denies", reverse, deniers, update(denierSet)),
-		// With a full set the client gets the RST.
-		b.rule(comment+"too many denials", reverse, deniers, notIn(0, denierSet), unmark(), accept),
+		// With a full set another target may still have the flow: the client's next packet asks again.
+		b.rule(comment+"too many denials", reverse, deniers, notIn(0, denierSet), drop),
 	}}
 	rest := nft.Chain{Name: restPrefix + stream.Name}
 	known := stream.byLink()

@@ -356,9 +356,7 @@ func (x *fixture) undecided(family vip.Family, change func()) {
 		x.t.Fatalf("%q, %v", got, err)
 	}
 	x.move()
-	x.pod.Shell(x.t, `nft add table netdev lost
-nft 'add chain netdev lost in { type filter hook ingress device int2 priority 0; }'
-nft add rule netdev lost in tcp sport 5000 drop`)
+	x.loseAnswers()
 	if _, err := fmt.Fprintln(flow, "?"); err != nil {
 		x.t.Fatal(err)
 	}
@@ -374,6 +372,14 @@ nft add rule netdev lost in tcp sport 5000 drop`)
 	if got, err := bufio.NewReader(flow).ReadString('\n'); got != "2\n" || err != nil {
 		x.t.Errorf("%q, %v; %+v", got, err, x.counters())
 	}
+}
+
+// loseAnswers drops the packets of the second target until the table netdev lost is deleted.
+func (x *fixture) loseAnswers() {
+	x.t.Helper()
+	x.pod.Shell(x.t, `nft add table netdev lost
+nft 'add chain netdev lost in { type filter hook ingress device int2 priority 0; }'
+nft add rule netdev lost in tcp sport 5000 drop`)
 }
 
 // A half-closed flow, of which this pod sees the FIN first, gets its answer.
@@ -539,6 +545,41 @@ func TestFullSetFailsOpen(t *testing.T) {
 	}
 	if got, err := ask(lucky); got != "2" || err != nil {
 		t.Errorf("a decided flow: %q, %v", got, err)
+	}
+}
+
+// When the set of denials is full, a flow that moves still finds its target.
+func TestFullDenialsBreakNoFlow(t *testing.T) {
+	for _, asking := range []asking{threeWay, everyone} {
+		t.Run(string(asking), func(t *testing.T) {
+			x := newFixture(t, asking)
+			flow := x.dial(vip.IPv4)
+			if got, err := ask(flow); got != "2" || err != nil {
+				t.Fatalf("%q, %v", got, err)
+			}
+			for first := uint32(0); first < maxDenials; first += fwstate.MaxElements {
+				transaction := &nft.Transaction{Table: nft.Table{Family: unix.NFPROTO_IPV4, Name: plan.TableName}}
+				var flood []nft.Element
+				for i := first; i < min(first+fwstate.MaxElements, maxDenials); i++ {
+					key := binary.BigEndian.AppendUint32(nil, 0x0b000000+i)
+					key = append(append(key, vips[0].AsSlice()...), 0, 1, 0, 0, 0, 2, 0, 0)
+					flood = append(flood, nft.Element{Key: append(key, 2, 0, 0, 0, 1, 1, 0, 0), Timeout: time.Minute})
+				}
+				transaction.AddElements(denierSet, flood)
+				harness.Must(t, x.conn.Commit(transaction, nil))
+			}
+			x.move()
+			x.loseAnswers()
+			if _, err := fmt.Fprintln(flow, "?"); err != nil {
+				t.Fatal(err)
+			}
+			await.True(t, "a retransmission to be asked about", func() bool { return x.counters().Asked >= 4 })
+			x.pod.Shell(t, "nft delete table netdev lost")
+			harness.Must(t, flow.SetDeadline(time.Now().Add(30*time.Second)))
+			if got, err := bufio.NewReader(flow).ReadString('\n'); got != "2\n" || err != nil {
+				t.Errorf("%q, %v; %+v", got, err, x.counters())
+			}
+		})
 	}
 }
 

@@ -277,7 +277,7 @@ func (b *builder) commonChains() {
 	threeWay := slices.Concat(reverse, in(0, deniedSets[1]))
 	counted := slices.Concat([]expr.Any{&expr.Counter{}}, accept)
 	deny := func(order int) []expr.Any {
-		return slices.Concat(link(b.linkRegister()), update(deniedSets[order]), update(denierSet),
+		return slices.Concat(link(b.linkRegister()), update(denierSet), update(deniedSets[order]),
 			verdict(expr.VerdictDrop, ""))
 	}
 	b.chain(nft.Chain{Name: deniedChain},
@@ -285,9 +285,10 @@ func (b *builder) commonChains() {
 			verdict(expr.VerdictDrop, "")),
 		b.rule(commentDenied, threeWay, counted),
 		b.rule(commentDenied, twoWay, counted),
-		// A full set ends the rule before its verdict, so that the client gets the RST.
 		b.rule(comment+"the second target", reverse, in(0, deniedSets[0]), deny(1)),
 		b.rule(comment+"the first target", reverse, deny(0)),
+		// With a full set another target may still have the flow: the client's next packet asks again.
+		b.rule(comment+"too many denials", verdict(expr.VerdictDrop, "")),
 	)
 	// After the table of package fwstate, which has set both marks to the current target.
 	undecided := func(op expr.CmpOp) []expr.Any {
