@@ -96,30 +96,21 @@ func (observed *observation) readKernel() error {
 	return nil
 }
 
-// readAll reads everything. It retries up to twice to obtain a dump without a concurrent
-// transaction.
+// readAll reads everything. With the generation from before the read a transaction of another process
+// during it causes the next one.
 func (observed *observation) readAll() error {
-	for attempt := 1; ; attempt++ {
-		before, err := observed.kernel.Generation()
-		if err != nil {
-			return err
-		}
-		state, err := observed.kernel.Read(observed.installedFWMarks())
-		if err != nil {
-			return fmt.Errorf("read the data plane: %w", err)
-		}
-		after, err := observed.kernel.Generation()
-		if err != nil {
-			return err
-		}
-		if before == after || attempt == 3 {
-			// With the older generation a transaction during the dump causes another read.
-			observed.observed, observed.generation, observed.ownTransactions = state, before, observed.kernel.Transactions()
-			observed.staleStreams()
-			observed.rulesetRead = true
-			return nil
-		}
+	generation, err := observed.kernel.Generation()
+	if err != nil {
+		return err
 	}
+	state, err := observed.kernel.Read(observed.installedFWMarks())
+	if err != nil {
+		return fmt.Errorf("read the data plane: %w", err)
+	}
+	observed.observed, observed.generation, observed.ownTransactions = state, generation, observed.kernel.Transactions()
+	observed.staleStreams()
+	observed.rulesetRead = true
+	return nil
 }
 
 // foreignTransaction reports whether another process changed the ruleset since the last read. It

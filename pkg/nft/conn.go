@@ -77,6 +77,16 @@ func (conn *Conn) ReadConsistently(object string, read func() error) error {
 	}
 }
 
+// again repeats a read that another process interrupts.
+func again(read func() error) (err error) {
+	for range readAttempts {
+		if err = read(); !errors.Is(err, nlmsg.ErrInterrupted) {
+			break
+		}
+	}
+	return err
+}
+
 // List calls each for every object of a kind in a table, filtered by name unless it is empty. An
 // object is valid during the call only. The kernel may return ENOENT for a missing table or name.
 func (conn *Conn) List(table Table, kind, attribute uint16, name string, each func(nlmsg.Attributes)) error {
@@ -137,13 +147,15 @@ func (conn *Conn) Set(table Table, name string) (*Set, error) {
 }
 
 // Rules reads the rules of a chain, or of all chains for "".
-func (conn *Conn) Rules(table Table, chain string) (map[string][]Rule, error) {
-	rules := map[string][]Rule{}
-	err := conn.List(table, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, chain, func(attributes nlmsg.Attributes) {
-		// Kernels that ignore the filter list the rules of all chains.
-		if rule := parseRule(attributes); chain == "" || rule.Chain == chain {
-			rules[rule.Chain] = append(rules[rule.Chain], rule)
-		}
+func (conn *Conn) Rules(table Table, chain string) (rules map[string][]Rule, err error) {
+	err = again(func() error {
+		rules = map[string][]Rule{}
+		return conn.List(table, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, chain, func(attributes nlmsg.Attributes) {
+			// Kernels that ignore the filter list the rules of all chains.
+			if rule := parseRule(attributes); chain == "" || rule.Chain == chain {
+				rules[rule.Chain] = append(rules[rule.Chain], rule)
+			}
+		})
 	})
 	if absent(err) {
 		err = nil
@@ -198,18 +210,8 @@ func NewRuleset() *Ruleset {
 	return &Ruleset{Chains: map[string]Chain{}, Sets: map[string]Set{}, Rules: map[string][]Rule{}}
 }
 
-// Dump reads the content of a table without set elements. It reads again if another process
-// interrupts it.
-func (conn *Conn) Dump(table Table) (content *Ruleset, err error) {
-	for range readAttempts {
-		if content, err = conn.dump(table); !errors.Is(err, nlmsg.ErrInterrupted) {
-			break
-		}
-	}
-	return content, err
-}
-
-func (conn *Conn) dump(table Table) (*Ruleset, error) {
+// Dump reads the content of a table without set elements.
+func (conn *Conn) Dump(table Table) (*Ruleset, error) {
 	content := NewRuleset()
 	flags, err := conn.Flags(table)
 	if err != nil || flags == nil {
@@ -218,13 +220,19 @@ func (conn *Conn) dump(table Table) (*Ruleset, error) {
 	content.Exists, content.Flags = true, *flags
 	// Another process may delete the table between the requests.
 	if err := errors.Join(
-		conn.List(table, unix.NFT_MSG_GETCHAIN, 0, "", func(attributes nlmsg.Attributes) {
-			chain := parseChain(attributes)
-			content.Chains[chain.Name] = chain
+		again(func() error {
+			clear(content.Chains)
+			return conn.List(table, unix.NFT_MSG_GETCHAIN, 0, "", func(attributes nlmsg.Attributes) {
+				chain := parseChain(attributes)
+				content.Chains[chain.Name] = chain
+			})
 		}),
-		conn.List(table, unix.NFT_MSG_GETSET, 0, "", func(attributes nlmsg.Attributes) {
-			set := parseSet(attributes)
-			content.Sets[set.Name] = set
+		again(func() error {
+			clear(content.Sets)
+			return conn.List(table, unix.NFT_MSG_GETSET, 0, "", func(attributes nlmsg.Attributes) {
+				set := parseSet(attributes)
+				content.Sets[set.Name] = set
+			})
 		}),
 	); err != nil && !absent(err) {
 		return nil, err

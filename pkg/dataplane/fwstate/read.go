@@ -369,12 +369,12 @@ func (conn *Conn) targetRules(fwmarks []uint32) (map[string][]nft.Rule, error) {
 }
 
 // Read reads the complete state: the table, and the rules and routes of these fwmarks and of the
-// targets in the table.
+// targets in the table. The caller compares the generation: a read of large maps takes longer than
+// the pause between two transactions of another process, most of which change other tables.
 func (conn *Conn) Read(fwmarks []uint32) (state *plan.KernelState, err error) {
 	if state, err = conn.readContent(); err != nil {
 		return nil, err
 	}
-	// The ruleset generation does not cover routes, so they are read outside the loop.
 	if err := conn.addRoutesTo(state.Targets, slices.AppendSeq(slices.Clone(fwmarks),
 		maps.Keys(state.Targets))); err != nil {
 		return state, err
@@ -389,18 +389,13 @@ func (conn *Conn) readContent() (*plan.KernelState, error) {
 		Problem: "the table is missing", Streams: map[string]*plan.KernelStream{},
 		Targets: map[uint32]*plan.KernelTarget{}, VIPs: map[vip.VIP]string{},
 	}
-	var content *ruleset
-	if err := conn.nft.ReadConsistently("table inet "+plan.TableName, func() (err error) {
-		if content, err = conn.readRuleset(true); err == nil && content.Exists {
-			state.Problem, err = conn.inspectBase(content)
-		}
-		return err
-	}); err != nil || !content.Exists {
+	content, err := conn.readRuleset(true)
+	if err != nil || !content.Exists {
 		return state, err
 	}
-	// The elements are read without the generation: large maps take longer than the pause between two
-	// transactions of another process, most of which change other tables. The caller compares it.
-	var err error
+	if state.Problem, err = conn.inspectBase(content); err != nil {
+		return nil, err
+	}
 	state.Base = state.Problem == "" && content.assignsTimeouts(conn.config)
 	// A stream that lost its chain still has maps, which Write must remove or fill.
 	names := content.streams()
