@@ -100,9 +100,7 @@ type content [len(vip.Families)][]nft.Range
 
 func readRanges(conn *nft.Conn, family vip.Family) ([]nft.Range, error) {
 	var list []nft.Element
-	_, err := conn.Elements(inet, setNames[family], func(e nft.Element) {
-		list = append(list, nft.Element{Key: slices.Clone(e.Key), End: e.End})
-	})
+	_, err := conn.Elements(inet, setNames[family], func(element nft.Element) { list = append(list, element) })
 	return nft.Ranges(list), err
 }
 

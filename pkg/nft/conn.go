@@ -3,6 +3,7 @@ package nft
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -57,17 +58,13 @@ func (conn *Conn) ReadConsistently(object string, read func() error) error {
 		return err
 	}
 	for attempt := 1; ; attempt++ {
-		err := read()
-		// Another process interrupts a dump by changing the listed objects: read again.
-		if err != nil && !errors.Is(err, nlmsg.ErrInterrupted) {
+		if err := read(); err != nil {
 			return fmt.Errorf("failed to read %s: %w", object, err)
 		}
-		after, generationErr := conn.Generation()
+		after, err := conn.Generation()
 		switch {
-		case generationErr != nil:
-			return generationErr
-		case err == nil && before == after:
-			return nil
+		case err != nil || before == after:
+			return err
 		// A burst of changes exceeds the attempts, a slow read the time: fail only after both.
 		case attempt >= readAttempts && time.Since(began) > readFor:
 			return fmt.Errorf("failed to read %s: %w, %d times", object, nlmsg.ErrInterrupted, attempt)
@@ -77,28 +74,27 @@ func (conn *Conn) ReadConsistently(object string, read func() error) error {
 	}
 }
 
-// again repeats a read that another process interrupts.
-func again(read func() error) (err error) {
-	for range readAttempts {
-		if err = read(); !errors.Is(err, nlmsg.ErrInterrupted) {
-			break
-		}
-	}
-	return err
-}
-
-// List calls each for every object of a kind in a table, filtered by name unless it is empty. An
-// object is valid during the call only. The kernel may return ENOENT for a missing table or name.
+// List calls each for every object of a kind in a table, filtered by name unless it is empty. The
+// kernel may return ENOENT for a missing table or name.
 func (conn *Conn) List(table Table, kind, attribute uint16, name string, each func(nlmsg.Attributes)) error {
-	_, err := conn.Socket.Dump(request(table, kind, unix.NLM_F_DUMP, attribute, name), func(data []byte) {
+	var objects [][]byte
+	err := nlmsg.ErrInterrupted
+	// Parse after the dump: transactions of other processes interrupt a faster reader less often.
+	for attempt := 0; attempt < readAttempts && errors.Is(err, nlmsg.ErrInterrupted); attempt++ {
+		objects = nil
+		_, err = conn.Socket.Dump(request(table, kind, unix.NLM_F_DUMP, attribute, name), func(data []byte) {
+			objects = append(objects, slices.Clone(data))
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("failed to list nftables objects of %s %s: %w", table, name, err)
+	}
+	for _, data := range objects {
 		// Kernels that ignore the filter list the objects of all tables.
 		if attributes := nlmsg.Netfilter(data); data[0] == table.Family &&
 			attributes.Text(unix.NFTA_TABLE_NAME) == table.Name {
 			each(attributes)
 		}
-	})
-	if err != nil {
-		return fmt.Errorf("failed to list nftables objects of %s %s: %w", table, name, err)
 	}
 	return nil
 }
@@ -147,15 +143,13 @@ func (conn *Conn) Set(table Table, name string) (*Set, error) {
 }
 
 // Rules reads the rules of a chain, or of all chains for "".
-func (conn *Conn) Rules(table Table, chain string) (rules map[string][]Rule, err error) {
-	err = again(func() error {
-		rules = map[string][]Rule{}
-		return conn.List(table, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, chain, func(attributes nlmsg.Attributes) {
-			// Kernels that ignore the filter list the rules of all chains.
-			if rule := parseRule(attributes); chain == "" || rule.Chain == chain {
-				rules[rule.Chain] = append(rules[rule.Chain], rule)
-			}
-		})
+func (conn *Conn) Rules(table Table, chain string) (map[string][]Rule, error) {
+	rules := map[string][]Rule{}
+	err := conn.List(table, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, chain, func(attributes nlmsg.Attributes) {
+		// Kernels that ignore the filter list the rules of all chains.
+		if rule := parseRule(attributes); chain == "" || rule.Chain == chain {
+			rules[rule.Chain] = append(rules[rule.Chain], rule)
+		}
 	})
 	if absent(err) {
 		err = nil
@@ -163,8 +157,7 @@ func (conn *Conn) Rules(table Table, chain string) (rules map[string][]Rule, err
 	return rules, err
 }
 
-// Elements calls each for every element of a set. Key and Data are valid during the call only. The
-// error is ENOENT for a missing set.
+// Elements calls each for every element of a set. The error is ENOENT for a missing set.
 //
 // The kernel resumes a dump of several messages by the number of elements. Elements that the
 // packet path adds or removes in between can make it skip elements; messages is then above 1.
@@ -220,19 +213,13 @@ func (conn *Conn) Dump(table Table) (*Ruleset, error) {
 	content.Exists, content.Flags = true, *flags
 	// Another process may delete the table between the requests.
 	if err := errors.Join(
-		again(func() error {
-			clear(content.Chains)
-			return conn.List(table, unix.NFT_MSG_GETCHAIN, 0, "", func(attributes nlmsg.Attributes) {
-				chain := parseChain(attributes)
-				content.Chains[chain.Name] = chain
-			})
+		conn.List(table, unix.NFT_MSG_GETCHAIN, 0, "", func(attributes nlmsg.Attributes) {
+			chain := parseChain(attributes)
+			content.Chains[chain.Name] = chain
 		}),
-		again(func() error {
-			clear(content.Sets)
-			return conn.List(table, unix.NFT_MSG_GETSET, 0, "", func(attributes nlmsg.Attributes) {
-				set := parseSet(attributes)
-				content.Sets[set.Name] = set
-			})
+		conn.List(table, unix.NFT_MSG_GETSET, 0, "", func(attributes nlmsg.Attributes) {
+			set := parseSet(attributes)
+			content.Sets[set.Name] = set
 		}),
 	); err != nil && !absent(err) {
 		return nil, err

@@ -53,11 +53,7 @@ func (conn *Conn) Inspect(want Table) (have *Ruleset, difference string, err err
 // Holds reports whether a set has exactly the described elements, without regard to timeouts.
 func (conn *Conn) Holds(table Table, want Set) (bool, error) {
 	var list []Element
-	_, err := conn.Elements(table, want.Name, func(element Element) {
-		// The element is valid during the call only.
-		element.Key, element.Data = slices.Clone(element.Key), slices.Clone(element.Data)
-		list = append(list, element)
-	})
+	_, err := conn.Elements(table, want.Name, func(element Element) { list = append(list, element) })
 	return slices.EqualFunc(normalElements(list), normalElements(want.Elements), sameElement), err
 }
 

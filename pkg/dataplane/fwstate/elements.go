@@ -1,7 +1,6 @@
 package fwstate
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -17,8 +16,7 @@ import (
 
 func markKey(fwmark uint32) []byte { return binary.NativeEndian.AppendUint32(nil, fwmark) }
 
-// elements calls each for every element of a set, which is valid during the call only. It returns
-// ENOENT for a missing set.
+// elements calls each for every element of a set. It returns ENOENT for a missing set.
 func (reader reader) elements(set string, each func(nft.Element)) error {
 	_, err := reader.Elements(inet, set, each)
 	return err
@@ -76,10 +74,7 @@ func (reader reader) readHosts(set string, each func(netip.Prefix, string)) erro
 // chain "". It ignores intervals that are not a prefix, which belong to other processes.
 func (reader reader) readNets(set string, each func(netip.Prefix, string)) error {
 	var list []nft.Element
-	err := reader.elements(set, func(element nft.Element) {
-		// The key is valid during the call only.
-		list = append(list, nft.Element{Key: bytes.Clone(element.Key), Chain: element.Chain, End: element.End})
-	})
+	err := reader.elements(set, func(element nft.Element) { list = append(list, element) })
 	for _, interval := range nft.Ranges(list) {
 		for bits := range interval.First.BitLen() + 1 {
 			if prefix := netip.PrefixFrom(interval.First, bits); prefix.Masked() == prefix && vip.Last(prefix) == interval.Last {
