@@ -249,10 +249,6 @@ func removeTable() error {
 	if err != nil {
 		return err
 	}
-	transaction := nft.Transaction{Table: inet}
-	transaction.DeleteTable()
-	if err = conn.Commit(&transaction, nil); errors.Is(err, unix.ENOENT) {
-		err = nil
-	}
+	_, err = conn.Remove(inet)
 	return errors.Join(err, conn.Close())
 }

@@ -114,6 +114,16 @@ func (transaction *Transaction) Replace(want Table, have *Ruleset) {
 	}
 }
 
+// Remove deletes a table with its content, and reports whether it existed.
+func (conn *Conn) Remove(table Table) (removed bool, err error) {
+	transaction := Transaction{Table: table}
+	transaction.DeleteTable()
+	if err = conn.Commit(&transaction, nil); absent(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // Ensure gives tables their described content in one transaction and reads them back. It returns
 // the first difference that it found, or "", and the generation of the ruleset that was read.
 func (conn *Conn) Ensure(tables ...Table) (difference string, generation uint32, err error) {

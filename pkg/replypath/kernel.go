@@ -108,17 +108,13 @@ func (kernel *kernel) observe() (*network, error) {
 	}
 	// An interrupted dump may omit entries; installing them again has no effect.
 	for _, family := range vip.Families {
-		rules, err := kernel.rt.Rules(family)
-		if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) && !rtnetlink.FamilyAbsent(err) {
-			return nil, err
-		}
-		routes, err := kernel.rt.Routes(family, rtnetlink.RouteFilter{Protocol: protocol})
-		if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) && !rtnetlink.FamilyAbsent(err) {
-			return nil, err
-		}
-		neighbors, err := kernel.rt.Neighbors(family)
-		if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) && !rtnetlink.FamilyAbsent(err) {
-			return nil, err
+		rules, rulesErr := kernel.rt.Rules(family)
+		routes, routesErr := kernel.rt.Routes(family, rtnetlink.RouteFilter{Protocol: protocol})
+		neighbors, neighborsErr := kernel.rt.Neighbors(family)
+		for _, err := range []error{rulesErr, routesErr, neighborsErr} {
+			if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) && !rtnetlink.FamilyAbsent(err) {
+				return nil, err
+			}
 		}
 		network.rules, network.routes = append(network.rules, rules...), append(network.routes, routes...)
 		network.neighbors = append(network.neighbors, neighbors...)
@@ -282,14 +278,13 @@ func (kernel *kernel) cleanup() (removed []string, err error) {
 		return removed, err
 	}
 	for _, family := range slices.Backward(tableFamilies[:]) {
-		transaction := nft.Transaction{Table: nft.Table{Family: family, Name: tableName}}
-		transaction.DeleteTable()
-		switch err := kernel.nft.Commit(&transaction, nil); {
-		case errors.Is(err, unix.ENOENT):
-		case err != nil:
+		table := nft.Table{Family: family, Name: tableName}
+		found, err := kernel.nft.Remove(table)
+		if err != nil {
 			return removed, err
-		default:
-			removed = append(removed, "nftables table "+transaction.Table.String())
+		}
+		if found {
+			removed = append(removed, "nftables table "+table.String())
 		}
 	}
 	return removed, nil

@@ -2,15 +2,12 @@ package midstream
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
@@ -55,8 +52,8 @@ func apply(conn *nft.Conn, b *builder, before, after []Stream, known bool) (diff
 	case len(after) == 0 && known && len(before) == 0:
 		return "", nil
 	case len(after) == 0:
-		removed, err := remove(conn, b.family)
-		if removed && err == nil {
+		removed, err := conn.Remove(table)
+		if removed {
 			difference = "table without streams"
 		}
 		return difference, err
@@ -188,20 +185,6 @@ func limited(streams []Stream) (fitting []Stream) {
 func Remove(conn *nft.Conn) error {
 	_, err := Apply(conn, Mode{}, Streams{}, nil)
 	return err
-}
-
-func remove(conn *nft.Conn, family vip.Family) (removed bool, err error) {
-	table := nft.Table{Family: tableFamily[family], Name: plan.TableName}
-	flags, err := conn.Flags(table)
-	if err != nil || flags == nil {
-		return false, err
-	}
-	transaction := &nft.Transaction{Table: table}
-	transaction.DeleteTable()
-	if err := conn.Commit(transaction, nil); err != nil && !errors.Is(err, unix.ENOENT) {
-		return false, err
-	}
-	return true, nil
 }
 
 // readSlots reads a map of slots.
