@@ -39,12 +39,14 @@ func example() Table {
 	table.Sets = []Set{nets, flows}
 	table.Chains = []Chain{{
 		Name: "output", Type: "filter", Hook: unix.NF_INET_LOCAL_OUT, Priority: 10, Policy: PolicyAccept,
-		Rules: []Rule{NewRule(table.Family, "comment",
-			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
-			&expr.Lookup{SourceRegister: 1, SetName: "nets"}, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}),
-			NewRule(table.Family, "", &expr.Verdict{Kind: expr.VerdictGoto, Chain: "one"})},
+		Rules: []Rule{
+			NewRule(table.Family, "comment",
+				&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+				&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
+				&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+				&expr.Lookup{SourceRegister: 1, SetName: "nets"}, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}),
+			NewRule(table.Family, "", &expr.Verdict{Kind: expr.VerdictGoto, Chain: "one"}),
+		},
 	}, {Name: "unhooked"}, {Name: "one"}, {Name: "two"}}
 	return table
 }
