@@ -96,8 +96,8 @@ func (observed *observation) readKernel() error {
 	return nil
 }
 
-// readAll reads everything. With the generation from before the read a transaction of another process
-// during it causes the next one.
+// readAll reads everything. With the generation from before the read a transaction of another
+// process during it causes the next one.
 func (observed *observation) readAll() error {
 	generation, err := observed.kernel.Generation()
 	if err != nil {

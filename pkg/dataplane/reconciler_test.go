@@ -100,8 +100,8 @@ func (k *busyKernel) Read(numbers []uint32) (*plan.KernelState, error) {
 	return c, err
 }
 
-// A read during a foreign write may return a mixture of old and new state. It is marked as outdated,
-// so that another one follows, and does not wait for the end of the writes.
+// A read during a foreign write may return a mixture of old and new state. It is marked as
+// outdated, so that another one follows, and does not wait for the end of the writes.
 func TestReadBetweenTransactions(t *testing.T) {
 	for busy, outdated := range []bool{false, true, true} {
 		w := newModelFixture()

@@ -16,7 +16,7 @@ import (
 const (
 	// unknownSize is the table size of a stream whose chain does not contain its size.
 	unknownSize = 1009
-	// noStream is the pseudo stream of fwmarks without a known target, which no stream can have as name.
+	// noStream is the pseudo stream of fwmarks without a known target; no name has this character.
 	noStream = "?"
 )
 

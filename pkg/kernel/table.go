@@ -25,9 +25,9 @@ const (
 	// spansPerBatch fit one sendmsg within the default send buffer, 212 992 bytes: a pod in a user
 	// namespace cannot raise it. An IPv6 range takes 64 bytes.
 	spansPerBatch = 2000
-	// maxReplaced is the number of ranges in the transaction that replaces the content of a set; later
-	// transactions add the remaining ranges. For each element the kernel keeps a message of 4 KiB until
-	// the end of the transaction, 40 MiB.
+	// maxReplaced is the number of ranges in the transaction that replaces the content of a set;
+	// later transactions add the remaining ranges. For each element the kernel keeps a message of 4
+	// KiB until the end of the transaction, 40 MiB.
 	maxReplaced = 5000
 	// readAttempts bounds how often a read is repeated because another process changed the ruleset.
 	readAttempts = 5
@@ -115,8 +115,9 @@ func (table *table) ensure(desired *vip.Set) (changed, unreadable bool, err erro
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	if changed, err = table.read(conn); err != nil {
-		// An unreadable content, such as one too large for the deadline, must not prevent the installation
-		// of the desired one. It is replaced once per desired set. An interrupted read is repeated.
+		// An unreadable content, such as one too large for the deadline, must not prevent the
+		// installation of the desired one. It is replaced once per desired set, unless another process
+		// only interrupted the read.
 		_, rejected := errors.AsType[*nft.Error](err)
 		if rejected || errors.Is(err, nlmsg.ErrInterrupted) || desired == nil || desired == table.replaced {
 			return changed, !rejected, err

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Without CAP_NET_ADMIN, as in a user namespace, the send buffer has the size that the sysctl allows.
+// Without CAP_NET_ADMIN, as in a user namespace, the send buffer has the size of the sysctl.
 func TestSendBufferOfSysctl(t *testing.T) {
 	text, err := os.ReadFile("/proc/sys/net/core/wmem_max")
 	if err != nil {

@@ -50,8 +50,8 @@ type entry struct {
 // took 1.8 GB and 4 s (Linux 6.18). This number also fits a send buffer of the default size.
 const MaxElements = 6000
 
-// partSize is the size in bytes from which a transaction takes no further target, stream or VIP. With
-// the last one it fits a send buffer of the default size, and has less than MaxElements elements.
+// partSize is the size in bytes from which a transaction takes no further target, stream or VIP.
+// With the last one it fits a send buffer of the default size, and MaxElements.
 const partSize = 100 << 10
 
 // split begins another transaction if one is large.
