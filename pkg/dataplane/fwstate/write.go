@@ -50,13 +50,13 @@ type entry struct {
 // took 1.8 GB and 4 s (Linux 6.18). This number also fits a send buffer of the default size.
 const MaxElements = 6000
 
-// partSize is the size in bytes from which a transaction takes no further target, stream or VIP.
-// With the last one it fits a send buffer of the default size, and MaxElements.
-const partSize = 100 << 10
+// partSize is the size in bytes from which a transaction takes no further target, stream or VIP: it
+// has fewer than MaxElements elements. The kernel validates all VIPs in each transaction.
+const partSize = 600 << 10
 
-// split begins another transaction if one is large.
-func split(parts *[]*nft.Transaction, transaction **nft.Transaction) {
-	if (*transaction).Size() > partSize {
+// split begins another transaction if one is large, also for the send buffer.
+func (writer *changeWriter) split(parts *[]*nft.Transaction, transaction **nft.Transaction) {
+	if (*transaction).Size() > min(partSize, writer.nft.SendLimit/2) {
 		*parts, *transaction = append(*parts, *transaction), newTransaction()
 	}
 }
@@ -261,7 +261,7 @@ func (writer *changeWriter) targetChains(change plan.Change) error {
 			writer.moved[target.FWMark] = was.Stream
 		}
 		setRules(writer.first, chain, rules[chain], writer.config.targetRule(target))
-		split(&writer.before, &writer.first)
+		writer.split(&writer.before, &writer.first)
 	}
 	return nil
 }
@@ -399,7 +399,7 @@ func (writer *changeWriter) vips(change plan.Change) error {
 		default:
 			writer.last.AddElements(set, prefixElements(address, ""))
 		}
-		split(&writer.after, &writer.last)
+		writer.split(&writer.after, &writer.last)
 	}
 	return nil
 }

@@ -76,7 +76,7 @@ func (writer *changeWriter) streams(change plan.Change) error {
 		if err := writer.stream(write); err != nil {
 			return fmt.Errorf("stream %s: %w", write.Desired.Name, err)
 		}
-		split(&writer.after, &writer.last)
+		writer.split(&writer.after, &writer.last)
 	}
 	return nil
 }
