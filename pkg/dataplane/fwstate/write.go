@@ -52,9 +52,9 @@ const MaxElements = 6000
 
 // partSize is the size in bytes from which a transaction takes no further target, stream or VIP: it
 // has fewer than MaxElements elements. The kernel validates all VIPs in each transaction.
-const partSize = 600 << 10
+const partSize = 500 << 10
 
-// split begins another transaction if one is large, also for the send buffer.
+// split begins another transaction if one has that size, or half of the send buffer's.
 func (writer *changeWriter) split(parts *[]*nft.Transaction, transaction **nft.Transaction) {
 	if (*transaction).Size() > min(partSize, writer.nft.SendLimit/2) {
 		*parts, *transaction = append(*parts, *transaction), newTransaction()
