@@ -70,6 +70,7 @@ type Checker struct {
 
 	mu      sync.Mutex
 	streams map[string]map[Key]*target
+	edits   map[string]*edit // of checks that have not replaced the old ones yet, by stream
 	// addresses holds the targets of all streams by address. gone has the addresses of those that the
 	// running Update removes: they pass on their verdicts until it ends. verdicts are the newest ones
 	// on the addresses of new targets: with many streams of one address it is searched only once.
@@ -106,7 +107,7 @@ func New(options Options) *Checker {
 		Options: options, epoch: time.Now(), ready: make(chan struct{}),
 		changed: make(chan struct{}, 1), rescheduled: make(chan struct{}, 1), entered: make(chan struct{}, 1),
 		waiting: map[*entry]struct{}{}, diagnoses: make(chan probe, maxDiagnoses),
-		streams: map[string]map[Key]*target{}, addresses: map[netip.Addr][]*entry{},
+		streams: map[string]map[Key]*target{}, edits: map[string]*edit{}, addresses: map[netip.Addr][]*entry{},
 		gone: map[netip.Addr]bool{}, verdicts: map[netip.Addr]map[lineage]*entry{},
 		dirty: map[Key]struct{}{}, reported: map[Key]reportedAs{},
 	}
@@ -127,7 +128,7 @@ func (checker *Checker) Changed() <-chan struct{} { return checker.changed }
 
 // Update replaces the targets of the changed streams, and removes streams. A target that remains
 // keeps its state, even with a new interval, timeout, rise or fall. If the check itself changes,
-// such as its port, the target starts again. A new target has the verdict of another one with the
+// such as its port, the old one decides until the new one can; see edit. A new target has the verdict of another one with the
 // same address and check, which may leave with this Update: its stream may have got another name. A
 // stream without a check has no targets here, and addresses of families that are not checked are
 // ignored. The first Update is the first configuration of [Evaluation.Synced]. The cost follows the
@@ -141,6 +142,7 @@ func (checker *Checker) Update(changed []trench.Stream, removed []string) {
 			checker.remove(target)
 		}
 		delete(checker.streams, name)
+		delete(checker.edits, name)
 	}
 	var fresh []*entry
 	for i := range changed {
@@ -177,7 +179,8 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 			if targets[key] != nil || plans[0].port == 0 || !plans[0].Families.Has(family) {
 				continue
 			}
-			if kept := old[key]; kept != nil && kept.anyPasses == anyPasses && kept.keeps(plans, family) {
+			kept := old[key]
+			if kept != nil && kept.anyPasses == anyPasses && kept.keeps(plans, family) {
 				delete(old, key)
 				for i, member := range kept.members {
 					checker.retime(member, plans[i], now)
@@ -185,11 +188,23 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 				targets[key] = kept
 				continue
 			}
-			targets[key] = checker.enter(key, plans, anyPasses, now)
-			fresh = append(fresh, targets[key].members...)
+			entered := checker.enter(key, plans, anyPasses, now)
+			targets[key], fresh = entered, append(fresh, entered.members...)
+			if kept == nil || entered.state != Starting {
+				continue
+			}
+			checker.edits[s.Name] = &edit{ends: now.Add(maxWait)}
+			if entered.before = kept.before; kept.before == nil {
+				entered.before = kept
+				delete(old, key)
+			}
+			kept.before = nil // which an edit during an edit passes on
 		}
 	}
-	// old now has only the targets that left the stream or whose check changed.
+	if edit := checker.edits[s.Name]; edit != nil {
+		edit.minReady, edit.due = s.MinReady, time.Time{}
+	}
+	// old now has only the targets that left the stream or whose check decides no longer.
 	for _, target := range old {
 		checker.remove(target)
 	}
@@ -216,56 +231,22 @@ func (checker *Checker) enter(key Key, plans []*plan, anyPasses bool, now time.T
 	return entered
 }
 
-// inherit gives a new target the newest verdict on its address that a check of the same lineage
-// reached, with its counters.
-func (checker *Checker) inherit(heir *entry) {
-	family := vip.FamilyOf(heir.Addr)
-	verdicts, searched := checker.verdicts[heir.Addr]
-	if !searched {
-		verdicts = map[lineage]*entry{}
-		for _, entry := range checker.addresses[heir.Addr] {
-			lineage := entry.plan.lineages()[family]
-			if newest := verdicts[lineage]; entry.judged && !entry.overdue &&
-				(newest == nil || entry.alive.After(newest.alive)) {
-				verdicts[lineage] = entry
-			}
-		}
-		checker.verdicts[heir.Addr] = verdicts
-	}
-	from := verdicts[heir.plan.lineages()[family]]
-	if from == nil {
-		return
-	}
-	key := heir.Key
-	heir.Health, heir.streak, heir.passing, heir.judged = from.Health, from.streak, from.passing, true
-	heir.Key, heir.alive, heir.due = key, from.alive, from.due
-}
-
-// forget ends the inheritance of targets that the running Update removed.
-func (checker *Checker) forget() {
-	for gone := range checker.gone {
-		left := slices.DeleteFunc(checker.addresses[gone], func(e *entry) bool { return e.removed })
-		if checker.addresses[gone] = left; len(left) == 0 {
-			delete(checker.addresses, gone)
-		}
-	}
-	checker.gone, checker.verdicts = map[netip.Addr]bool{}, map[netip.Addr]map[lineage]*entry{}
-}
-
 // remove ends the checks of a target that is in no stream any more.
 func (checker *Checker) remove(target *target) {
-	for _, entry := range target.members {
-		entry.removed = true
-		checker.gone[entry.Addr] = true
-		if entry.index >= 0 {
-			heap.Remove(&checker.schedule, entry.index)
+	for ; target != nil; target = target.before {
+		for _, entry := range target.members {
+			entry.removed = true
+			checker.gone[entry.Addr] = true
+			if entry.index >= 0 {
+				heap.Remove(&checker.schedule, entry.index)
+			}
+			delete(checker.waiting, entry)
 		}
-		delete(checker.waiting, entry)
+		if !target.judged {
+			checker.unjudged--
+		}
+		checker.dirty[target.members[0].Key] = struct{}{}
 	}
-	if !target.judged {
-		checker.unjudged--
-	}
-	checker.dirty[target.members[0].Key] = struct{}{}
 }
 
 // retime sets the plan of a target that remains; the timing may have changed.
@@ -304,10 +285,14 @@ func (checker *Checker) sync() {
 func (checker *Checker) judge(entry *entry, now time.Time) {
 	entry.judged = entry.judged || entry.state() != Starting
 	target := entry.of
+	before := target.state
 	if target.join(now); target.state != Starting && !target.judged {
 		target.judged = true
 		checker.unjudged--
 		checker.sync()
+	}
+	if edit := checker.edits[entry.Stream]; edit != nil && target.state != before {
+		edit.due = time.Time{}
 	}
 }
 
@@ -318,6 +303,7 @@ func (checker *Checker) Evaluate(now time.Time) Evaluation {
 	checker.mu.Lock()
 	stalled := checker.forgive(now)
 	overdue := checker.scan(now)
+	checker.settle(now)
 	result := Evaluation{Synced: checker.synced, Stalled: stalled}
 	for key := range checker.dirty {
 		was, known := checker.reported[key]
@@ -382,13 +368,15 @@ func (checker *Checker) scan(now time.Time) (found []Key) {
 	return found
 }
 
-// entries yields the checks of all targets.
+// entries yields the checks of all targets, with those that edits replaced.
 func (checker *Checker) entries(yield func(*entry) bool) {
 	for _, targets := range checker.streams {
 		for _, target := range targets {
-			for _, entry := range target.members {
-				if !yield(entry) {
-					return
+			for ; target != nil; target = target.before {
+				for _, entry := range target.members {
+					if !yield(entry) {
+						return
+					}
 				}
 			}
 		}
@@ -440,7 +428,7 @@ type verdicts struct{ target, check Health }
 func (entry *entry) verdicts() verdicts {
 	own := entry.Health
 	own.State = entry.state()
-	return verdicts{entry.of.health(), own}
+	return verdicts{entry.of.own(), own}
 }
 
 func (checker *Checker) apply(probe probe, outcome outcome, now time.Time) (before, after verdicts, complain bool) {

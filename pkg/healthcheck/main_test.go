@@ -1,6 +1,7 @@
 package healthcheck
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,7 +29,7 @@ var _ task.Task = (*Checker)(nil)
 // network opens connections, which it decides by address.
 type network struct {
 	mu      sync.Mutex
-	refused map[string]error // by address without port
+	refused map[string]error // by address, without or with the port
 	hung    map[string]chan struct{}
 	dials   []dial
 	open    int
@@ -72,7 +73,7 @@ func (n *network) DialContext(ctx context.Context, _, address string) (net.Conn,
 		}
 	}
 	n.mu.Lock()
-	err = n.refused[host]
+	err = cmp.Or(n.refused[host], n.refused[address])
 	n.mu.Unlock()
 	if err != nil {
 		return nil, err

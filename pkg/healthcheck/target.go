@@ -1,6 +1,7 @@
 package healthcheck
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +17,8 @@ type target struct {
 	state     State // of the newest join
 	since     time.Time
 	judged    bool // had a verdict
+	// before has the check that an edit replaced, and decides until Checker.settle; usually nil.
+	before *target
 }
 
 // order ranks states: all checks have the lowest one of the members, any the highest. A target is
@@ -35,9 +38,23 @@ func (target *target) join(now time.Time) {
 	}
 }
 
-// health returns the reported state of the target. The error has a sentence for each member that
-// failed.
+// health returns the reported state of the target: of the check that an edit replaced while that
+// decides, with the errors of both.
 func (target *target) health() Health {
+	own := target.own()
+	if target.before == nil {
+		return own
+	}
+	health := target.before.own()
+	if own.LastError != "" {
+		health.LastError = strings.TrimPrefix(health.LastError+"; new check: "+own.LastError, "; ")
+	}
+	return health
+}
+
+// own returns the state of the target by its newest check. The error has a sentence for each member
+// that failed.
+func (target *target) own() Health {
 	health := target.members[0].Health
 	health.State, health.Since = target.state, target.since
 	if len(target.members) == 1 {
@@ -81,6 +98,42 @@ func (target *target) keeps(plans []*plan, family vip.Family) bool {
 	return slices.EqualFunc(target.members, plans, func(member *entry, p *plan) bool {
 		return member.plan == p || member.plan.subjects[family] == p.subjects[family]
 	})
+}
+
+// inherit gives a new target the newest verdict on its address that a check of the same lineage
+// reached, with its counters.
+func (checker *Checker) inherit(heir *entry) {
+	family := vip.FamilyOf(heir.Addr)
+	verdicts, searched := checker.verdicts[heir.Addr]
+	if !searched {
+		verdicts = map[lineage]*entry{}
+		for _, entry := range checker.addresses[heir.Addr] {
+			lineage := entry.plan.lineages()[family]
+			if newest := verdicts[lineage]; entry.judged && !entry.overdue &&
+				(newest == nil || entry.alive.After(newest.alive)) {
+				verdicts[lineage] = entry
+			}
+		}
+		checker.verdicts[heir.Addr] = verdicts
+	}
+	from := verdicts[heir.plan.lineages()[family]]
+	if from == nil {
+		return
+	}
+	key := heir.Key
+	heir.Health, heir.streak, heir.passing, heir.judged = from.Health, from.streak, from.passing, true
+	heir.Key, heir.alive, heir.due = key, from.alive, from.due
+}
+
+// forget ends the inheritance of targets that the running Update removed.
+func (checker *Checker) forget() {
+	for gone := range checker.gone {
+		left := slices.DeleteFunc(checker.addresses[gone], func(e *entry) bool { return e.removed })
+		if checker.addresses[gone] = left; len(left) == 0 {
+			delete(checker.addresses, gone)
+		}
+	}
+	checker.gone, checker.verdicts = map[netip.Addr]bool{}, map[netip.Addr]map[lineage]*entry{}
 }
 
 // plansOf returns the plans of the checks of a stream. Those of targets that it has are kept where

@@ -133,7 +133,7 @@ func TestMembersOfTarget(t *testing.T) {
 					check.All[1] = more
 				}
 				c.Configure([]trench.Stream{stream(1, check)})
-				want("a new one", Starting, Ready)
+				want("a new one", Ready, Ready)
 				advance(time.Second)
 				want("the new one passes", Ready, Ready)
 			})

@@ -74,15 +74,20 @@ func TestVIPsAreCheckedInTurn(t *testing.T) {
 		// Without VIPs of its family, and via address, its own address is checked.
 		s := vipStream(1)
 		s.VIPs = s.VIPs[3:]
-		since = len(n.dialed())
-		c.Configure([]trench.Stream{s})
-		advance(3 * time.Second)
-		s = vipStream(1)
-		s.Check.Via = trench.ViaAddress
-		c.Configure([]trench.Stream{s})
-		advance(3 * time.Second)
-		if got := n.lately(since); !slices.Equal(got, []string{"10.0.0.1"}) {
-			t.Errorf("checked %s", got)
+		other := vipStream(1)
+		other.Check.Via = trench.ViaAddress
+		for _, next := range []trench.Stream{s, other} {
+			c.Configure([]trench.Stream{next})
+			advance(time.Second)
+			c.Evaluate(time.Now()) // the new check passes, which ends the old one
+			since = len(n.dialed())
+			advance(3 * time.Second)
+			if got := n.lately(since); !slices.Equal(got, []string{"10.0.0.1"}) {
+				t.Errorf("checked %s", got)
+			}
+			c.Configure([]trench.Stream{vipStream(1)})
+			advance(time.Second)
+			c.Evaluate(time.Now())
 		}
 	})
 }
@@ -163,7 +168,8 @@ func TestViaVIPNeedsADataPlane(t *testing.T) {
 		s.Check.Via = trench.ViaVIP
 		c.Configure([]trench.Stream{s})
 		advance(5 * time.Second)
-		if h := c.List()[0]; h.State != NotReady || h.LastError != "check.via is vip, which needs a data plane" {
+		if h := c.List()[0]; h.State != Ready ||
+			h.LastError != "new check: check.via is vip, which needs a data plane" {
 			t.Errorf("%v: %q", h.State, h.LastError)
 		}
 	})

@@ -1,0 +1,87 @@
+package healthcheck
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// maxWait bounds the wait for the first verdicts of a new check.
+const maxWait = 30 * time.Second
+
+// edit is a change of the check of a stream. Each target keeps the old check, which decides, until
+// it passes the new one. It also ends if the target fails the new one, provided that minReady
+// targets, and half of those that are ready, pass; otherwise the edit is held.
+type edit struct {
+	minReady  int
+	ends      time.Time // of the wait for first verdicts
+	due       time.Time // of the next settle
+	held      bool
+	confirmed bool // the old check ends in any case
+}
+
+// settle ends old checks whose new ones decide.
+func (checker *Checker) settle(now time.Time) {
+	for name, edit := range checker.edits {
+		if now.Before(edit.due) {
+			continue
+		}
+		over := !now.Before(edit.ends)
+		var passes, ready [len(vip.Families)]int
+		for key, target := range checker.streams[name] {
+			if target.state == Ready {
+				passes[vip.FamilyOf(key.Addr)]++
+			}
+			if target.state == Ready || target.before != nil && target.before.state == Ready {
+				ready[vip.FamilyOf(key.Addr)]++
+			}
+		}
+		pending, awaited := false, false
+		for key, target := range checker.streams[name] {
+			family, decided := vip.FamilyOf(key.Addr), over || target.state != Starting
+			enough := edit.confirmed || passes[family] >= edit.minReady && 2*passes[family] >= ready[family]
+			switch {
+			case target.before == nil:
+			case target.state == Ready, decided && (enough || target.before.state != Ready):
+				checker.remove(target.before)
+				target.before = nil
+			default:
+				pending, awaited = true, awaited || !decided
+			}
+		}
+		edit.held = pending && !awaited
+		if edit.due = edit.ends; over {
+			edit.due = now.Add(maxWait)
+		}
+		if !pending {
+			delete(checker.edits, name)
+		}
+	}
+	if len(checker.gone) > 0 {
+		checker.forget()
+	}
+}
+
+// Held returns the streams whose new checks wait: too few targets pass them.
+func (checker *Checker) Held() []string {
+	checker.mu.Lock()
+	defer checker.mu.Unlock()
+	held := maps.Clone(checker.edits)
+	maps.DeleteFunc(held, func(_ string, edit *edit) bool { return !edit.held })
+	return slices.Sorted(maps.Keys(held))
+}
+
+// Release makes the new checks of streams decide.
+func (checker *Checker) Release(streams []string) {
+	checker.mu.Lock()
+	defer checker.mu.Unlock()
+	for _, name := range streams {
+		if edit := checker.edits[name]; edit != nil {
+			edit.confirmed, edit.due = true, time.Time{}
+		}
+	}
+	latest.Wake(checker.changed)
+}

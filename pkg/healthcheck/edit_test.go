@@ -1,0 +1,160 @@
+package healthcheck
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// edited is a stream of n targets that are checked at a port.
+func edited(n int, port uint16) trench.Stream {
+	check := testCheck
+	check.TCP.Port = port
+	return stream(n, check)
+}
+
+// Targets keep their verdicts until the new check has its own, and lose them only if enough of them
+// pass it.
+func TestEditOfCheck(t *testing.T) {
+	withChecker := func(t *testing.T, f func(*testing.T, *ports, *Checker)) {
+		inBubble(t, func(t *testing.T) {
+			network := &ports{states: map[string]string{}}
+			c, stop := start(t, Options{dial: network.DialContext})
+			defer stop()
+			c.Configure([]trench.Stream{edited(4, 1)})
+			advance(time.Second)
+			c.Evaluate(time.Now())
+			f(t, network, c)
+		})
+	}
+	want := func(t *testing.T, c *Checker, what string, state State, held bool, problem string) {
+		t.Helper()
+		c.Evaluate(time.Now())
+		for _, health := range c.List() {
+			if health.State != state || health.LastError != problem {
+				t.Errorf("%s: %s is %v (%s), want %v (%s)", what, health.Name, health.State, health.LastError, state, problem)
+			}
+		}
+		if got := len(c.Held()) > 0; got != held {
+			t.Errorf("%s: held %v", what, c.Held())
+		}
+	}
+	const refused = "port 2: refused"
+	t.Run("right", func(t *testing.T) {
+		withChecker(t, func(t *testing.T, _ *ports, c *Checker) {
+			c.Configure([]trench.Stream{edited(4, 2)})
+			want(t, c, "before the first check", Ready, false, "")
+			advance(time.Second)
+			want(t, c, "once it passes", Ready, false, "")
+			if len(c.edits) > 0 || len(c.schedule) != 4 {
+				t.Errorf("%d edits and %d checks are left", len(c.edits), len(c.schedule))
+			}
+		})
+	})
+	t.Run("wrong", func(t *testing.T) {
+		withChecker(t, func(t *testing.T, network *ports, c *Checker) {
+			network.set(2, "refuses")
+			c.Configure([]trench.Stream{edited(4, 2)})
+			advance(time.Minute)
+			want(t, c, "it fails", Ready, true, "new check: "+refused)
+			network.set(1, "refuses")
+			advance(5 * time.Second)
+			want(t, c, "the old one, too", NotReady, false, refused)
+		})
+	})
+	t.Run("corrected", func(t *testing.T) {
+		withChecker(t, func(t *testing.T, network *ports, c *Checker) {
+			network.set(2, "refuses")
+			c.Configure([]trench.Stream{edited(4, 2)})
+			advance(time.Minute)
+			network.set(2, "")
+			advance(5 * time.Second)
+			want(t, c, "it passes", Ready, false, "")
+			network.set(1, "refuses")
+			advance(5 * time.Second)
+			want(t, c, "the old one ended", Ready, false, "")
+		})
+	})
+	t.Run("undone", func(t *testing.T) {
+		withChecker(t, func(t *testing.T, network *ports, c *Checker) {
+			network.set(2, "refuses")
+			for _, port := range []uint16{2, 2, 3} { // an edit during an edit
+				c.Configure([]trench.Stream{edited(4, port)})
+				network.set(3, "refuses")
+				advance(time.Minute)
+				want(t, c, "it fails", Ready, true, fmt.Sprintf("new check: port %d: refused", port))
+			}
+			c.Configure([]trench.Stream{edited(4, 1)})
+			want(t, c, "immediately", Ready, false, "")
+			if len(c.edits) > 0 || len(c.schedule) != 4 {
+				t.Errorf("%d edits and %d checks are left", len(c.edits), len(c.schedule))
+			}
+		})
+	})
+	t.Run("confirmed", func(t *testing.T) {
+		withChecker(t, func(t *testing.T, network *ports, c *Checker) {
+			network.set(2, "refuses")
+			c.Configure([]trench.Stream{edited(4, 2)})
+			advance(time.Minute)
+			c.Evaluate(time.Now())
+			c.Release([]string{"stream-a", "none"})
+			want(t, c, "immediately", NotReady, false, refused)
+		})
+	})
+	t.Run("silent", func(t *testing.T) {
+		withChecker(t, func(t *testing.T, network *ports, c *Checker) {
+			network.set(2, "hangs")
+			slow := edited(4, 2)
+			slow.Check.Interval, slow.Check.Timeout = time.Hour, time.Hour
+			c.Configure([]trench.Stream{slow})
+			advance(maxWait - time.Millisecond)
+			want(t, c, "until then", Ready, false, "")
+			advance(time.Millisecond)
+			want(t, c, "without a verdict", Ready, true, "")
+		})
+	})
+	t.Run("stream removed", func(t *testing.T) {
+		withChecker(t, func(t *testing.T, network *ports, c *Checker) {
+			network.set(2, "refuses")
+			c.Configure([]trench.Stream{edited(4, 2)})
+			advance(time.Minute)
+			c.Configure(nil)
+			want(t, c, "removed", Ready, false, "")
+			if len(c.edits)+len(c.schedule)+len(c.addresses) > 0 || c.unjudged != 0 {
+				t.Errorf("left: %d edits, %d checks, %d addresses, %d unjudged", len(c.edits), len(c.schedule),
+					len(c.addresses), c.unjudged)
+			}
+		})
+	})
+}
+
+// A new check decides once minReady targets, and half of the ready ones, pass it.
+func TestEditAtSomeTargets(t *testing.T) {
+	for _, tt := range []struct{ targets, minReady, pass, ready int }{
+		{4, 1, 0, 4}, {4, 1, 1, 4}, {4, 1, 2, 2}, {4, 1, 3, 3}, {4, 1, 4, 4},
+		{4, 3, 2, 4}, {4, 3, 3, 3}, {4, 3, 4, 4},
+		{5, 1, 2, 5}, {5, 1, 3, 3},
+	} {
+		t.Run(fmt.Sprint(tt), func(t *testing.T) {
+			withChecker(t, func(t *testing.T, n *network, c *Checker) {
+				c.Configure([]trench.Stream{edited(tt.targets, 1)})
+				advance(time.Second)
+				for i := tt.pass; i < tt.targets; i++ {
+					n.refuse(fmt.Sprintf("10.0.0.%d:2", i+1), errRefused)
+				}
+				next := edited(tt.targets, 2)
+				next.MinReady = tt.minReady
+				c.Configure([]trench.Stream{next})
+				advance(time.Minute)
+				c.Evaluate(time.Now())
+				ready := slices.DeleteFunc(c.List(), func(health Health) bool { return health.State != Ready })
+				if len(ready) != tt.ready || len(c.Held()) > 0 != (tt.ready > tt.pass) {
+					t.Errorf("%d are ready, want %d; held %v", len(ready), tt.ready, c.Held())
+				}
+			})
+		})
+	}
+}
