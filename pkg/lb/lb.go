@@ -190,8 +190,6 @@ func newProcess(o Options) (*process, error) {
 		changed: latest.New(uint64(0)), stopping: latest.New(false),
 	}
 	p.config.Trial = o.Trial
-	p.config.Hold = p.hold
-	p.config.Resume()
 	p.shell = shell.New(o.Settings, p.metrics)
 	p.health = p.shell.Health
 	p.health.Define(Readiness, Started, Identity, Serving)
@@ -220,6 +218,8 @@ func newProcess(o Options) (*process, error) {
 		checks.FWMark, checks.VIPSource, checks.LocalVIP = p.checkFWMark, p.checkSource, p.localVIP
 	}
 	p.checker = healthcheck.New(checks)
+	p.config.Hold, p.config.Waits = p.hold, func() bool { return len(p.checker.Held()) > 0 }
+	p.config.Resume()
 	var err error
 	if p.sources, err = newSources(o.Targets, o.Log); err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/drains"
@@ -73,23 +74,34 @@ func (s *sources) configure(now time.Time, c *trench.Config) {
 	s.registry.Configure(c.Streams, policy)
 }
 
-// hold returns the configuration to put in force for a trench file; see [change.Hold].
+// hold returns the configuration to put in force for a trench file; see [change.Hold]. It holds old
+// checks, too, which are in force beside their new ones.
 func (p *process) hold(inForce, next *trench.Config, before trench.Held,
 	confirmed string,
 ) (*trench.Config, trench.Held) {
+	var isAlive change.Alive
 	// Without targets in the file, no change of the file removes one.
-	if !p.Targets.File {
-		return change.Hold(inForce, next, before, confirmed, nil)
-	}
-	// Before the first verdicts, at a restart, every target may be alive.
-	var since time.Time
-	if p.table.Synced() {
-		since = time.Now()
-		if len(before.Streams) > 0 {
-			since = since.Add(-releaseTime)
+	if p.Targets.File {
+		// Before the first verdicts, at a restart, every target may be alive.
+		var since time.Time
+		if p.table.Synced() {
+			since = time.Now()
+			if len(before.Streams) > 0 {
+				since = since.Add(-releaseTime)
+			}
 		}
+		isAlive = alive(p.index.List(nil), since)
 	}
-	return change.Hold(inForce, next, before, confirmed, alive(p.index.List(nil), since))
+	config, held := change.Hold(inForce, next, before, confirmed, isAlive)
+	checks := p.checker.Held()
+	switch id := change.Identify("c", nil, checks); {
+	case id == "":
+	case next.MaxRemoval == 100 || strings.Contains(confirmed+","+next.Confirm, id):
+		p.checker.Release(checks)
+	default:
+		held.Checks, held.ID = checks, strings.TrimSuffix(id+","+held.ID, ",")
+	}
+	return config, held
 }
 
 // releaseTime is how long a held target may fail its checks before its removal takes effect. A

@@ -314,7 +314,7 @@ var forms = map[string]form{
 	"rcode": newForm(`^(NOERROR|FORMERR|SERVFAIL|NXDOMAIN|NOTIMP|REFUSED)$`,
 		"write NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP or REFUSED", nil),
 	"dns transport": newForm(`^(udp|tcp)$`, "write udp or tcp", nil),
-	"confirmation": newForm(`^[vt][0-9a-f]{8}(,[vt][0-9a-f]{8})*$`,
+	"confirmation": newForm(`^[ctv][0-9a-f]{8}(,[ctv][0-9a-f]{8})*$`,
 		"write an identifier that the status shows, such as v1f3a5b7c, or remove the field", nil),
 	"community": newForm(`^[0-9]{1,5}:[0-9]{1,5}$|^[0-9]{1,10}:[0-9]{1,10}:[0-9]{1,10}$`,
 		communityRemedy, checkCommunity),

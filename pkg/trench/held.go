@@ -18,15 +18,18 @@ type Held struct {
 	VIPs, Base []vip.VIP
 	// Gateways are the last ones of a family.
 	Gateways []string
-	// Streams would lose all targets that pass their checks.
-	Streams []string
+	// Streams would lose all targets that pass their checks. Checks are streams whose new check too
+	// few targets pass.
+	Streams, Checks []string
 	// Whole reports whether the rest of the configuration waits, too, because it is invalid together
 	// with the held objects.
 	Whole bool
 }
 
 // Count returns the number of held objects.
-func (held Held) Count() int { return len(held.VIPs) + len(held.Gateways) + len(held.Streams) }
+func (held Held) Count() int {
+	return len(held.VIPs) + len(held.Gateways) + len(held.Streams) + len(held.Checks)
+}
 
 // String lists the removals.
 func (held Held) String() string {
@@ -39,6 +42,9 @@ func (held Held) String() string {
 	}
 	if len(held.Streams) > 0 {
 		parts = append(parts, "all targets of streams ("+first(held.Streams)+")")
+	}
+	if len(held.Checks) > 0 {
+		parts = append(parts, "the old checks of streams ("+first(held.Checks)+"), whose targets fail the new ones")
 	}
 	return strings.Join(parts, ", ")
 }

@@ -41,13 +41,13 @@ func Hold(inForce, next *trench.Config, before trench.Held, confirmed string,
 	held.VIPs, held.Base = removedVIPs(inForce, next, percent, before.Base)
 	held.Gateways = lastGateways(inForce, next, held.VIPs)
 	// Both depend on the configurations alone, so that every pod computes the same identifier.
-	held.ID = identify("v", held.VIPs, held.Gateways)
+	held.ID = Identify("v", held.VIPs, held.Gateways)
 	if strings.Contains(confirmed, held.ID) {
 		held = trench.Held{}
 	}
 	if alive != nil {
 		streams := emptied(inForce, next, alive)
-		id := identify("t", nil, streams)
+		id := Identify("t", nil, streams)
 		// Without the second condition, the failure of one stream would release the others.
 		if (len(streams) >= minStreams || len(streams) > 0 && len(before.Streams) > 0) && !strings.Contains(confirmed, id) {
 			held.Streams = streams
@@ -65,8 +65,8 @@ func Hold(inForce, next *trench.Config, before trench.Held, confirmed string,
 	return effective, held
 }
 
-// identify returns an identifier of names, "" for none. Its prefix makes it a text in YAML.
-func identify(prefix string, vips []vip.VIP, names []string) string {
+// Identify returns an identifier of names, "" for none. Its prefix makes it a text in YAML.
+func Identify(prefix string, vips []vip.VIP, names []string) string {
 	if len(vips)+len(names) == 0 {
 		return ""
 	}

@@ -22,7 +22,7 @@ func holdNames(inForce, next *trench.Config, _ trench.Held, confirmed string) (*
 
 // holding runs a watcher of the trench one with a function that holds removals.
 func holding(t *testing.T, path string,
-	hold func(_, _ *trench.Config, _ trench.Held, _ string) (*trench.Config, trench.Held),
+	hold func(_, _ *trench.Config, _ trench.Held, _ string) (*trench.Config, trench.Held), waits func() bool,
 ) *Watcher {
 	t.Helper()
 	write(t, path, named("one"))
@@ -31,7 +31,7 @@ func holding(t *testing.T, path string,
 		t.Fatal(err)
 	}
 	w := NewWatcher(path, trench.DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
-	w.Hold, w.poll = hold, soon
+	w.Hold, w.Waits, w.poll = hold, waits, soon
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- task.Guard(ctx, w.String(), w.Run) }()
@@ -48,7 +48,7 @@ func holding(t *testing.T, path string,
 func TestConfirmation(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "trench.yaml")
-	w := holding(t, path, holdNames)
+	w := holding(t, path, holdNames, nil)
 	confirm := func(identifier, problem string) {
 		t.Helper()
 		_, err := w.Confirm(identifier)
@@ -94,11 +94,33 @@ func TestHoldIsReviewed(t *testing.T) {
 			return next, trench.Held{}
 		}
 		return holdNames(inForce, next, before, "")
-	})
+	}, nil)
 	replace(t, path, named("two"))
 	awaitLoaded(t, w, "the hold", func(l trench.Loaded) bool { return l.Held.ID != "" })
 	failed.Store(true)
 	if l := awaitLoaded(t, w, "the file", inForce("two")); l.Held.ID != "" {
 		t.Errorf("got %+v", l)
+	}
+}
+
+// A part of the configuration in force may wait from a later time on.
+func TestHoldBeginsLater(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "trench.yaml")
+	var failed atomic.Bool
+	w := holding(t, path, func(_, next *trench.Config, _ trench.Held, _ string) (*trench.Config, trench.Held) {
+		if failed.Load() {
+			return next, trench.Held{ID: "c00000001", Checks: []string{"s"}}
+		}
+		return next, trench.Held{}
+	}, failed.Load)
+	replace(t, path, named("two"))
+	awaitLoaded(t, w, "the file", inForce("two"))
+	for _, waits := range []bool{true, false} {
+		failed.Store(waits)
+		l := awaitLoaded(t, w, "the change", func(l trench.Loaded) bool { return l.Held.Count() > 0 == waits })
+		if l.Generation != 2 || l.Config.Trench != "two" {
+			t.Errorf("got %+v", l)
+		}
 	}
 }

@@ -42,6 +42,8 @@ type Watcher struct {
 	// Hold, unless nil, returns the configuration to put in force for a valid file, and the removals
 	// that wait; see [change.Hold]. It is set before Run, which calls it.
 	Hold func(inForce, next *trench.Config, before trench.Held, confirmed string) (*trench.Config, trench.Held)
+	// Waits, unless nil, reports whether Hold would hold a part of the configuration in force.
+	Waits func() bool
 
 	path     string
 	defaults trench.Defaults
@@ -374,7 +376,7 @@ func (watcher *Watcher) takeConfirmation() <-chan struct{} {
 func (watcher *Watcher) reviewHold() {
 	now := watcher.loaded.Load()
 	// A file that was rejected since then leaves nothing to review.
-	if now.Held.ID == "" || watcher.next == nil {
+	if now.Held.ID == "" && (watcher.Waits == nil || !watcher.Waits()) || watcher.next == nil {
 		return
 	}
 	_, held := watcher.Hold(now.Config, watcher.next, now.Held, watcher.confirmed.Load())
