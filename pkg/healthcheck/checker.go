@@ -128,11 +128,11 @@ func (checker *Checker) Changed() <-chan struct{} { return checker.changed }
 
 // Update replaces the targets of the changed streams, and removes streams. A target that remains
 // keeps its state, even with a new interval, timeout, rise or fall. If the check itself changes,
-// such as its port, the old one decides until the new one can; see edit. A new target has the verdict of another one with the
-// same address and check, which may leave with this Update: its stream may have got another name. A
-// stream without a check has no targets here, and addresses of families that are not checked are
-// ignored. The first Update is the first configuration of [Evaluation.Synced]. The cost follows the
-// number of targets of the changed streams.
+// such as its port, the old one decides until the new one can; see edit. A new target has the
+// verdict of another one with the same address and check, which may leave with this Update: its
+// stream may have got another name. A stream without a check has no targets here, and addresses of
+// families that are not checked are ignored. The first Update is the first configuration of
+// [Evaluation.Synced]. The cost follows the number of targets of the changed streams.
 func (checker *Checker) Update(changed []trench.Stream, removed []string) {
 	checker.mu.Lock()
 	defer checker.mu.Unlock()

@@ -93,8 +93,7 @@ func newPlan(check trench.Check, vips ...vip.VIP) *plan {
 	case check.SCTP.Port != 0:
 		p.port, p.network = check.SCTP.Port, networkSCTP
 	}
-	check.Interval, check.FastInterval, check.Timeout, check.Rise, check.Fall = 0, 0, 0, 0, 0
-	single := unique.Make(check.SingleCheck)
+	single := unique.Make(check.Untimed())
 	for _, family := range vip.Families {
 		p.subjects[family] = subject{single, len(p.vips[family]) > 0, p.Source(family)}
 	}

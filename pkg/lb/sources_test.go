@@ -70,7 +70,10 @@ func TestHeldCheck(t *testing.T) {
 		"nothing is confirmed": {100, "", "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := &process{checker: healthcheck.New(healthcheck.Options{Log: quiet}), table: readiness.NewTable(readiness.TableOptions{})}
+			p := &process{
+				checker: healthcheck.New(healthcheck.Options{Log: quiet}),
+				table:   readiness.NewTable(readiness.TableOptions{}),
+			}
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() { ended <- p.checker.Run(ctx) }()

@@ -98,6 +98,12 @@ func (check *Check) Members() (members []Check, anyPasses bool) {
 	return members, check.Any != [MaxMembers]SingleCheck{}
 }
 
+// Untimed returns the check without timing, rise and fall, which affect no verdict.
+func (single SingleCheck) Untimed() SingleCheck {
+	single.Interval, single.FastInterval, single.Timeout, single.Rise, single.Fall = 0, 0, 0, 0, 0
+	return single
+}
+
 // Source returns the address to check from for a family; the zero Addr leaves the choice to the
 // kernel.
 func (c Check) Source(f vip.Family) netip.Addr {

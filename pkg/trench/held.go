@@ -49,15 +49,15 @@ func (held Held) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Targets identifies the held removals of targets and lists their streams; "" without any.
+// Targets identifies the held removals of targets and checks, and lists their streams; "" without
+// any.
 func (held Held) Targets() string {
-	if len(held.Streams) == 0 {
+	isOther := func(id string) bool { return strings.HasPrefix(id, "v") }
+	ids := slices.DeleteFunc(strings.Split(held.ID, ","), isOther)
+	if held.VIPs, held.Gateways = nil, nil; held.Count() == 0 {
 		return ""
 	}
-	// Their identifier is the last one; see change.Hold.
-	ids := strings.Split(held.ID, ",")
-	return fmt.Sprintf("%s: the removal of all targets of streams (%s) waits for a confirmation", ids[len(ids)-1],
-		first(held.Streams))
+	return fmt.Sprintf("%s: the removal of %s waits for a confirmation", strings.Join(ids, ","), held)
 }
 
 // Problem describes the removals and the remedy for status; "" if nothing is held.

@@ -46,7 +46,10 @@ type Gateway struct {
 type Stream struct {
 	Fields
 	// Table reports whether flows may reach another target than before, or none.
-	Table          bool `json:"table"`
+	Table bool `json:"table"`
+	// Check reports whether targets are checked in another way: the old check decides until enough
+	// targets pass the new one.
+	Check          bool `json:"check"`
 	TargetsAdded   int  `json:"targetsAdded"`
 	TargetsRemoved int  `json:"targetsRemoved"`
 }
@@ -120,7 +123,17 @@ func (change *Change) compareStreams(was, is *trench.Stream) {
 		Table: slices.ContainsFunc(fields, func(field string) bool {
 			return slices.Contains([]string{"vips", "maglev", "match", "targets"}, field)
 		}),
+		Check: !reflect.DeepEqual(untimed(was.Check), untimed(is.Check)),
 	})
+}
+
+// untimed returns the parts of a check whose change makes verdicts obsolete.
+func untimed(check trench.Check) (parts []any) {
+	members, anyPasses := check.Members()
+	for _, member := range members {
+		parts = append(parts, member.Untimed(), member.Sources, member.Via, anyPasses)
+	}
+	return parts
 }
 
 // Empty reports whether both configurations have the same effect.

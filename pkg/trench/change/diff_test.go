@@ -94,7 +94,22 @@ func TestBetween(t *testing.T) {
 		{
 			"a check",
 			[]string{"{tcp: {port: 80}}", "{tcp: {port: 81}}\n    minReady: 2"},
-			"~ stream web: changes (minReady, check)\n",
+			"~ stream web: changes (minReady, check: the old one decides until targets pass the new one)\n",
+		},
+		{
+			"the path of a check",
+			[]string{"{tcp: {port: 80}}", "{tcp: {port: 80}, source: [10.0.0.9]}"},
+			"~ stream web: changes (check: the old one decides until targets pass the new one)\n",
+		},
+		{
+			"one of two checks",
+			[]string{"{tcp: {port: 80}}", "{all: [{tcp: {port: 80}}, {tcp: {port: 81}}]}"},
+			"~ stream web: changes (check: the old one decides until targets pass the new one)\n",
+		},
+		{
+			"the timing of a check",
+			[]string{"{tcp: {port: 80}}", "{tcp: {port: 80}, fall: 9}"},
+			"~ stream web: changes (check)\n",
 		},
 		{"names", []string{"name: a\n", "name: b\n", "red", "blue"}, "~ trench\n~ attractor.name\n"},
 	}
@@ -127,7 +142,8 @@ func TestJSON(t *testing.T) {
 	}
 	want := `{"vips":{},"gateways":{},"streams":{"removed":["idle"]},` +
 		`"changedGateways":[{"name":"two","fields":["holdTime","bfd"],"restarts":true}],` +
-		`"changedStreams":[{"name":"web","fields":["targets"],"table":true,"targetsAdded":1,"targetsRemoved":1}]}`
+		`"changedStreams":[{"name":"web","fields":["targets"],"table":true,"check":false,` +
+		`"targetsAdded":1,"targetsRemoved":1}]}`
 	if string(text) != want {
 		t.Errorf("got\n%s\nwant\n%s", text, want)
 	}

@@ -68,6 +68,9 @@ func (stream *Stream) line() string {
 		what = "table changes"
 	}
 	fields := slices.Clone(stream.Fields.Fields)
+	if at := slices.Index(fields, "check"); stream.Check {
+		fields[at] = "check: the old one decides until targets pass the new one"
+	}
 	if last := len(fields) - 1; fields[last] == "targets" {
 		fields[last] = fmt.Sprintf("targets: %d added, %d removed", stream.TargetsAdded, stream.TargetsRemoved)
 	}
