@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -64,7 +65,8 @@ func (journal *Journal) add(at time.Time, entries []entry) {
 	}
 	journal.mu.Lock()
 	for _, found := range entries {
-		found.event.Time = timestamppb.New(at)
+		// One text that is not UTF-8 would make each answer with this event fail.
+		found.event.Time, found.event.Detail = timestamppb.New(at), strings.ToValidUTF8(found.event.Detail, "?")
 		journal.events.add(found)
 	}
 	journal.mu.Unlock()

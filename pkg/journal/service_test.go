@@ -214,3 +214,10 @@ func TestSlowWatcherReceivesGap(t *testing.T) {
 		t.Error("events are out of order, or came twice")
 	}
 }
+
+// One text that is not UTF-8 does not make all events unreadable.
+func TestEventsAreUTF8(t *testing.T) {
+	j, c := serve(t)
+	j.Add(&adminv1.Event{Detail: "answered \xd0"}, &adminv1.Event{Detail: "next"})
+	watchEvents(t, c, &adminv1.WatchEventsRequest{}).until(2)
+}

@@ -73,7 +73,7 @@ func TestDetailOfVIPNotForwarded(t *testing.T) {
 		{"VIP 20.0.0.1/32: is an address of eth0", func(s *plan.State) {
 			s.Problems = []plan.Problem{{Object: "VIP 20.0.0.1/32", Detail: "is an address of eth0", VIPs: []vip.VIP{vipA}}}
 		}},
-		{strings.Repeat("x", readiness.MaxDetailBytes-3) + "...", func(s *plan.State) {
+		{strings.Repeat("x", readiness.MaxDetailBytes), func(s *plan.State) {
 			s.Err = errors.New(strings.Repeat("x", 500))
 		}},
 	} {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
@@ -266,9 +267,14 @@ func TestManyTargetsAreShownInOnePass(t *testing.T) {
 	}
 }
 
+// An answer of a target may have any characters.
 func TestDetailIsBounded(t *testing.T) {
-	s := &stream{Stream: trench.Stream{Name: strings.Repeat("x", 300)}}
-	if got := len(s.describe(vip.IPv4)); got > readiness.MaxDetailBytes {
-		t.Errorf("%d bytes", got)
+	for _, text := range []string{"x", "\u0437", "\u2026", "\xff"} {
+		for start := range 4 {
+			s := &stream{Stream: trench.Stream{Name: strings.Repeat("x", start) + strings.Repeat(text, 300)}}
+			if got := s.describe(vip.IPv4); len(got) > readiness.MaxDetailBytes || !utf8.ValidString(got) {
+				t.Errorf("%d bytes: %q", len(got), got)
+			}
+		}
 	}
 }

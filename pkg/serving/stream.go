@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -216,10 +217,5 @@ func (stream *stream) counts(f vip.Family, problem string) string {
 	return bounded(d)
 }
 
-// bounded truncates a detail to the length that the frontend accepts.
-func bounded(detail string) string {
-	if len(detail) > readiness.MaxDetailBytes {
-		return detail[:readiness.MaxDetailBytes-3] + "..."
-	}
-	return detail
-}
+// bounded returns a detail, which may have an answer of a target, as the frontend accepts it.
+func bounded(detail string) string { return logs.Line(detail, readiness.MaxDetailBytes) }
