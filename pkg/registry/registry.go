@@ -63,7 +63,7 @@ type Registry struct {
 	Options
 	maxTargets int
 	ready      chan struct{}
-	changed    chan struct{} // holds a token: Take may return changes
+	changed    chan struct{} // holds a token: Take or State may return changes
 	timed      chan struct{} // holds a token: a registration got a deadline
 	stop       chan struct{} // closed when the registry stops
 	since      time.Time
@@ -113,7 +113,7 @@ func New(options Options) *Registry {
 	}
 	if options.StateFile != "" {
 		registry.state = &stateFile{
-			path: options.StateFile, log: options.Log, wanted: make(chan struct{}, 1),
+			path: options.StateFile, log: options.Log, wanted: make(chan struct{}, 1), changed: registry.changed,
 			retry: backoff.Backoff{Min: stampEvery, Max: maxStateBackoff},
 		}
 		registry.restore(time.Now())
@@ -127,7 +127,8 @@ func (registry *Registry) Ready() <-chan struct{} { return registry.ready }
 // String implements task.Task.
 func (registry *Registry) String() string { return "target-registry" }
 
-// Changed returns a channel that holds a token whenever [Registry.Take] may return changes.
+// Changed returns a channel that holds a token whenever [Registry.Take], or the problems of
+// [Registry.State], may have changed.
 func (registry *Registry) Changed() <-chan struct{} { return registry.changed }
 
 // Configure sets the streams and the address policy of targets. Calls before the first Configure

@@ -41,6 +41,8 @@ type stateFile struct {
 	wanted chan struct{} // holds a token: a write is pending
 	retry  backoff.Backoff
 	failed latest.Value[error] // of the last read or write; nil if it succeeded
+	// changed holds a token once failed is nil, or no longer: the state of the registry changed.
+	changed chan struct{}
 }
 
 // stateDocument is the content of a state file.
@@ -65,13 +67,16 @@ type savedRegistration struct {
 
 // note records the result of an attempt, and logs a change between success and failure.
 func (file *stateFile) note(err error) {
-	switch failing := file.failed.Load() != nil; {
+	failing := file.failed.Load() != nil
+	switch {
 	case err != nil && !failing:
 		file.log.Error("registrations will not survive a restart", "error", err)
 	case err == nil && failing:
 		file.log.Info("registrations survive a restart again", "file", file.path)
 	}
-	file.failed.Set(err)
+	if file.failed.Set(err); failing != (err != nil) {
+		latest.Wake(file.changed)
+	}
 }
 
 // run writes a snapshot for each request and stamps the file periodically. When ctx ends, it

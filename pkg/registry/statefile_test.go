@@ -261,8 +261,20 @@ func TestFailedWritesRefuseNothing(t *testing.T) {
 					!strings.Contains(p[0], "registrations will not survive a restart: failed to write "+path) {
 					t.Errorf("problems: %q", p)
 				}
+				changed := func() bool {
+					select {
+					case <-c.Changed():
+						return true
+					default:
+						return false
+					}
+				}
+				changed() // by the registration
 				repair()
 				advance(maxStateBackoff + time.Second)
+				if !changed() {
+					t.Error("the repair does not wake the reader of the state")
+				}
 				if p := c.State().Problems; len(p) != 0 {
 					t.Errorf("problems after the repair: %q", p)
 				}
@@ -272,6 +284,12 @@ func TestFailedWritesRefuseNothing(t *testing.T) {
 				if log := out.String(); strings.Count(log, "level=ERROR") != 1 ||
 					strings.Count(log, "survive a restart again") != 1 {
 					t.Errorf("the log:\n%s", log)
+				}
+				c.state.note(unix.EIO)
+				first := changed()
+				c.state.note(unix.ENOSPC)
+				if second := changed(); !first || second {
+					t.Errorf("the first failure wakes the reader: %v; the second: %v", first, second)
 				}
 			})
 		})
