@@ -33,8 +33,15 @@ type tlsConfig struct {
 	}
 }
 
-// tlsFiles holds the content of CAFile, CertFile and KeyFile.
-type tlsFiles struct{ ca, cert, key []byte }
+// tlsFiles holds CAFile, CertFile and KeyFile.
+type tlsFiles struct{ ca, cert, key tlsFile }
+
+// tlsFile is the content of a file with its stamp, which is zero if a later change may leave it
+// equal.
+type tlsFile struct {
+	data  []byte
+	stamp files.Stamp
+}
 
 // of returns the configuration for a connection to the target. The error means that the check
 // cannot run.
@@ -54,18 +61,20 @@ func (config *tlsConfig) of(ctx context.Context, address netip.Addr) (*tls.Confi
 	config.mu.Lock()
 	defer config.mu.Unlock()
 	config.calls.Path = cmp.Or(config.CAFile, config.CertFile)
-	read, err := files.Do(ctx, &config.calls, "TLS files such as "+config.calls.Path, config.readFiles)
+	known := config.files
+	read, err := files.Do(ctx, &config.calls, "TLS files such as "+config.calls.Path,
+		func() (tlsFiles, error) { return config.readFiles(known) })
 	if err != nil {
 		return nil, err
 	}
 	// Parsing costs far more than reading.
-	if config.loaded.authorities == nil || !bytes.Equal(read.ca, config.files.ca) {
-		if config.loaded.authorities, err = parsePool(config.CAFile, read.ca); err != nil {
+	if config.loaded.authorities == nil || !bytes.Equal(read.ca.data, config.files.ca.data) {
+		if config.loaded.authorities, err = parsePool(config.CAFile, read.ca.data); err != nil {
 			return nil, err
 		}
 	}
-	if config.loaded.certificates == nil || !bytes.Equal(read.cert, config.files.cert) ||
-		!bytes.Equal(read.key, config.files.key) {
+	if config.loaded.certificates == nil || !bytes.Equal(read.cert.data, config.files.cert.data) ||
+		!bytes.Equal(read.key.data, config.files.key.data) {
 		if config.loaded.certificates, err = config.parsePair(read); err != nil {
 			return nil, err
 		}
@@ -75,11 +84,13 @@ func (config *tlsConfig) of(ctx context.Context, address netip.Addr) (*tls.Confi
 	return c, nil
 }
 
-// readFiles returns the content of the files.
-func (config *tlsConfig) readFiles() (read tlsFiles, err error) {
+// readFiles reads the files that are not known. Every check of the stream waits for it, one after
+// the other, and a bundle of authorities takes a millisecond.
+func (config *tlsConfig) readFiles(known tlsFiles) (read tlsFiles, err error) {
+	read = known
 	for _, file := range []struct {
 		field, path string
-		to          *[]byte
+		to          *tlsFile
 	}{
 		{"caFile", config.CAFile, &read.ca},
 		{"certFile", config.CertFile, &read.cert},
@@ -88,8 +99,20 @@ func (config *tlsConfig) readFiles() (read tlsFiles, err error) {
 		if file.path == "" {
 			continue
 		}
-		if *file.to, err = files.Read(file.path, maxTLSFile); err != nil {
+		// Take the stamp before reading, so that it is not newer than the content.
+		now := time.Now()
+		stamp, err := files.StampOf(file.path)
+		if err == nil && stamp == file.to.stamp {
+			continue
+		}
+		if err == nil {
+			file.to.data, err = files.Read(file.path, maxTLSFile)
+		}
+		if err != nil {
 			return read, fmt.Errorf("%s: %w", file.field, err)
+		}
+		if file.to.stamp = (files.Stamp{}); stamp.Settled(now) {
+			file.to.stamp = stamp
 		}
 	}
 	return read, nil
@@ -114,7 +137,7 @@ func (config *tlsConfig) parsePair(read tlsFiles) ([]tls.Certificate, error) {
 	if config.CertFile == "" {
 		return nil, nil
 	}
-	pair, err := tls.X509KeyPair(read.cert, read.key) // its errors have no content of the files
+	pair, err := tls.X509KeyPair(read.cert.data, read.key.data) // its errors have no content of the files
 	if err != nil {
 		return nil, fmt.Errorf("certFile %s and keyFile %s: %w", config.CertFile, config.KeyFile, err)
 	}
