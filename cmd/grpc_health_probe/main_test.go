@@ -45,7 +45,7 @@ func silent(t *testing.T) string {
 }
 
 func TestExitStatuses(t *testing.T) {
-	h := health.New(slog.New(slog.DiscardHandler), func(string, bool) {})
+	h := health.New(slog.New(slog.DiscardHandler), func(string, bool, bool) {})
 	h.Set(health.Liveness, true, "")
 	h.Set(health.Readiness, false, "no gateway session is up yet")
 	addr := serve(t, h)

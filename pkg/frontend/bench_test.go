@@ -29,7 +29,7 @@ func afterDecision() *process {
 	}
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	p.served.Store(&[]vip.Family{vip.IPv4})
-	p.health = health.New(log, func(string, bool) {})
+	p.health = health.New(log, func(string, bool, bool) {})
 	p.observer = newObserver(log, "", p.count, nil)
 	p.metrics.VIPs(p.observer.metrics)
 	p.health.ServeVIPs(p.observer.state.serves)

@@ -58,7 +58,7 @@ type definition struct {
 type Server struct {
 	healthv1.UnimplementedHealthServer
 	log          *slog.Logger
-	onTransition func(service string, serving bool)
+	onTransition func(service string, serving, known bool)
 
 	changed latest.Value[struct{}] // set after every change, to wake the watches
 	watches atomic.Int64           // number of open watches
@@ -75,8 +75,9 @@ type Server struct {
 
 // New returns a server with the single service "", which does not serve yet. log receives a line
 // for each change of a condition, but not of a VIP. changed is called in order for every
-// condition that starts or stops serving. It must not block and must not call the server.
-func New(log *slog.Logger, changed func(service string, serving bool)) *Server {
+// condition that starts or stops serving, or is removed and no longer known. It must not block and
+// must not call the server.
+func New(log *slog.Logger, changed func(service string, serving, known bool)) *Server {
 	return &Server{
 		log: log, onTransition: changed, conditions: map[string]Condition{},
 		vip: func(vip.VIP) (bool, bool) { return false, false },
@@ -241,6 +242,7 @@ func (s *Server) Remove(service string) {
 	}
 	delete(s.conditions, service)
 	s.order = slices.DeleteFunc(s.order, func(name string) bool { return name == service })
+	s.onTransition(service, false, false)
 	s.recompute()
 }
 
@@ -304,7 +306,7 @@ func (s *Server) setCondition(c Condition) bool {
 	}
 	s.log.Log(context.Background(), level, "condition changed", "service", c.Name, "serving", c.Serving,
 		"detail", c.Detail)
-	s.onTransition(c.Name, c.Serving)
+	s.onTransition(c.Name, c.Serving, true)
 	return true
 }
 

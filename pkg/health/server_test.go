@@ -68,7 +68,7 @@ func (v *vips) remove(x string) {
 	v.VIPsChanged()
 }
 
-func newServer() *Server { return New(slog.New(slog.DiscardHandler), func(string, bool) {}) }
+func newServer() *Server { return New(slog.New(slog.DiscardHandler), func(string, bool, bool) {}) }
 
 // serve serves s on a TCP port and returns its address.
 func serve(t *testing.T, s *Server) string {
@@ -192,15 +192,18 @@ func TestSetConjunctionPanics(t *testing.T) {
 
 func TestChangedOnFlipsOnly(t *testing.T) {
 	var changes []string
-	s := New(slog.New(slog.DiscardHandler), func(service string, serving bool) {
-		changes = append(changes, fmt.Sprint(service, " ", serving))
+	s := New(slog.New(slog.DiscardHandler), func(service string, serving, known bool) {
+		changes = append(changes, strings.TrimSuffix(fmt.Sprint(service, " ", serving, " ", known), " true"))
 	})
 	s.Define(Readiness, "A")
 	s.Set("A", false, "why")
 	s.Set("A", false, "another why")
 	s.Set("A", true, "")
 	s.Set("A", true, "")
-	want := []string{"Readiness false", "A false", "A true", "Readiness true"}
+	s.Set("B", false, "why")
+	s.Remove("B")
+	s.Remove("B")
+	want := []string{"Readiness false", "A false", "A true", "Readiness true", "B false", "B false false"}
 	if d := cmp.Diff(want, changes); d != "" {
 		t.Fatal(d)
 	}
@@ -474,7 +477,7 @@ func TestCheckClientErrors(t *testing.T) {
 
 func TestLogOfFlips(t *testing.T) {
 	var out strings.Builder
-	s := New(slog.New(slog.NewTextHandler(&out, nil)), func(string, bool) {})
+	s := New(slog.New(slog.NewTextHandler(&out, nil)), func(string, bool, bool) {})
 	s.Set("A", false, "why")
 	s.Set("A", false, "why")
 	s.Set("A", true, "")

@@ -268,7 +268,7 @@ func BenchmarkAfterDecision(b *testing.B) {
 	for _, n := range []int{1, 10_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			log := slog.New(slog.NewTextHandler(io.Discard, nil))
-			p := &process{metrics: metrics.NewLB("1"), health: health.New(log, func(string, bool) {})}
+			p := &process{metrics: metrics.NewLB("1"), health: health.New(log, func(string, bool, bool) {})}
 			p.Log, p.table = log, readiness.NewTable(readiness.TableOptions{})
 			newObserver(p)
 			flip := func(revision uint64, state vip.State, reason readinessv1.VipReason) {

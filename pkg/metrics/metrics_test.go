@@ -51,7 +51,7 @@ func fullFrontend() *Frontend {
 	f.Held(3)
 	f.Reload(true)
 	f.Identity("spiffe://td/frontend", time.Unix(2_000_000_000, 0))
-	f.Health("Readiness", true)
+	f.Health("Readiness", true, true)
 	f.LostLines(func() uint64 { return 3 })
 	f.LostTraces(func() uint64 { return 0 })
 	f.Serves(served)
@@ -94,7 +94,7 @@ func fullLB() *LB {
 	l.Held(0)
 	l.Reload(false)
 	l.Identity("spiffe://td/lb", time.Unix(2_000_000_000, 0))
-	l.Health("Readiness", false)
+	l.Health("Readiness", false, true)
 	l.Serves(served)
 	l.VIPs(func() []VIP {
 		return []VIP{
@@ -131,7 +131,7 @@ func fullKube() *Kube {
 			Stale: time.Second, Objects: map[string]int{"Pods": 5}, Refused: map[string]int{"Service": 1},
 		}
 	})
-	k.Health("Readiness", true)
+	k.Health("Readiness", true, true)
 	k.Serves(served)
 	k.PublicationWrite("services", "written")
 	k.Leader(true)
@@ -379,6 +379,15 @@ func TestTargetsAtScrape(t *testing.T) {
 	wantSeries(t, l.Registry(), lbSourceTargets, map[string]float64{"source=file": 3, "source=registry": 0})
 	wantSeries(t, l.Registry(), lbSourceProblems, map[string]float64{"source=file": 1, "source=registry": 0})
 	wantSeries(t, l.Registry(), lbRegistryRejections, map[string]float64{"": 3})
+}
+
+// An alert about a condition that was removed ends.
+func TestRemovedConditionHasNoSeries(t *testing.T) {
+	f := NewFrontend("1")
+	f.Health("Readiness", true, true)
+	f.Health("RouteBack/ipv6", false, true)
+	f.Health("RouteBack/ipv6", false, false)
+	wantSeries(t, f.Registry(), healthServing, map[string]float64{"service=Readiness": 1})
 }
 
 func TestIdentityHasOneSeries(t *testing.T) {

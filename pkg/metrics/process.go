@@ -135,9 +135,13 @@ func (metrics *process) Identity(spiffeID string, notAfter time.Time) {
 	}
 }
 
-// Health sets whether a health service is SERVING. It is the argument of health.New.
-func (metrics *process) Health(service string, serving bool) {
+// Health sets whether a health service is SERVING, or forgets it. It is the argument of health.New.
+func (metrics *process) Health(service string, serving, known bool) {
 	metrics.serving.WithLabelValues(service).Set(boolValue(serving))
+	// An alert about a condition that was removed would never end.
+	if !known {
+		metrics.serving.DeleteLabelValues(service)
+	}
 }
 
 // LostTraces sets the function that returns the number of decisions whose trace is not complete.

@@ -44,7 +44,7 @@ type Settings struct {
 // Metrics are the metrics of a program.
 type Metrics interface {
 	endpoint.Calls
-	Health(service string, serving bool)
+	Health(service string, serving, known bool)
 	LostLines(lost func() uint64)
 	LostTraces(lost func() uint64)
 	Registry() *prometheus.Registry

@@ -30,7 +30,7 @@ func TestHealthOfAddresses(t *testing.T) {
 		Pool:     []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")},
 	}
 	h := addressHealth{
-		health.New(log, func(string, bool) {}), &process{Options: o, path: replypath.New(o.ReplyPath())},
+		health.New(log, func(string, bool, bool) {}), &process{Options: o, path: replypath.New(o.ReplyPath())},
 	}
 	h.Report(Liveness, "")
 	const serving, notServing = healthv1.HealthCheckResponse_SERVING, healthv1.HealthCheckResponse_NOT_SERVING
