@@ -131,9 +131,15 @@ func keepsServing(t *plan.Target, f vip.Family) bool {
 
 // continues reports whether a target that the kernel forwards to continues to serve in a stream.
 func (kernel *kernel) continues(stream *plan.Stream, family vip.Family) bool {
-	return stream != nil && slices.ContainsFunc(stream.Targets, func(t plan.Target) bool {
-		return keepsServing(&t, family) && kernel.serves(stream.Name, family, t.Name)
-	})
+	key := continuation{stream, family}
+	does, known := kernel.continuing[key]
+	if !known && stream != nil {
+		does = slices.ContainsFunc(stream.Targets, func(t plan.Target) bool {
+			return keepsServing(&t, family) && kernel.serves(stream.Name, family, t.Name)
+		})
+		kernel.continuing[key] = does
+	}
+	return does
 }
 
 // ownersOf returns the stream that serves each VIP. If several streams list it, the one whose name

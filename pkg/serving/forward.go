@@ -118,6 +118,7 @@ func (evaluator *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwa
 		forwarding.compare(name)
 	}
 	forwarding.counted = map[string]bool{}
+	clear(forwarding.kernel.continuing)
 	if forwarding.sent.Revision == 0 {
 		forwarding.sendFirst(now, frontend, &out)
 	} else {
@@ -263,6 +264,7 @@ func (forwarding *forwarding) send(streams map[string]*plan.Stream) *plan.Desire
 		return forwarding.sent
 	}
 	owners := ownersOf(streams)
+	clear(kernel.continuing) // by the revocations above
 	for v, name := range forwarding.sentOwners {
 		if by := owners[v]; by != name && !kernel.continues(streams[by], v.Family()) {
 			kernel.revoked[revocation{vip: v}] = forwarding.sent.Revision
@@ -426,18 +428,26 @@ func (forwarding *forwarding) interim(name string, kept []remainder, keepers map
 				s.VIPs = append(s.VIPs, v)
 			}
 		}
+		if len(remainder.targets) == 0 {
+			continue
+		}
+		at := make(map[string]int, len(s.Targets))
+		for i := range s.Targets {
+			at[s.Targets[i].Name] = i
+		}
 		for _, t := range remainder.targets {
-			retain(&s, t, remainder.family)
+			retain(&s, at, t, remainder.family)
 		}
 	}
 	return &s
 }
 
-// retain restores the role of a target for a family in a stream.
-func retain(stream *plan.Stream, was *plan.Target, family vip.Family) {
-	i := slices.IndexFunc(stream.Targets, func(t plan.Target) bool { return t.Name == was.Name })
+// retain restores the role of a target for a family in a stream. at has the indices of its targets;
+// no target is restored twice for a family.
+func retain(stream *plan.Stream, at map[string]int, was *plan.Target, family vip.Family) {
+	i, listed := at[was.Name]
 	switch {
-	case i < 0:
+	case !listed:
 		target := plan.Target{Name: was.Name, IPs: was.IPs, Roles: [...]plan.Role{plan.Down, plan.Down}}
 		target.Roles[family] = was.Roles[family]
 		stream.Targets = append(stream.Targets, target)

@@ -26,6 +26,14 @@ type kernel struct {
 	// renamed maps targets, without a family, to their confirmed names: the kernel keeps forwarding to
 	// their addresses until it confirms the new names.
 	renamed map[revocation]renaming
+	// continuing caches the results of continues for the VIPs of one Forward.
+	continuing map[continuation]bool
+}
+
+// continuation is one family of a desired state of a stream.
+type continuation struct {
+	stream *plan.Stream
+	family vip.Family
 }
 
 // renaming is the confirmed name of a target, and the revision of the desired state with the new

@@ -74,7 +74,9 @@ func New(options Options) *Evaluator {
 	}
 	evaluator.forwarding.counted = map[string]bool{}
 	if options.DataPlane {
-		evaluator.kernel = &kernel{revoked: map[revocation]uint64{}, renamed: map[revocation]renaming{}}
+		evaluator.kernel = &kernel{
+			revoked: map[revocation]uint64{}, renamed: map[revocation]renaming{}, continuing: map[continuation]bool{},
+		}
 		evaluator.forwarding = forwarding{
 			kernel: evaluator.kernel, roster: &evaluator.roster, withdrawTime: options.WithdrawTime,
 			desired: map[string]*plan.Stream{}, sent: &plan.Desired{},
