@@ -151,9 +151,11 @@ func nameEnumVariable(parser *kong.Kong, args []string, err error) error {
 // if the error does not concern a flag.
 func without(parser *kong.Kong, args []string, err error) (rest []string, restore func()) {
 	if m := fromVariable.FindStringSubmatch(err.Error()); m != nil {
-		value := os.Getenv(m[1])
-		_ = os.Unsetenv(m[1]) // fails only for empty names
-		return slices.Clone(args), func() { _ = os.Setenv(m[1], value) }
+		// The text may be a part of a value: then the variable may not be set.
+		if value, set := os.LookupEnv(m[1]); set {
+			_ = os.Unsetenv(m[1]) // fails only for empty names
+			return slices.Clone(args), func() { _ = os.Setenv(m[1], value) }
+		}
 	}
 	for i, arg := range args {
 		if !strings.HasPrefix(arg, "--") || !strings.Contains(arg, "=") {

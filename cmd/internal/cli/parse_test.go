@@ -51,6 +51,16 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
+// A value may look like an error about a variable, which is set or not.
+func TestValueLikeAnError(t *testing.T) {
+	t.Setenv("VIPGATE_OTHER", "x")
+	_, err := parse(testParser(t), []string{
+		"run", "--lease=(from envar VIPGATE_NONE=", "--drain=(from envar VIPGATE_OTHER=",
+	})
+	harness.WantError(t, err, "--lease: ")
+	harness.WantError(t, err, "--drain: ")
+}
+
 func TestEnumErrorsNameVariables(t *testing.T) {
 	t.Setenv("VIPGATE_LOG", "x")
 	t.Setenv("VIPGATE_MODE", "y")
