@@ -199,7 +199,13 @@ func TestRefusedReports(t *testing.T) {
 	r.report(probeA, nil, nil)
 	r.evaluate(time.Now())
 	r.evaluate(time.Now().Add(Lease))
+	r.probes[probeA].reported = time.Now().Add(-Lease)
 	_, err := r.Report(call(probeA), request("y", nil, nil))
+	harness.Check(t, err)
+	// Without sources the next evaluation may be a minute away.
+	r.evaluate(time.Now())
+	r.probes[probeA].reported = time.Now().Add(-Lease)
+	_, err = r.Report(call(probeA), request("z", nil, nil))
 	harness.Check(t, err)
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"syscall"
 
 	"golang.org/x/net/bpf"
@@ -71,24 +72,28 @@ func (p *packets) read(seen func(flow)) {
 
 func (p *packets) close() { _ = p.file.Close() } // fails only if it is closed already
 
-// filter returns a program that accepts packets to this host from the sources.
+// filter returns a program that accepts packets to this host from the sources. Of IPv6 addresses it
+// compares a hash of the words (FNV), so that 60 probes fit into the 4 096 instructions of a
+// program: [Feedback.sees] compares the whole address.
 func filter(sources []netip.Addr) []bpf.Instruction {
 	const version4Source, version6Source = 12, 8 // offsets in the header (RFC 791, RFC 8200)
+	const prime = 16777619
 	accept, reject := bpf.RetConstant{Val: snapLength}, bpf.RetConstant{}
-	of4, of6 := []bpf.Instruction{bpf.LoadAbsolute{Off: version4Source, Size: 4}}, []bpf.Instruction(nil)
+	of4 := []bpf.Instruction{bpf.LoadAbsolute{Off: version4Source, Size: 4}}
+	of6 := []bpf.Instruction{bpf.LoadAbsolute{Off: version6Source, Size: 4}}
+	for i := range uint32(3) {
+		of6 = append(of6, bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: prime}, bpf.TAX{},
+			bpf.LoadAbsolute{Off: version6Source + 4*(i+1), Size: 4}, bpf.ALUOpX{Op: bpf.ALUOpAdd})
+	}
 	for _, source := range sources {
+		of, hash := &of6, uint32(0)
 		if source.Is4() {
-			word := binary.BigEndian.Uint32(source.AsSlice())
-			of4 = append(of4, bpf.JumpIf{Cond: bpf.JumpEqual, Val: word, SkipFalse: 1}, accept)
-			continue
+			of = &of4
 		}
-		for i := range uint32(4) {
-			word := binary.BigEndian.Uint32(source.AsSlice()[4*i:])
-			of6 = append(of6, bpf.LoadAbsolute{Off: version6Source + 4*i, Size: 4},
-				// A different word skips the rest of this address.
-				bpf.JumpIf{Cond: bpf.JumpEqual, Val: word, SkipFalse: uint8(2*(3-i) + 1)})
+		for word := range slices.Chunk(source.AsSlice(), 4) {
+			hash = hash*prime + binary.BigEndian.Uint32(word)
 		}
-		of6 = append(of6, accept)
+		*of = append(*of, bpf.JumpIf{Cond: bpf.JumpEqual, Val: hash, SkipFalse: 1}, accept)
 	}
 	of4, of6 = append(of4, reject), append(of6, reject)
 	program := []bpf.Instruction{

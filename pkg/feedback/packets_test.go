@@ -89,6 +89,14 @@ func TestFilter(t *testing.T) {
 		_, err := bpf.Assemble(filter(none))
 		harness.Check(t, err)
 	}
+	many := make([]netip.Addr, 60*maxSources)
+	for i := range many {
+		many[i] = netip.AddrFrom16([16]byte{0x20, 1, 14: byte(i >> 8), 15: byte(i)})
+	}
+	const most = 4096 // instructions, in the kernel
+	if program := filter(many); len(program) > most {
+		t.Errorf("60 probes need %d instructions", len(program))
+	}
 }
 
 // The kernel passes packets of both families from the sources, and no others.

@@ -37,7 +37,7 @@ func (feedback *Feedback) Report(ctx context.Context, request *probev1.ReportReq
 	feedback.mu.Lock()
 	defer feedback.mu.Unlock()
 	before := feedback.probes[id]
-	if err == nil && before != nil && before.live && before.instance != reported.instance {
+	if err == nil && before != nil && now.Sub(before.reported) < Lease && before.instance != reported.instance {
 		err = grpcstatus.Errorf(codes.AlreadyExists, "another probe reports as %s: give each its own SPIFFE ID, "+
 			"or wait %v after a restart", id, Lease)
 	}
