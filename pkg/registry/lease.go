@@ -350,9 +350,13 @@ func (registry *Registry) terminate(reg *registration, now time.Time, drain time
 }
 
 // expire ends expired grace periods and drains, and returns the time of the next expiry. late is
-// the delay of the call.
+// the delay of the call. Before the first Configure, which wakes Run, no stream has a drain time.
 func (registry *Registry) expire(now time.Time, late time.Duration) (next time.Time) {
 	registry.mu.Lock()
+	if registry.streams == nil {
+		registry.mu.Unlock()
+		return next
+	}
 	var ended, left []*registration
 	for reg := range registry.ending {
 		switch {

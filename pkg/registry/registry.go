@@ -64,7 +64,7 @@ type Registry struct {
 	maxTargets int
 	ready      chan struct{}
 	changed    chan struct{} // holds a token: Take or State may return changes
-	timed      chan struct{} // holds a token: a registration got a deadline
+	timed      chan struct{} // holds a token: the next expiry may be due earlier
 	stop       chan struct{} // closed when the registry stops
 	since      time.Time
 	state      *stateFile // nil: none
@@ -146,6 +146,9 @@ func (registry *Registry) Configure(streams []trench.Stream, policy targetset.Ad
 		if registry.streams[stream].checked != known[stream].checked || registry.streams == nil {
 			registry.touch(stream)
 		}
+	}
+	if registry.streams == nil {
+		latest.Wake(registry.timed)
 	}
 	registry.streams, registry.policy = known, policy
 }

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -313,5 +315,26 @@ func TestChangesAreWrittenTogether(t *testing.T) {
 		if err != nil || len(entries) != 1 {
 			t.Errorf("left behind: %v, %v", entries, err)
 		}
+	})
+}
+
+// Registrations whose grace period ends before a trench file is accepted drain once one is.
+func TestGraceEndsBeforeConfiguration(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		options := Options{OnGone: targetset.Drain, StateFile: stateIn(t)}
+		before := newLocalFixture(t, options)
+		before.register(alice, "s", "a=10.0.0.1")
+		advance(time.Second)
+		before.stop()
+		options.Allow, options.Grace = before.Allow, before.Grace
+		after := &localFixture{Registry: New(options), t: t, offer: targetset.Offers{}}
+		after.stop = harness.Run(t, func(ctx context.Context) error { return task.Guard(ctx, "registry", after.Run) })
+		defer after.stop()
+		advance(20 * time.Second)
+		after.Configure(testStreams, targetset.AddressPolicy{})
+		advance(0)
+		after.offers("s", "a 10.0.0.1 leaving 10s: its registration ended")
+		advance(11 * time.Second)
+		after.offers("s")
 	})
 }
