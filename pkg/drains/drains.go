@@ -50,9 +50,9 @@ type order struct {
 	drain Drain
 }
 
-// Open reads the drains from the file; "" keeps them in memory. A corrupt file is moved aside and
-// logged, and the list of drains starts empty. A file that cannot be read is an error: without it
-// drained objects would receive traffic.
+// Open reads the drains from the file; "" keeps them in memory. A corrupt file, or one of another
+// version, is moved aside and logged, and the list of drains starts empty: the objects receive
+// traffic, but without a start nothing would. A file that cannot be read now is an error.
 func Open[K comparable](path string, log *slog.Logger) (*Drains[K], error) {
 	drains := &Drains[K]{path: path, changed: make(chan struct{}, 1)}
 	if path == "" {
