@@ -13,6 +13,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -127,7 +128,7 @@ func (p probe) diagnose(ctx context.Context) string {
 	}
 	// The target reaches this address without a route, so only a missing VIP can prevent an answer.
 	near := p.path
-	near.source = localAddr(ctx, own.to)
+	near.source, _ = rtnetlink.SourceToward(own.to)
 	if near.source.IsValid() && near.source != p.source && p.answers(ctx, near) {
 		return fmt.Sprintf("the target accepts %s, but its replies to other networks do not return; "+
 			"is \"target run\" running there?", p.to)
@@ -155,19 +156,6 @@ func connect(ctx context.Context, t path, port uint16) (net.Conn, error) {
 		_ = tcp.SetLinger(0)
 	}
 	return conn, err
-}
-
-// localAddr returns the source address that the kernel selects for packets to an address; the zero
-// Addr if it has none.
-func localAddr(ctx context.Context, address netip.Addr) netip.Addr {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "udp", netip.AddrPortFrom(address, sidecarPort).String()) // sends nothing
-	if err != nil {
-		return netip.Addr{}
-	}
-	defer conn.Close()
-	local, _ := conn.LocalAddr().(*net.UDPAddr)
-	return local.AddrPort().Addr().Unmap()
 }
 
 // askSidecar queries the health of the VIP at the program target, and returns the reason why the

@@ -2,13 +2,13 @@ package lb
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -84,15 +84,7 @@ func (p *process) gateways() []netip.Addr {
 // zero Addr without a route. It is zero, too, for a link-local address or ::1, which the kernel
 // selects during duplicate address detection: targets could not reply to it.
 func addressToward(to netip.Addr) netip.Addr {
-	const discard = 9 // a port of UDP, to which nothing is sent
-	// connect(2) of a UDP socket selects the route and the source address, and sends nothing.
-	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, discard)))
-	if err != nil {
-		return netip.Addr{}
-	}
-	defer conn.Close()
-	local, _ := conn.LocalAddr().(*net.UDPAddr)
-	addr := local.AddrPort().Addr().Unmap()
+	addr, _ := rtnetlink.SourceToward(to)
 	if addr.Is6() && (addr.IsLinkLocalUnicast() || addr.IsLoopback() && !to.IsLoopback()) {
 		return netip.Addr{}
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -38,6 +39,18 @@ const ProtocolTarget = 180
 // DefaultPrefix is 0.0.0.0/0 or ::/0.
 func DefaultPrefix(f vip.Family) netip.Prefix {
 	return netip.PrefixFrom([...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}[f], 0)
+}
+
+// SourceToward returns the source address that the kernel selects for packets to an address.
+func SourceToward(to netip.Addr) (netip.Addr, error) {
+	const discard = 9 // a port of UDP, to which connect(2) sends nothing
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, discard)))
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer conn.Close()
+	local, _ := conn.LocalAddr().(*net.UDPAddr)
+	return local.AddrPort().Addr().Unmap(), nil
 }
 
 func (r Route) String() string {

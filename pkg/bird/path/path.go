@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -218,14 +217,11 @@ func sourceToward(gateway, current netip.Addr, addrs []rtnetlink.Address) (local
 	if has(current) {
 		return current, ""
 	}
-	const discard = 9 // a port of UDP: connect(2) sends nothing
-	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(gateway, discard)))
+	local, err := rtnetlink.SourceToward(gateway)
 	if err != nil {
 		return local, fmt.Sprintf("no route to gateway %s: %v", gateway, err)
 	}
-	defer conn.Close()
-	source, _ := conn.LocalAddr().(*net.UDPAddr)
-	if local = source.AddrPort().Addr().Unmap(); !has(local) || local.IsLinkLocalUnicast() && local.Is6() {
+	if !has(local) || local.IsLinkLocalUnicast() && local.Is6() {
 		return netip.Addr{}, fmt.Sprintf("the kernel selects %s toward gateway %s, which is not an address of it; "+
 			"add one, or src to the route", local, gateway)
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/probe"
 	"github.com/vipgate/vipgate/pkg/registration"
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
 const (
@@ -227,7 +228,7 @@ func (feed *Feed) report(now time.Time) *probev1.ReportRequest {
 			}
 			address := from.Addr()
 			if address.IsUnspecified() {
-				address = sourceToward(v.VIP.Prefix().Addr())
+				address, _ = rtnetlink.SourceToward(v.VIP.Prefix().Addr())
 			}
 			if !address.IsValid() {
 				continue
@@ -249,18 +250,4 @@ func (feed *Feed) report(now time.Time) *probev1.ReportRequest {
 		}
 	}
 	return request
-}
-
-// sourceToward returns the source address that the kernel selects for packets to an address; the
-// zero Addr without a route.
-func sourceToward(to netip.Addr) netip.Addr {
-	const discard = 9 // a port of UDP, to which nothing is sent
-	// connect(2) of a UDP socket selects the source address, and sends nothing.
-	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, discard)))
-	if err != nil {
-		return netip.Addr{}
-	}
-	defer conn.Close()
-	local, _ := conn.LocalAddr().(*net.UDPAddr)
-	return local.AddrPort().Addr().Unmap()
 }
