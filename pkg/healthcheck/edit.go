@@ -62,6 +62,7 @@ func (checker *Checker) settle(now time.Time) {
 	}
 	if len(checker.gone) > 0 {
 		checker.forget()
+		checker.sync()
 	}
 }
 
@@ -80,7 +81,7 @@ func (checker *Checker) Release(streams []string) {
 	defer checker.mu.Unlock()
 	for _, name := range streams {
 		if edit := checker.edits[name]; edit != nil {
-			edit.confirmed, edit.due = true, time.Time{}
+			edit.confirmed, edit.held, edit.due = true, false, time.Time{}
 		}
 	}
 	latest.Wake(checker.changed)

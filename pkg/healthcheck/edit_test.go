@@ -158,3 +158,19 @@ func TestEditAtSomeTargets(t *testing.T) {
 		})
 	}
 }
+
+// An edit before the first verdict does not delay the first configuration.
+func TestEditBeforeFirstVerdict(t *testing.T) {
+	withChecker(t, func(t *testing.T, n *network, c *Checker) {
+		release := n.hang("10.0.0.1:1")
+		defer release()
+		c.Configure([]trench.Stream{edited(2, 1)})
+		advance(10 * time.Millisecond)
+		c.Configure([]trench.Stream{edited(2, 2)})
+		advance(100 * time.Millisecond)
+		c.Evaluate(time.Now())
+		if synced := c.Evaluate(time.Now()).Synced; !synced || c.unjudged != 0 {
+			t.Errorf("synced %v, %d targets without a verdict", synced, c.unjudged)
+		}
+	})
+}

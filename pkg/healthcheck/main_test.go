@@ -59,6 +59,9 @@ func (n *network) DialContext(ctx context.Context, _, address string) (net.Conn,
 	n.open++
 	n.maxOpen = max(n.maxOpen, n.open)
 	hung, latency := n.hung[host], n.latency
+	if hung == nil {
+		hung = n.hung[address]
+	}
 	n.mu.Unlock()
 	defer func() { n.mu.Lock(); n.open--; n.mu.Unlock() }()
 	if hung != nil {
