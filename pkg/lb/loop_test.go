@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"net/netip"
 	"sync/atomic"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -142,4 +144,38 @@ func TestHungLoopIsOverdue(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// An edit of a check changes no VIP if the targets pass the new one.
+func TestEditOfCheck(t *testing.T) {
+	l := newLoop(t, TargetOptions{})
+	checker := healthcheck.New(healthcheck.Options{Log: quiet})
+	l.checker = checker
+	harness.Run(t, checker.Run)
+	var changes []readiness.VIPReadiness
+	l.observe = func(decision readiness.Decision, _ uint64) { changes = append(changes, decision.Changed...) }
+	var ports [2]uint16
+	for i := range ports {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		harness.Must(t, err)
+		defer listener.Close()
+		ports[i] = uint16(listener.Addr().(*net.TCPAddr).Port)
+	}
+	for i, port := range ports {
+		config := oneStream(vipA)
+		config.Streams[0].Check.TCP.Port = port
+		config.Streams[0].Targets[0].IPs[0] = netip.MustParseAddr("127.0.0.1")
+		edited := time.Now()
+		l.evaluate(l.load(trench.Loaded{Config: config, Generation: uint64(i + 1)}))
+		for health := checker.List()[0]; !health.Since.After(edited) || health.State != healthcheck.Ready; {
+			<-checker.Changed()
+			l.evaluate(input{})
+			health = checker.List()[0]
+		}
+		l.evaluate(input{})
+		if n := len(changes); n == 0 || changes[n-1].State != vip.Ready || i > 0 && n > 1 {
+			t.Fatalf("after check %d the changes are %+v", i+1, changes)
+		}
+		changes = changes[len(changes)-1:]
+	}
 }
