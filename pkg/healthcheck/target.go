@@ -104,8 +104,8 @@ func (target *target) keeps(plans []*plan, family vip.Family) bool {
 // reached, with its counters.
 func (checker *Checker) inherit(heir *entry) {
 	family := vip.FamilyOf(heir.Addr)
-	verdicts, searched := checker.verdicts[heir.Addr]
-	if !searched {
+	verdicts := checker.verdicts[heir.Addr]
+	if verdicts == nil && len(checker.addresses[heir.Addr]) > 0 {
 		verdicts = map[lineage]*entry{}
 		for _, entry := range checker.addresses[heir.Addr] {
 			lineage := entry.plan.lineages()[family]
