@@ -134,9 +134,16 @@ func TestEditOfCheck(t *testing.T) {
 // A new check decides once minReady targets, and half of the ready ones, pass it.
 func TestEditAtSomeTargets(t *testing.T) {
 	for _, tt := range []struct{ targets, minReady, pass, ready int }{
-		{4, 1, 0, 4}, {4, 1, 1, 4}, {4, 1, 2, 2}, {4, 1, 3, 3}, {4, 1, 4, 4},
-		{4, 3, 2, 4}, {4, 3, 3, 3}, {4, 3, 4, 4},
-		{5, 1, 2, 5}, {5, 1, 3, 3},
+		{4, 1, 0, 4},
+		{4, 1, 1, 4},
+		{4, 1, 2, 2},
+		{4, 1, 3, 3},
+		{4, 1, 4, 4},
+		{4, 3, 2, 4},
+		{4, 3, 3, 3},
+		{4, 3, 4, 4},
+		{5, 1, 2, 5},
+		{5, 1, 3, 3},
 	} {
 		t.Run(fmt.Sprint(tt), func(t *testing.T) {
 			withChecker(t, func(t *testing.T, n *network, c *Checker) {
