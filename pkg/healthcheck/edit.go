@@ -16,11 +16,9 @@ const maxWait = 30 * time.Second
 // it passes the new one. It also ends if the target fails the new one, provided that minReady
 // targets, and half of those that are ready, pass; otherwise the edit is held.
 type edit struct {
-	minReady  int
-	ends      time.Time // of the wait for first verdicts
-	due       time.Time // of the next settle
-	held      bool
-	confirmed bool // the old check ends in any case
+	minReady        int
+	ends, due       time.Time // of the wait for first verdicts; of the next settle
+	held, confirmed bool      // too few targets pass; the old check ends in any case
 }
 
 // settle ends old checks whose new ones decide.
@@ -32,11 +30,12 @@ func (checker *Checker) settle(now time.Time) {
 		over := !now.Before(edit.ends)
 		var passes, ready [len(vip.Families)]int
 		for key, target := range checker.streams[name] {
-			if target.state == Ready {
-				passes[vip.FamilyOf(key.Addr)]++
-			}
-			if target.state == Ready || target.before != nil && target.before.state == Ready {
-				ready[vip.FamilyOf(key.Addr)]++
+			switch family := vip.FamilyOf(key.Addr); {
+			case target.state == Ready:
+				passes[family]++
+				ready[family]++
+			case target.before != nil && target.before.state == Ready:
+				ready[family]++
 			}
 		}
 		pending, awaited := false, false
