@@ -286,6 +286,8 @@ func (plan *plan) failure(err error) outcome {
 	var errno syscall.Errno
 	var call *os.SyscallError
 	switch {
+	case errors.Is(err, syscall.EAGAIN): // of UDP: no port is left
+		return unavailable(err)
 	case timedOut(err):
 		return outcome{
 			verdict: failed, silent: true,

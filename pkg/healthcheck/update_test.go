@@ -268,6 +268,10 @@ func TestFailuresReportAnswers(t *testing.T) {
 			notRun, false, "check not run: source address: cannot assign requested address",
 		},
 		{os.NewSyscallError("socket", syscall.EMFILE), notRun, false, "check not run: socket: too many open files"},
+		{
+			os.NewSyscallError("connect", syscall.EAGAIN), notRun, false,
+			"check not run: connect: resource temporarily unavailable",
+		},
 	} {
 		want := outcome{
 			verdict: tt.verdict, silent: tt.silent, reason: tt.reason, refused: errors.Is(tt.err, syscall.ECONNREFUSED),
