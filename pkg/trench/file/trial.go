@@ -46,7 +46,7 @@ type Trial struct {
 
 	mu        sync.Mutex
 	record    record
-	before    record // of Begin, for Cancel
+	before    record // of Begin, for Cancel and End
 	running   bool   // Start was called
 	candidate *accepted
 	newest    *accepted
@@ -92,6 +92,7 @@ func OpenTrial(dir string, log *slog.Logger) *Trial {
 		log.Warn("failed to read the trial of the trench file, accepting every file", "error", err)
 		trial.record = record{}
 	}
+	trial.before = trial.record
 	return trial
 }
 
@@ -101,8 +102,8 @@ func (trial *Trial) path(name string) string { return filepath.Join(trial.dir, n
 func (*Trial) String() string { return "trench-trial" }
 
 // Read is [Read]. If an earlier process failed with the file, it returns the last good
-// configuration, with the digest of the refused file, and an error. It writes nothing: the start may
-// still be refused.
+// configuration, with the digest of the refused file, and an error. It begins the trial before it
+// parses the file, because parsing may kill the process, too.
 func (trial *Trial) Read(path string, defaults trench.Defaults) (*trench.Config, error) {
 	if trial == nil {
 		return Read(path, defaults)
@@ -120,8 +121,10 @@ func (trial *Trial) Read(path string, defaults trench.Defaults) (*trench.Config,
 		// Without VIPs nothing is served: the file may work now.
 		trial.log.Warn("accepting the trench file again", "refused", refused)
 	}
+	trial.Begin(digest)
 	config, err := Parse(path, data, defaults)
 	if err != nil {
+		trial.Cancel()
 		return nil, err
 	}
 	config.Digest = digest
@@ -174,16 +177,14 @@ func (trial *Trial) Refused() error {
 	return trial.refused
 }
 
-// Start begins the trial of the file at the start, before the tasks use it.
+// Start records that the start of the process is not refused, before the tasks use the file.
 func (trial *Trial) Start() {
 	if trial == nil {
 		return
 	}
 	trial.mu.Lock()
 	defer trial.mu.Unlock()
-	if trial.running = true; trial.newest != nil {
-		trial.begin(trial.newest.digest)
-	}
+	trial.running = true
 }
 
 // Begin records, before a file is parsed, that it is on trial.
@@ -328,17 +329,21 @@ func (trial *Trial) Fail(err error) {
 	}
 }
 
-// End ends the trial when the process ends as it should. It is not deferred: a panic counts.
+// End ends the trial when the process ends as it should, or cancels that of a refused start. It is
+// not deferred: a panic counts.
 func (trial *Trial) End() {
 	if trial == nil {
 		return
 	}
 	trial.mu.Lock()
 	defer trial.mu.Unlock()
-	if trial.running && trial.candidate != nil && trial.record.Cause == "" {
+	switch {
+	case !trial.running:
+		trial.record = trial.before
+	case trial.candidate != nil && trial.record.Cause == "":
 		trial.record = record{Good: trial.record.Good, Held: trial.record.Held}
-		trial.save()
 	}
+	trial.save()
 }
 
 // save writes the record.

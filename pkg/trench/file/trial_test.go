@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"log/slog"
 	"os"
@@ -26,10 +27,20 @@ type trialFixture struct {
 // write replaces the trench file; VIPs tell the configurations apart.
 func (f *trialFixture) write(vip string) {
 	f.Helper()
-	text := "trench: red\nattractor:\n  name: a\n  vips: [" + vip + "]\n"
-	if err := os.WriteFile(f.path, []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(f.path, []byte(trenchOf(vip)), 0o600); err != nil {
 		f.Fatal(err)
 	}
+}
+
+func trenchOf(vip string) string {
+	return "trench: red\nattractor:\n  name: a\n  vips: [" + vip + "]\n"
+}
+
+// read begins a process that ends before Start.
+func (f *trialFixture) read() (*Trial, error) {
+	trial := OpenTrial(f.dir, slog.New(slog.DiscardHandler))
+	_, err := trial.Read(f.path, trench.DefaultDefaults())
+	return trial, err
 }
 
 // edit replaces the file of a running process, which accepts it.
@@ -102,6 +113,38 @@ func TestTrial(t *testing.T) {
 			f.wants(0, badVIP, "").End()
 			f.wants(0, badVIP, "").End()
 			f.wants(0, badVIP, "")
+		},
+		"killed while it reads the file": func(f *trialFixture) {
+			f.wants(0, badVIP, "")
+			f.read()
+			if _, err := f.read(); err == nil || !strings.Contains(err.Error(), "ended 2 times") {
+				f.Fatalf("the file is read again: %v", err)
+			}
+		},
+		"killed while the first process reads an edit": func(f *trialFixture) {
+			trial := f.wants(0, badVIP, "")
+			f.write(newVIP)
+			trial.Begin(sha256.Sum256([]byte(trenchOf(newVIP))))
+			f.read()
+			f.wants(0, goodVIP, "ended 2 times")
+		},
+		"refused starts": func(f *trialFixture) {
+			for range maxStarts + 1 {
+				trial, err := f.read()
+				if err != nil {
+					f.Fatal(err)
+				}
+				trial.End()
+			}
+			f.wants(0, badVIP, "")
+		},
+		"refused start with an invalid file": func(f *trialFixture) {
+			f.wants(0, badVIP, "").Fail(failed)
+			f.write("x")
+			trial, _ := f.read()
+			trial.End()
+			f.write(badVIP)
+			f.wants(0, goodVIP, "task loop")
 		},
 		"hung": func(f *trialFixture) {
 			f.overdue.Store(int64(hung))
