@@ -2,12 +2,15 @@ package change_test
 
 import (
 	"fmt"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/trench/change"
 	"github.com/vipgate/vipgate/pkg/trench/file"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // trenchWith returns a configuration with an IPv6 VIP and the VIPs 20.0.0.1/32 and so on, a gateway
@@ -89,6 +92,55 @@ func TestHoldVIPs(t *testing.T) {
 		next.Confirm = held.ID
 		if confirmed, again := change.Hold(effective, next, held, "", all); again.ID != "" || confirmed != next {
 			t.Errorf("%s: held after the confirmation in the file: %v", count, again)
+		}
+	}
+}
+
+// A held VIP keeps its policy, also over further edits.
+func TestHoldPolicies(t *testing.T) {
+	const ready = ", ready: {med: 500}}\n"
+	own := "    - {vips: [20.0.0.1/32, 20.0.0.3/32]" + ready
+	for name, tt := range map[string]struct {
+		before, after string
+		want          map[int]int64 // MED by VIP
+		added         int
+	}{
+		"none":                      {"", "", map[int]int64{}, 0},
+		"own":                       {own, "", map[int]int64{3: 500}, 1},
+		"own, and a new rest":       {own, "    - {ready: {med: 7}}\n", map[int]int64{1: 7, 2: 0, 3: 500, 4: 0}, 2},
+		"rest":                      {"    - {ready: {med: 7}}\n", "", map[int]int64{2: 7, 3: 7, 4: 7}, 1},
+		"same rest":                 {"    - {ready: {med: 7}}\n", "    - {ready: {med: 7}}\n", nil, 0},
+		"other rest":                {"    - {ready: {med: 7}}\n", "    - {ready: {med: 8}}\n", map[int]int64{1: 8, 2: 7}, 1},
+		"own with a VIP that stays": {own, "    - {vips: [20.0.0.1/32]" + ready, map[int]int64{1: 500, 3: 500}, 1},
+	} {
+		with := func(vips int, policies string) *trench.Config {
+			if policies != "" {
+				policies = "  policies:\n" + policies
+			}
+			return trenchWith(t, vips, 1, "streams:\n", policies+"streams:\n")
+		}
+		effective, held := change.Hold(with(4, tt.before), with(1, tt.after), trench.Held{}, "", nil)
+		for range 2 {
+			policies := effective.Attractor.Policies
+			if held.ID == "" || held.Whole || len(policies) != len(with(1, tt.after).Attractor.Policies)+tt.added {
+				t.Errorf("%s: held %+v with %+v", name, held, policies)
+			}
+			for nth, want := range tt.want {
+				is := vip.Require(fmt.Sprintf("20.0.0.%d/32", nth))
+				has := func(policy trench.Policy) bool { return slices.Contains(policy.VIPs, is) }
+				at := slices.IndexFunc(policies, has)
+				if at < 0 {
+					at = slices.IndexFunc(policies, func(policy trench.Policy) bool { return len(policy.VIPs) == 0 })
+				}
+				if at < 0 || policies[at].Ready.MED != want {
+					t.Errorf("%s: %s has policy %d of %+v, want MED %d", name, is, at, policies, want)
+				}
+			}
+			effective, held = change.Hold(effective, with(1, tt.after), held, "", nil)
+		}
+		if back, none := change.Hold(effective, with(4, tt.before), held, "", nil); none.ID != "" ||
+			!reflect.DeepEqual(back.Attractor.Policies, with(4, tt.before).Attractor.Policies) {
+			t.Errorf("%s: %+v after the VIPs returned", name, back.Attractor.Policies)
 		}
 	}
 }
