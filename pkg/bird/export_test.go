@@ -1,10 +1,13 @@
 package bird_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/announce"
 	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/policy"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
@@ -57,6 +60,29 @@ func TestExportOfOneGateway(t *testing.T) {
 			}
 		})
 	}
+}
+
+// LOCAL_PREF of a policy does not undo the de-preference of a VIP or of a gateway.
+func TestDepreferenceWithPolicy(t *testing.T) {
+	p, gw, _ := bothUp(t, routerConfig{AS: localAS}, withAS(localAS))
+	policies, err := policy.New([]trench.Policy{{Ready: trench.Attributes{LocalPreference: 300}}}, policy.Carried)
+	harness.Must(t, err)
+	wants := func(preference string, decision gate.Decision, export bird.Export) {
+		t.Helper()
+		p.revision++
+		route := policies.Route(vip4, decision)
+		p.Announcer.Post(announce.Batch{Changes: []announce.Change{{VIP: vip4, Route: route}}, Revision: p.revision})
+		p.Export(map[string]bird.Export{"gateway-ipv4": export})
+		await.True(t, fmt.Sprintf("%+v with export %s has LOCAL_PREF %s", decision, export, preference),
+			func() bool { return gw.Has(vip4) && gw.Attribute(vip4, "local_pref") == preference })
+	}
+	ready := gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready}
+	wants("300", ready, bird.ExportFull)
+	wants("0", gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Stopping}, bird.ExportFull)
+	wants("300", ready, bird.ExportFull)
+	wants("0", gate.Decision{Advertisement: gate.Depreferred, Reason: gate.LastResort}, bird.ExportFull)
+	wants("300", ready, bird.ExportFull)
+	wants("0", ready, bird.ExportDepreferred)
 }
 
 // An export that is set before the first configuration, as after a restart, is in force from the

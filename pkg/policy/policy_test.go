@@ -16,7 +16,10 @@ import (
 	"github.com/vipgate/vipgate/test/harness"
 )
 
-var own, other = vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")
+var (
+	own, other = vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")
+	explicit   = vip.Require("20.0.0.9/32") // with LOCAL_PREF in each state
+)
 
 // decode returns the communities in attributes.
 func decode(t *testing.T, attributes announce.Attributes) (texts []string) {
@@ -41,10 +44,16 @@ func TestRouteByState(t *testing.T) {
 			Draining: &trench.Attributes{Communities: []string{"64512:666"}},
 			Backup:   &trench.Attributes{},
 		},
-		{Ready: trench.Attributes{MED: 7}},
+		{
+			VIPs: []vip.VIP{explicit}, Ready: trench.Attributes{LocalPreference: 300},
+			Draining: &trench.Attributes{LocalPreference: 7}, Unknown: &trench.Attributes{LocalPreference: 200},
+		},
+		{Ready: trench.Attributes{MED: 7, LocalPreference: 300}},
 	}, Carried)
 	harness.Must(t, err)
 	const shutdown = "planned-shut" // GRACEFUL_SHUTDOWN in the library
+	// Without LOCAL_PREF.
+	worst := []string{"{Communities: " + shutdown + "}", "{LargeCommunity: [ 4200000000:1:7]}"}
 	ready := []string{
 		"{Communities: 64512:100}", "{LargeCommunity: [ 64512:1:2, 4200000000:1:50, 4200000000:2:2, 4200000000:3:300]}",
 	}
@@ -57,7 +66,8 @@ func TestRouteByState(t *testing.T) {
 		{own, gate.Decision{Advertisement: gate.Announced, Reason: gate.NotExported}, ready},
 		{own, gate.Decision{Advertisement: gate.Announced, Reason: gate.LBStale}, ready}, // no unknown: as ready
 		{own, gate.Decision{Advertisement: gate.Depreferred, Reason: gate.LBStale}, []string{
-			"{Communities: " + shutdown + ", 64512:100}", ready[1],
+			"{Communities: " + shutdown + ", 64512:100}",
+			"{LargeCommunity: [ 64512:1:2, 4200000000:1:50, 4200000000:2:2]}",
 		}},
 		{own, gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Drained}, []string{
 			"{Communities: " + shutdown + ", 64512:666}",
@@ -70,7 +80,18 @@ func TestRouteByState(t *testing.T) {
 		}},
 		{own, gate.Decision{Advertisement: gate.Withdrawn, Reason: gate.LBNotReady}, nil},
 		{other, gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready}, []string{
-			"{LargeCommunity: [ 4200000000:1:7]}",
+			"{LargeCommunity: [ 4200000000:1:7, 4200000000:3:300]}",
+		}},
+		{other, gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Drained}, worst},
+		{other, gate.Decision{Advertisement: gate.Depreferred, Reason: gate.LastResort}, worst},
+		{explicit, gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Stopping}, []string{
+			"{Communities: " + shutdown + "}", "{LargeCommunity: [ 4200000000:3:7]}",
+		}},
+		{explicit, gate.Decision{Advertisement: gate.Announced, Reason: gate.LBStale}, []string{
+			"{LargeCommunity: [ 4200000000:3:200]}",
+		}},
+		{explicit, gate.Decision{Advertisement: gate.Depreferred, Reason: gate.LBStale}, []string{
+			"{Communities: " + shutdown + "}",
 		}},
 	} {
 		route := policies.Route(tt.v, tt.decision)
@@ -238,6 +259,10 @@ func TestTexts(t *testing.T) {
 		if _, state := policies.Use(own, tt.to); state != tt.used {
 			t.Errorf("%+v uses %q", tt.to, state)
 		}
+	}
+	change := gate.Change{VIP: other, From: announced, To: drained}
+	if cause := policies.Lookup().Cause(change); cause != "policy 1, draining: prepend 2" {
+		t.Errorf("a state that is left out: %q", cause)
 	}
 	if index, state := policies.Use(other, announced); index != 1 || state != "ready" {
 		t.Errorf("of all others: %d %q", index, state)

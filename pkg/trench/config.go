@@ -128,8 +128,8 @@ type Gateway struct {
 	PasswordFile string `yaml:"passwordFile" form:"password file" only:"bgp"` // "" without a password
 }
 
-// Policy is path attributes of VIPs by their state. A state that is left out has those of ready. A
-// change is one UPDATE for each VIP.
+// Policy is path attributes of VIPs by their state. A state that is left out has those of ready,
+// without localPreference while de-preferred. A change is one UPDATE for each VIP.
 type Policy struct {
 	// VIPs of the attractor, each in one policy. Left out: all VIPs without a policy of their own.
 	VIPs []vip.VIP `yaml:"vips" empty:"the field for all other VIPs"`
