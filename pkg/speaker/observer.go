@@ -32,6 +32,8 @@ const (
 	// The list of exported routes is read when counts do not explain each other for listDelay, and
 	// again after maxListAge.
 	listDelay, maxListAge = 300 * time.Millisecond, 10 * time.Second
+	// sinceJitter bounds the error of the start of a session, which FRR computes from two clocks.
+	sinceJitter = 2 * time.Second
 )
 
 // Options configure an Observer.
@@ -60,12 +62,14 @@ type Observer struct {
 
 	// Owned by Run.
 	exports  map[sessionKey]exports
-	answered time.Time // last answer
+	due      sessionKey // whose list is due for the longest time; zero without one
+	answered time.Time  // last answer
 }
 
 // exports holds the routes that the speaker sends to a gateway. A speaker may send others than
 // VIPs: their number is learned from a list, and is assumed to be constant until counts differ.
 type exports struct {
+	session Session
 	differs time.Time // since when the counts do not explain each other; zero if they do
 	short   time.Time // since when fewer VIPs than announced are exported; zero if not
 	listed  time.Time // zero before the first list of the session
@@ -218,7 +222,7 @@ func (observer *Observer) poll(ctx context.Context, attractor trench.Attractor) 
 	}
 	for _, gateway := range attractor.Gateways {
 		for _, family := range gateway.FamilyList() {
-			state.Gateways = append(state.Gateways, observer.gateway(ctx, at, gateway, family, sessions, attractor.VIPs))
+			state.Gateways = append(state.Gateways, observer.gateway(at, gateway, family, sessions))
 			if unknown != nil {
 				gateway := &state.Gateways[len(state.Gateways)-1]
 				gateway.State, gateway.Problem, gateway.Warning = "unknown", "", unknown.Error()
@@ -227,6 +231,7 @@ func (observer *Observer) poll(ctx context.Context, attractor trench.Attractor) 
 	}
 	observer.logTransitions(was.Gateways, state.Gateways)
 	observer.state.Set(state)
+	observer.list(ctx, at, attractor.VIPs)
 }
 
 // speakerName names the speaker in messages.
@@ -272,8 +277,7 @@ func find(sessions []Session, gateway trench.Gateway, family vip.Family) (found 
 }
 
 // gateway returns the state of one family of a gateway.
-func (observer *Observer) gateway(ctx context.Context, at time.Time, gateway trench.Gateway, family vip.Family,
-	sessions []Session, vips []vip.VIP,
+func (observer *Observer) gateway(at time.Time, gateway trench.Gateway, family vip.Family, sessions []Session,
 ) bird.GatewayState {
 	announced := observer.expect.Load()[family]
 	state := bird.GatewayState{
@@ -302,7 +306,8 @@ func (observer *Observer) gateway(ctx context.Context, at time.Time, gateway tre
 		return old.Name == gateway.Name && old.Family == family
 	})
 	if before >= 0 {
-		if old := observer.state.Load().Gateways[before]; old.Up == state.Up && session.Since.IsZero() {
+		if old := observer.state.Load().Gateways[before]; old.Up == state.Up &&
+			(session.Since.IsZero() || session.Since.Sub(old.Since).Abs() <= sinceJitter) {
 			state.Since = old.Since
 		}
 	}
@@ -313,7 +318,7 @@ func (observer *Observer) gateway(ctx context.Context, at time.Time, gateway tre
 			state.LastErrorAt = at
 		}
 	case observer.options.View != nil:
-		state.Exported = observer.countExports(ctx, at, key, session, announced, vips)
+		state.Exported = observer.countExports(at, key, session, announced)
 		is := observer.exports[key]
 		if is.unknown {
 			state.Warning = "not confirmed that it receives VIPs: " + ErrUnknown.Error()
@@ -326,12 +331,10 @@ func (observer *Observer) gateway(ctx context.Context, at time.Time, gateway tre
 }
 
 // countExports returns the number of VIPs that the speaker sends to a gateway.
-func (observer *Observer) countExports(ctx context.Context, at time.Time, key sessionKey, session Session,
-	announced int, vips []vip.VIP,
-) int {
+func (observer *Observer) countExports(at time.Time, key sessionKey, session Session, announced int) int {
 	is := observer.exports[key]
 	defer func() { observer.exports[key] = is }()
-	if is.unknown && session.Exported < 0 {
+	if is.session = session; is.unknown && session.Exported < 0 {
 		return announced // a View cannot find out in this session
 	}
 	total, counts := session.Exported, [2]int{session.Exported, announced}
@@ -345,22 +348,15 @@ func (observer *Observer) countExports(ctx context.Context, at time.Time, key se
 		is.differs = at
 	}
 	// A count that differs for long has another cause than a change on its way.
-	if is.listed.IsZero() || at.Sub(is.differs) >= listDelay && (counts != is.counts || at.Sub(is.listed) >= maxListAge) ||
-		total < 0 && at.Sub(is.listed) >= pollInterval {
-		err := observer.list(ctx, &is, session, vips)
-		if is.unknown = errors.Is(err, ErrUnknown); is.unknown {
-			return announced
-		}
-		if err != nil {
-			observer.options.Log.Warn("failed to read the routes that the speaker exports", "gateway", key.name,
-				"error", err)
-			is.vips, is.others = nil, 0
-		} else {
-			is.others = max(0, total-len(is.vips))
-		}
-		is.listed, is.counts = at, counts
+	isDue := is.listed.IsZero() || at.Sub(is.differs) >= listDelay && (counts != is.counts || at.Sub(is.listed) >= maxListAge) ||
+		total < 0 && at.Sub(is.listed) >= pollInterval
+	if due, others := observer.exports[observer.due]; isDue && (!others || is.listed.Before(due.listed)) {
+		observer.due = key
 	}
-	if exported = total - is.others; total < 0 {
+	switch {
+	case total < 0 && is.listed.IsZero():
+		return announced // until the list was read
+	case total < 0:
 		exported = len(is.vips)
 	}
 	switch {
@@ -372,21 +368,34 @@ func (observer *Observer) countExports(ctx context.Context, at time.Time, key se
 	return exported
 }
 
-// list reads the VIPs that the speaker sends to a gateway.
-func (observer *Observer) list(ctx context.Context, is *exports, session Session, vips []vip.VIP) error {
+// list reads the VIPs that the speaker sends to one gateway, if its list is due, for the next poll.
+// Lists of all gateways in one poll would take longer than the gate counts the state.
+func (observer *Observer) list(ctx context.Context, at time.Time, vips []vip.VIP) {
+	key := observer.due
+	is, isDue := observer.exports[key]
+	if observer.due = (sessionKey{}); !isDue {
+		return
+	}
 	limited, cancel := context.WithTimeout(ctx, pollLimit)
 	defer cancel()
-	all, err := observer.options.View.Exported(limited, session.Peer, session.Family)
-	if err != nil {
-		return err
-	}
-	is.vips = vip.Set{}
-	for _, v := range vips {
-		if all.Has(v) {
-			is.vips[v] = struct{}{}
+	all, err := observer.options.View.Exported(limited, is.session.Peer, key.family)
+	is.listed, is.counts = at, [2]int{is.session.Exported, observer.expect.Load()[key.family]}
+	is.vips, is.others, is.unknown = nil, 0, errors.Is(err, ErrUnknown)
+	switch {
+	case err == nil:
+		is.vips = vip.Set{}
+		for _, v := range vips {
+			if all.Has(v) {
+				is.vips[v] = struct{}{}
+			}
 		}
+		is.others = max(0, is.session.Exported-len(is.vips))
+	case !is.unknown && ctx.Err() == nil:
+		observer.options.Log.Warn("failed to read the routes that the speaker exports", "gateway", key.name,
+			"error", err)
 	}
-	return nil
+	observer.exports[key] = is
+	latest.Wake(observer.hint)
 }
 
 // logTransitions logs changes of sessions.

@@ -3,7 +3,9 @@ package speaker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -27,6 +29,7 @@ type answers struct {
 	session  Session
 	exported vip.Set
 	stall    time.Duration // of the process while it reads the next answer
+	slow     time.Duration // of the list of routes
 }
 
 func (speaker *fake) Sessions(context.Context) (string, []Session, error) {
@@ -42,6 +45,10 @@ func (speaker *fake) Sessions(context.Context) (string, []Session, error) {
 }
 
 func (speaker *fake) Exported(context.Context, netip.Addr, vip.Family) (vip.Set, error) {
+	speaker.mu.Lock()
+	slow := speaker.slow
+	speaker.mu.Unlock()
+	<-time.After(slow)
 	speaker.mu.Lock()
 	defer speaker.mu.Unlock()
 	speaker.lists++
@@ -117,6 +124,57 @@ func TestOtherRoutesDoNotCount(t *testing.T) {
 		pass(5 * time.Second)
 		if is := state(observer); is.Exported != 1 || is.Short || speaker.listed() != 2 {
 			t.Errorf("%d lists, %+v", speaker.listed(), is)
+		}
+	})
+}
+
+// Lists of many gateways delay no poll: the gate counts a state for 3 s.
+func TestSlowLists(t *testing.T) {
+	observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
+		attractor := observer.desired.Load()
+		attractor.Gateways = slices.Clone(attractor.Gateways)
+		for i := range 8 {
+			// The session is found by the name of its interface.
+			attractor.Gateways = append(attractor.Gateways, trench.Gateway{Name: fmt.Sprint("g", i), Interface: "eth1",
+				Families: trench.SessionIPv4})
+		}
+		observer.Configure(attractor)
+		speaker.change(func(a *answers) {
+			a.stall, a.slow = 50*time.Millisecond, pollLimit
+			a.session.Exported, a.exported = 4, vip.NewSet(vipA, vipB, other, vip.Require("30.0.1.0/24"))
+		})
+		lists := speaker.listed()
+		for range 3000 {
+			pass(10 * time.Millisecond)
+			if age := time.Since(observer.State().Load().At); age >= 3*time.Second {
+				t.Errorf("the state is %v old", age)
+				break
+			}
+		}
+		if got := speaker.listed() - lists; got != len(attractor.Gateways) {
+			t.Errorf("%d lists, want one for each of %d gateways", got, len(attractor.Gateways))
+		}
+		for _, is := range observer.State().Load().Gateways {
+			if is.Exported != 2 {
+				t.Errorf("%+v", is)
+			}
+		}
+	})
+}
+
+// FRR computes the start of a session from two clocks, so it differs by a second between polls.
+func TestStartOfSession(t *testing.T) {
+	observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
+		start := state(observer).Since
+		for _, tt := range []struct{ since, want time.Duration }{
+			{0, 0}, {time.Second, 0}, {-sinceJitter, 0}, {sinceJitter, 0},
+			{sinceJitter + time.Second, sinceJitter + time.Second},
+		} {
+			speaker.change(func(a *answers) { a.session.Since = start.Add(tt.since) })
+			pass(pollInterval)
+			if got := state(observer).Since.Sub(start); got != tt.want {
+				t.Errorf("the session began at %v, observed %v, want %v", tt.since, got, tt.want)
+			}
 		}
 	})
 }
