@@ -27,8 +27,8 @@ type Listing struct {
 	// Files holds the canonical names of the known files that count. While the directory is gone, it
 	// holds the files that Options.OnGone keeps.
 	Files map[string]struct{}
-	// PerVIP reports whether the file of a VIP was seen since the start. The files of groups no longer
-	// count then.
+	// PerVIP reports whether the file of a VIP of the trench file was seen since the start. The files
+	// of groups no longer count then.
 	PerVIP bool
 	// Everything reports whether every VIP is ready because the directory has never existed
 	// (--readiness-dir-missing=ready).

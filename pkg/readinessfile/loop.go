@@ -244,7 +244,8 @@ func (loop *readLoop) evaluate(now time.Time, quiet bool) {
 	appeared, seenVIP := false, false
 	loop.agesAt = time.Time{}
 	for name, file := range loop.files {
-		seenVIP = seenVIP || strings.HasPrefix(file.file, vipFilePrefix)
+		// A file of another address must not make the files of groups void.
+		seenVIP = seenVIP || strings.HasPrefix(file.file, vipFilePrefix) && loop.known.problem(file.file) == ""
 		if file.stale(now) {
 			continue
 		}

@@ -144,6 +144,24 @@ func TestTheFirstFileOfAVIPDropsNoOther(t *testing.T) {
 	c.want(vipOne, vipTwo)
 }
 
+// A file of an address that is no VIP does not make the files of groups void, until it is one.
+func TestFileOfAnotherAddress(t *testing.T) {
+	c := newClockwork(t, Options{OnGone: Drop})
+	c.files["lb-ready-a"], c.files["lb-vip-ready-9.9.9.9"] = c.now, c.now
+	c.pass(0)
+	c.want(vipOne)
+	c.files["lb-vip-ready-9.9.9.8"] = c.now
+	c.pass(rescanTime + raiseQuiet)
+	c.want(vipOne)
+	nine := vip.Require("9.9.9.9/32")
+	c.Configure(someStreams, append(slices.Clone(someVIPs), nine))
+	c.readLoop.known = c.Reader.known.Load()
+	c.evaluate(c.now, false)
+	if l := c.value.Load(); !l.PerVIP {
+		t.Errorf("files of groups count beside the file of a VIP: %+v", l)
+	}
+}
+
 func TestGoneDirectory(t *testing.T) {
 	const drain = 3 * time.Second
 	for _, tt := range []struct {

@@ -10,6 +10,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -31,8 +32,10 @@ const (
 	leaveTime       = time.Second // bounds the wait for a hanging scan when the reader stops
 	futureTolerance = time.Second // an mtime further in the future is a problem
 	maxProblems     = 20          // in a Listing
-	maxEntries      = 20_000      // directory entries that a scan reads
 	notifications   = 4096        // capacity of the event queue
+	// maxFiles is the number of readiness files beyond which the directory counts as gone: which ones
+	// a scan finds first is the file system's choice.
+	maxFiles = 2 * trench.MaxVIPs
 )
 
 // MinMaxAge is the smallest Options.MaxAge: [Writer] touches its files once a second, and some file
@@ -126,7 +129,7 @@ func (reader *Reader) Run(ctx context.Context) error {
 	}
 	scanner := &scanner{
 		path: reader.o.Path, times: reader.o.MaxAge > 0, notifier: notifier, before: reader.beforeScan, log: reader.log,
-		watched: true,
+		watched: true, most: maxFiles,
 	}
 	requests, results := make(chan scanRequest, 1), make(chan scanResult, 1)
 	done := make(chan struct{})

@@ -256,7 +256,7 @@ func TestOtherFilesAreReported(t *testing.T) {
 		`"lb-vip-ready-2000::2": is a symlink to a file that does not exist`)
 }
 
-func TestProblemsAndEntriesAreBounded(t *testing.T) {
+func TestProblemsAreBounded(t *testing.T) {
 	path := t.TempDir()
 	f := &testReader{t: t, path: path}
 	for i := range maxProblems + 5 {
@@ -267,12 +267,24 @@ func TestProblemsAndEntriesAreBounded(t *testing.T) {
 	if len(l.Problems) != maxProblems+1 || !strings.Contains(l.Problems[maxProblems], "and 5 more") {
 		t.Errorf("%q", l.Problems)
 	}
+}
 
-	many := t.TempDir()
-	for i := range maxEntries + 1 {
-		must(t, os.Symlink("x", filepath.Join(many, fmt.Sprint(i))))
+// Entries that are no readiness files do not count.
+func TestFilesAreBounded(t *testing.T) {
+	f := &testReader{t: t, path: t.TempDir()}
+	for i := range 20 {
+		f.make(fmt.Sprint("unrelated-", i))
 	}
-	wantProblems(t, runReader(t, many, Options{}, nil).Value().Load(), "more than 20000 entries")
+	const most = 3
+	for i := range most + 1 {
+		f.make(fmt.Sprint("lb-ready-", i))
+		var found scanResult
+		(&scanner{path: f.path, most: most}).scan(&found)
+		if is := i + 1; is <= most && (found.err != nil || len(found.files) != is) ||
+			is > most && (found.err == nil || !strings.Contains(found.err.Error(), "more than 3 readiness files")) {
+			t.Errorf("%d files of at most %d: %d found, %v", is, most, len(found.files), found.err)
+		}
+	}
 }
 
 func TestAThousandFilesAreOneDecision(t *testing.T) {

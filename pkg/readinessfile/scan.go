@@ -49,6 +49,7 @@ func (file foundFile) stale(now time.Time) bool {
 type scanner struct {
 	path     string
 	times    bool              // mtimes are needed
+	most     int               // files
 	notifier *fsnotify.Watcher // nil: none
 	before   func()
 	log      *slog.Logger
@@ -150,16 +151,14 @@ func (scanner *scanner) read(found *scanResult) (replaced bool, err error) {
 	}
 	const batch = 1024
 	found.files = map[string]foundFile{}
-	for total := 0; ; {
+	for {
 		entries, err := dir.ReadDir(batch)
 		for _, entry := range entries {
-			if total++; total > maxEntries {
-				problem := fmt.Sprintf("%s has more than %d entries: the others are ignored", scanner.path, maxEntries)
-				found.problems = append(found.problems, problem)
-				return false, nil
-			}
 			if !isReadinessFile(entry.Name()) {
 				continue
+			}
+			if len(found.files)+len(found.problems) == scanner.most {
+				return false, fmt.Errorf("it has more than %d readiness files; remove those of no VIP", scanner.most)
 			}
 			file, problem := canonical(entry.Name())
 			seen := foundFile{file: file}
