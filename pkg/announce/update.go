@@ -79,25 +79,33 @@ var codecFamily = [len(vip.Families)]bgp.Family{vip.IPv4: bgp.RF_IPv4_UC, vip.IP
 // UPDATEs.
 type changes struct {
 	groups []group
+	index  map[groupKey]int       // of groups
 	last   [len(vip.Families)]int // the group of the last change of a family
 }
 
-type group struct {
+type groupKey struct {
 	family vip.Family
 	route  Route
-	vips   []vip.VIP
+}
+
+type group struct {
+	groupKey
+	vips []vip.VIP
 }
 
 func (changes *changes) add(v vip.VIP, route Route) {
-	family := v.Family()
-	at := changes.last[family]
-	if at >= len(changes.groups) || changes.groups[at].family != family || changes.groups[at].route != route {
-		at = slices.IndexFunc(changes.groups, func(g group) bool { return g.family == family && g.route == route })
-		if at < 0 {
-			at = len(changes.groups)
-			changes.groups = append(changes.groups, group{family: family, route: route})
+	key := groupKey{v.Family(), route}
+	at := changes.last[key.family]
+	if at >= len(changes.groups) || changes.groups[at].groupKey != key {
+		known := false
+		if at, known = changes.index[key]; !known {
+			if at = len(changes.groups); at == 0 {
+				changes.index = map[groupKey]int{}
+			}
+			changes.index[key] = at
+			changes.groups = append(changes.groups, group{groupKey: key})
 		}
-		changes.last[family] = at
+		changes.last[key.family] = at
 	}
 	group := &changes.groups[at]
 	group.vips = append(group.vips, v)
@@ -109,7 +117,7 @@ const maxKeptGroups = 64
 // reset removes all changes and keeps their memory.
 func (changes *changes) reset() {
 	if len(changes.groups) > maxKeptGroups {
-		changes.groups = nil
+		changes.groups, changes.index = nil, nil
 	}
 	for i := range changes.groups {
 		changes.groups[i].vips = changes.groups[i].vips[:0]
