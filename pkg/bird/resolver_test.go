@@ -21,6 +21,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/turns"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/harness"
 )
@@ -232,6 +233,36 @@ func TestResolverPublishesChanges(t *testing.T) {
 			t.Errorf("the kernel notified of the address: %+v", s.result.Load())
 		}
 	})
+}
+
+// A family that the gateway has not activated delays no turn of the session.
+func TestTurnWithoutFamily(t *testing.T) {
+	hold := 3 * time.Second
+	step := func(a *resolverFixture) resolution {
+		var now resolution
+		var attractor trench.Attractor
+		state := State{Alive: true, PID: 1, Loaded: 1}
+		for i, name := range []string{"a", "b"} {
+			gateway := someGateway()
+			gateway.Name, gateway.HoldTime, gateway.Families = name, hold, trench.SessionBoth
+			gateway.Address = netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})
+			attractor.Gateways = append(attractor.Gateways, gateway)
+			now.desired = append(now.desired, turns.Session{Gateway: gateway})
+			state.Gateways = append(state.Gateways,
+				GatewayState{Name: name, Family: vip.IPv4, Up: true, Exported: 5, Announced: 5},
+				GatewayState{Name: name, Family: vip.IPv6, Announced: 5, isLacking: true})
+		}
+		a.takeTurns(desired{attractor: attractor}, state, &now, 1)
+		return now
+	}
+	a := newAround(t)
+	a.plan.Drain = time.Minute
+	step(a)
+	step(a)
+	hold *= 2
+	if now := step(a); now.changes["a"].Phase != turns.Draining || now.changes["b"].Phase != turns.Pending {
+		t.Errorf("changes %+v", now.changes)
+	}
 }
 
 func TestPreview(t *testing.T) {

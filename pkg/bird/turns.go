@@ -36,7 +36,7 @@ func (resolver *resolver) takeTurns(w desired, state State, now *resolution, seq
 		if state.Alive {
 			// A gateway has a state for each family.
 			is, known := input.State[gateway.Name]
-			complete := gateway.Protocol == trench.Static || gateway.Exported >= gateway.Announced
+			complete := gateway.Protocol == trench.Static || gateway.Exported >= gateway.Announced || !gateway.Up
 			is.Complete = (!known || is.Complete) && complete
 			is.Up, is.BFD = is.Up || gateway.Up, gateway.BFD == bfdUp
 			is.Lacks[gateway.Family] = !gateway.Up

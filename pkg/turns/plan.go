@@ -64,11 +64,13 @@ type Entry struct {
 	Change
 	Next string // the gateway of the desired configuration; empty for a session that leaves
 
-	loaded   bool // BIRD has loaded the phase
-	carried  bool // another session carried the traffic when Draining began
-	extended bool // Leaving has waited for the drain time already
-	answered bool // the BFD session was up
-	stable   int  // consecutive observations of the completed restart
+	loaded    bool      // BIRD has loaded the phase
+	carried   bool      // another session carried the traffic when Draining began
+	displaces bool      // BIRD cannot have the desired session together with another one
+	extended  bool      // Leaving has waited for the drain time already
+	answered  bool      // the BFD session was up
+	complete  time.Time // when BIRD last exported every VIP
+	stable    int       // consecutive observations of the completed restart
 }
 
 // Depreferred reports whether all VIPs are de-preferred at the gateway.
@@ -123,6 +125,10 @@ type Plan struct {
 // stableStates is the number of consecutive observations that confirm a restart: BIRD counts a
 // route as exported before it writes the UPDATE.
 const stableStates = 3
+
+// exportTime is how long BIRD may take to export a VIP that rises. Meanwhile the session carries
+// the traffic of the others.
+const exportTime = time.Second
 
 // password is the parameter that a new content of a password file changes.
 const password = "password"
@@ -181,6 +187,9 @@ func (plan *Plan) observe() {
 			entry.Failed = nil
 			entry.answered = entry.answered || state.BFD
 		}
+		if state.Complete {
+			entry.complete = plan.in.Now
+		}
 		if plan.in.Loaded && !entry.loaded {
 			entry.loaded = true
 			switch entry.Phase {
@@ -196,7 +205,7 @@ func (plan *Plan) observe() {
 		if entry.Phase != Restarting {
 			continue
 		}
-		if entry.stable++; !entry.loaded || !plan.settled(entry) {
+		if entry.stable++; !entry.loaded || !state.Complete || !plan.settled(entry) {
 			entry.stable = 0
 		}
 		switch {
@@ -284,11 +293,11 @@ func (plan *Plan) update(entry *Entry, desired Session) (replaced bool) {
 	if entry.Password != desired.Password && entry.PasswordFile == desired.PasswordFile {
 		parameters = append(parameters, password)
 	}
-	conflict := slices.ContainsFunc(plan.entries, func(other Entry) bool {
+	entry.displaces = slices.ContainsFunc(plan.entries, func(other Entry) bool {
 		return other.Name != entry.Name && conflicts(other.Session, desired) && !plan.idle(&other)
 	})
 	switch {
-	case len(parameters) == 0, !conflict && (plan.idle(entry) || entry.Path != desired.Path):
+	case len(parameters) == 0, !entry.displaces && (plan.idle(entry) || entry.Path != desired.Path):
 		if replaced = len(parameters) > 0; replaced {
 			entry.Failed = nil
 		}
@@ -318,10 +327,8 @@ func conflicts(a, b Session) bool { return a.Name == b.Name || a.Address == b.Ad
 
 // takeTurn restarts at most one session of a family.
 func (plan *Plan) takeTurn(family vip.Family) {
-	in := func(phases ...Phase) int {
-		return slices.IndexFunc(plan.entries, func(entry Entry) bool {
-			return entry.Has(family) && slices.Contains(phases, entry.Phase)
-		})
+	in := func(phase Phase) int {
+		return slices.IndexFunc(plan.entries, func(entry Entry) bool { return entry.Has(family) && entry.Phase == phase })
 	}
 	if in(Restarting) >= 0 {
 		return
@@ -340,6 +347,12 @@ func (plan *Plan) takeTurn(family vip.Family) {
 	i := in(Pending)
 	if i < 0 {
 		return
+	}
+	// A session takes the address of another one after that has left it.
+	if free := slices.IndexFunc(plan.entries, func(entry Entry) bool {
+		return entry.Has(family) && entry.Phase == Pending && !entry.displaces
+	}); free >= 0 {
+		i = free
 	}
 	entry := &plan.entries[i]
 	if entry.carried = plan.carried(entry); !entry.carried && !plan.alone(entry) {
@@ -393,13 +406,15 @@ func (plan *Plan) restart(i int) {
 // (FRR 8.4.4, Cease 6.10).
 func (plan *Plan) settled(entry *Entry) bool {
 	state := plan.in.State[entry.Name]
-	return state.Up && state.Complete && (state.BFD || entry.BFD == nil || !entry.answered)
+	return state.Up && plan.in.Now.Sub(entry.complete) < exportTime &&
+		(state.BFD || entry.BFD == nil || !entry.answered)
 }
 
-// carried reports whether other sessions carry the traffic, in each family of the session.
+// carried reports whether other sessions carry the traffic, in each family that the session has.
 func (plan *Plan) carried(entry *Entry) bool {
+	state := plan.in.State[entry.Name]
 	return !slices.ContainsFunc(entry.FamilyList(), func(family vip.Family) bool {
-		return !slices.ContainsFunc(plan.entries, func(other Entry) bool {
+		return !(state.Up && state.Lacks[family]) && !slices.ContainsFunc(plan.entries, func(other Entry) bool {
 			return other.Has(family) && plan.carrier(entry, &other) && plan.settled(&other) &&
 				!plan.in.State[other.Name].Lacks[family]
 		})
@@ -416,9 +431,11 @@ func (plan *Plan) awaited(entry *Entry) bool {
 // share reports whether two gateways have a family in common.
 func share(a, b trench.Gateway) bool { return slices.ContainsFunc(a.FamilyList(), b.Has) }
 
-// carrier reports whether another session may carry traffic of the entry once it is up.
+// carrier reports whether another session may carry traffic of the entry once it is up, and stays
+// when the entry restarts.
 func (plan *Plan) carrier(entry, other *Entry) bool {
-	return other.Name != entry.Name && !plan.in.Drained(other.Name) &&
+	desired, _ := plan.session(entry.Next)
+	return other.Name != entry.Name && !conflicts(other.Session, desired) && !plan.in.Drained(other.Name) &&
 		(other.Phase == Steady || other.Phase == Pending)
 }
 

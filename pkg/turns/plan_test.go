@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // simulation plays BIRD and the gateways for a Plan. It loads what a step returned, and a session
@@ -28,6 +29,8 @@ type simulation struct {
 	now0     bool // Immediate
 	// withoutBFD is true if no gateway answers BFD.
 	withoutBFD bool
+	incomplete bool // no session exports every VIP
+	lacks      [len(vip.Families)]bool
 	ordered    bool
 	password   string
 }
@@ -80,7 +83,9 @@ func (s *simulation) step() {
 	}
 	for name := range s.loaded {
 		guarded := s.loaded[name].BFD != nil && !s.withoutBFD && !s.now.Before(s.since[name].Add(reconnect+lateBFD))
-		in.State[name] = State{Up: s.up(name), Complete: s.up(name), BFD: s.up(name) && guarded}
+		in.State[name] = State{
+			Up: s.up(name), Complete: s.up(name) && !s.incomplete, BFD: s.up(name) && guarded, Lacks: s.lacks,
+		}
 	}
 	s.entries, _ = s.plan.Step(in)
 	next, since := map[string]Session{}, map[string]time.Time{}
@@ -239,6 +244,18 @@ func TestPlan(t *testing.T) {
 			nil,
 			[]string{"b? a~ c", "B A! c", "b a! c", "b a c"},
 		},
+		"addresses in a chain": {
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{gateway("a", addressB), gateway("b", addressC)},
+			nil,
+			[]string{"a? b~", "a? B!", "a? b!", "a~ b", "A! b", "a! b", "a b"},
+		},
+		"addresses in a reversed chain": {
+			[]trench.Gateway{a, b},
+			[]trench.Gateway{gateway("b", addressC), gateway("a", addressB)},
+			nil,
+			[]string{"b~ a?", "B! a?", "b! a?", "b a~", "b A!", "b a!", "b a"},
+		},
 		"one leaves, one changes": {
 			[]trench.Gateway{a, b},
 			[]trench.Gateway{slow(a), c},
@@ -302,6 +319,57 @@ func TestPlan(t *testing.T) {
 				t.Errorf("got  %q\nwant %q", got, test.want)
 			}
 		})
+	}
+}
+
+// Two gateways that swap their addresses have no session for a moment, so pods take turns.
+func TestSwapTakesSlot(t *testing.T) {
+	t.Parallel()
+	s := newSimulation(t, gateway("a", addressA), gateway("b", addressB))
+	s.plan.SlotTime, s.plan.Slot = time.Minute, 30
+	s.gateways = []trench.Gateway{gateway("a", addressB), gateway("b", addressA)}
+	want := []string{"a? b?"}
+	if got := s.run(500); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A VIP that rises now and then does not end the drain, unless it stays away.
+func TestDrainWhileVIPsRise(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		every int // steps
+		want  []string
+	}{
+		{8, []string{"a~ b", "A'! b", "a'! b", "a' b"}},
+		{1, []string{"a? b"}},
+	} {
+		s := newSimulation(t, gateway("a", addressA), gateway("b", addressB))
+		s.gateways = []trench.Gateway{gateway("a", addressA, slower), gateway("b", addressB)}
+		var seen []string
+		for n := range 100 {
+			s.incomplete = n%tt.every == tt.every-1
+			seen = append(seen, s.run(1)...)
+		}
+		if seen = slices.Compact(seen); tt.every == 1 {
+			seen = seen[len(seen)-1:]
+		}
+		if !slices.Equal(seen, tt.want) {
+			t.Errorf("incomplete every %d steps: %q, want %q", tt.every, seen, tt.want)
+		}
+	}
+}
+
+// Families that no gateway has activated delay no turn.
+func TestTurnsWithoutFamily(t *testing.T) {
+	t.Parallel()
+	dual := func(g *trench.Gateway) { g.Families = trench.SessionBoth }
+	s := newSimulation(t, gateway("a", addressA, dual), gateway("b", addressB, dual))
+	s.lacks[vip.IPv6] = true
+	s.gateways = []trench.Gateway{gateway("a", addressA, dual, slower), gateway("b", addressB, dual, slower)}
+	want := []string{"a~ b?", "A'! b?", "a'! b?", "a' b~", "a' B'!", "a' b'!", "a' b'"}
+	if got := s.run(800); !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
 	}
 }
 
