@@ -36,6 +36,7 @@ func (supervisor *Supervisor) serve(ctx context.Context, process *process) error
 	_, expected := supervisor.expect.Get()
 	_, leased := supervisor.lease.State().Get()
 	supervisor.unansweredSince, supervisor.holds, supervisor.imports = time.Time{}, holdTimers{}, imports{}
+	supervisor.bfdStates = nil
 	supervisor.fast.start(time.Now())
 	supervisor.pulse.Next(0)
 	due, timer := time.Now(), time.After(0)
@@ -313,8 +314,12 @@ func (supervisor *Supervisor) bfd(ctx context.Context) map[netip.Addr]string {
 	}
 	// The command omits the protocol's name: BIRD 2.0.12 refuses a name in double quotes here.
 	reply, err := supervisor.command(ctx, "show bfd sessions")
-	if err != nil {
-		return nil // the next poll retries
+	switch {
+	case err == nil:
+		supervisor.bfdStates, supervisor.bfdAt = parseBFD(reply), time.Now()
+	// A late answer is not the loss of the sessions; the next poll retries.
+	case reply != nil || time.Since(supervisor.bfdAt) >= maxHang:
+		supervisor.bfdStates = nil
 	}
-	return parseBFD(reply)
+	return supervisor.bfdStates
 }

@@ -39,6 +39,8 @@ type fakeBIRD struct {
 	lists    []time.Time // requests for exported
 	version  string      // 2.0.12 when empty
 	reloads  []string    // commands that reload a protocol
+	bfd      string      // answer to "show bfd sessions"
+	noBFD    bool        // no such answer
 	// configure is called when BIRD loads a configuration; nil: it is not.
 	configure func()
 }
@@ -59,6 +61,10 @@ func (f *fakeBIRD) answer(command string) string {
 		text = "0001 BIRD " + cmp.Or(f.version, "2.0.12") + " ready.\n"
 	case strings.HasPrefix(command, "configure \"") && f.configure != nil:
 		f.configure()
+	case command == "show bfd sessions":
+		if text = f.bfd; f.noBFD {
+			return ""
+		}
 	case strings.HasPrefix(command, "reload"):
 		f.reloads = append(f.reloads, command)
 	case strings.HasPrefix(command, "show protocols") && f.up:
@@ -346,6 +352,36 @@ func TestEmptyReplyIsNotNoSession(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Without an answer the last BFD states count for a while; an answer without the session does not.
+func TestNoBFDAnswerIsNoLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const header = "1020-NBR-BFD:\n"
+		bird := &fakeBIRD{up: true, bfd: header + " 192.0.2.1 eth0 Up 10:00:00.000 0.300 0.900\n0000 \n"}
+		w := watch(t, bird, 3*time.Second)
+		result := w.resolver.result.Load()
+		result.gateways[0].BFD, result.input.Sessions[0].BFD = &trench.BFD{}, &trench.BFD{}
+		w.skipFastPolls()
+		wants := func(when, want string) {
+			t.Helper()
+			if s := w.State().Load(); !s.Alive || s.Gateways[0].BFD != want {
+				t.Errorf("%s: BFD state %q, want %q; alive %v, %v", when, s.Gateways[0].BFD, want, s.Alive, s.Err)
+			}
+		}
+		wants("answered", "Up")
+		bird.with(func() { bird.noBFD = true })
+		w.after(maxHang / 2)
+		wants("not answered", "Up")
+		w.after(maxHang)
+		wants("not answered for long", "")
+		bird.with(func() { bird.noBFD = false })
+		w.after(commandTimeout + pollInterval)
+		wants("answered again", "Up")
+		bird.with(func() { bird.bfd = header + "0000 \n" })
+		w.after(pollInterval)
+		wants("without the session", "")
+	})
 }
 
 // late is a connection whose reads fail long after their deadline, as in a process that was not

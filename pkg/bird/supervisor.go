@@ -102,6 +102,8 @@ type Supervisor struct {
 	sockets         retries               // attempts to open BIRD's listening sockets
 	unansweredSince time.Time             // start of the oldest unanswered command; zero without one
 	failures        map[sessionKey]string // last logged error
+	bfdStates       map[netip.Addr]string // of BFD sessions, at bfdAt
+	bfdAt           time.Time
 }
 
 func (options Options) withDefaults() Options {
