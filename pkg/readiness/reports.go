@@ -1,6 +1,7 @@
 package readiness
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"time"
@@ -117,11 +118,11 @@ func (server *Server) receive(id spiffeid.ID, recv func() (*reportRequest, error
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
 		watch, err := server.applyReport(id, message.GetWatchId(), target, delta, complete)
+		target = cmp.Or(watch, target) // also of a report that is refused: the watch counts the stream
 		if err != nil {
 			return err
 		}
 		if watch != nil {
-			target = watch
 			continue
 		}
 		// The watch has ended or never existed, so its reports are obsolete.

@@ -236,6 +236,11 @@ func TestInvalidReportsEndStream(t *testing.T) {
 	if n := len(b.AllReported()); n != 0 {
 		t.Fatalf("%d VIPs of refused reports counted", n)
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n := b.watches[id].streams; n != 0 {
+		t.Errorf("%d report streams are open", n)
+	}
 }
 
 func TestReportedVIPLimit(t *testing.T) {
