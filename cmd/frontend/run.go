@@ -220,7 +220,10 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 	c.Check(&refused)
 	c.complete(config)
 	c.CheckSpeaker(&refused)
-	c.checkPorts(&refused, config)
+	// A running frontend takes such an edit, so its next start must take it, too.
+	if !lenient {
+		c.checkPorts(&refused, config)
+	}
 	if c.UsesLB() {
 		c.LBID = c.Peers(&refused, cli.Peers{
 			Flag: "--lb", IDs: c.LBID, TrustDomain: c.LBTrustDomain, UIDs: c.LBUID,

@@ -85,6 +85,23 @@ func TestValidateNamesGatewaysOffTheLink(t *testing.T) {
 	}
 }
 
+// Only validate refuses the port of the loopback session: a running frontend takes such an edit.
+func TestGatewayWithLoopbackPort(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "trench.yaml")
+	text := "trench: a\nattractor:\n  name: a\n  vips: []\n  gateways: [{name: g, address: 172.16.0.1, localPort: 1790}]\n" +
+		"streams: []\n"
+	harness.Must(t, os.WriteFile(file, []byte(text), 0o600))
+	line := &commandLine{}
+	_, err := parserOf(t, line).Parse([]string{"run", "--gating=off", "--trench-file=" + file})
+	harness.Must(t, err)
+	for lenient, want := range map[bool]string{true: "", false: "local port 1790, which is --lb-bgp-port's"} {
+		_, config, err := line.Run.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, lenient)
+		if lenient && (err != nil || config == nil) || !lenient && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("lenient %v: %v", lenient, err)
+		}
+	}
+}
+
 func TestHostExampleFits(t *testing.T) {
 	clitest.Environment(t, parser(t), "host/frontend.env")
 	line := &commandLine{}
