@@ -50,7 +50,7 @@ type controller struct {
 	running  bool        // Run works
 	beatBy   time.Time   // when the next heartbeat is due, or the end of the last stall
 	deadline *time.Timer // of the gate
-	revision uint64      // counts batches of decisions
+	revision uint64      // counts batches for the announcer
 	applied  readiness.Position
 	policies policy.Policies
 	batch    []announce.Change // reused, because Post copies the changes
@@ -258,10 +258,10 @@ func (c *controller) setPolicies(next policy.Policies, vips []vip.VIP, now time.
 	}
 }
 
-// send passes the batch to the announcer.
+// send passes the batch to the announcer, which confirms only revisions that it gets.
 func (c *controller) send(cause time.Time) {
-	c.revision++
 	if len(c.batch) > 0 {
+		c.revision++
 		c.announcer.Post(announce.Batch{Changes: c.batch, Revision: c.revision, Cause: cause})
 	}
 }

@@ -129,6 +129,23 @@ func TestUpdateByReceiver(t *testing.T) {
 	}
 }
 
+// A decision that changes a reason only has a revision that the announcer confirms: merged decisions
+// have the last one's.
+func TestRevisionIsPosted(t *testing.T) {
+	o, _ := testObserver()
+	c, _ := newReadyController(o, gate.New(gate.Options{}))
+	var from gate.Decision
+	for i, to := range []gate.Decision{
+		{Advertisement: gate.Announced, Reason: gate.Ready}, {Reason: gate.LBNotReady}, {Reason: gate.LBLost},
+	} {
+		c.post(time.Now(), []gate.Change{{VIP: vipA, From: from, To: to}})
+		if want := uint64(min(i+1, 2)); c.revision != want {
+			t.Errorf("revision %d after %+v, want %d", c.revision, to, want)
+		}
+		from = to
+	}
+}
+
 // A new weight alone is announced, and is no decision for logs, events and reports.
 func TestWeightAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
