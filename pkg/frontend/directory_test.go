@@ -32,6 +32,7 @@ type directoryFixture struct {
 	t      *testing.T
 	path   string
 	config *latest.Value[trench.Loaded]
+	vips   *latest.Value[[]vip.VIP]
 	update readiness.Update // merged
 	state  map[vip.VIP]readiness.VIPReadiness
 	gate   *gate.Gate
@@ -55,10 +56,11 @@ func newDirectoryFixture(t *testing.T, path string, o readinessfile.Options) *di
 		gate: gate.New(gate.Options{NoFlapBackoff: true}),
 		config: latest.New(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}},
 			trench.Stream{Name: "b", VIPs: []vip.VIP{vipB}})),
+		vips: latest.New([]vip.VIP{vipA, vipB}),
 	}
 	s.gate.Configure([]vip.VIP{vipA, vipB})
 	d := readinessfile.NewReader(o)
-	s.Source = directory.New(d, s.config, "instance")
+	s.Source = directory.New(d, s.config, s.vips, "instance")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- task.Run(ctx, d, s.Source) }()
@@ -149,14 +151,34 @@ func TestDirectoryReadiness(t *testing.T) {
 	c := configOf(trench.Stream{Name: "b", VIPs: []vip.VIP{vipA}})
 	c.Config.Attractor.VIPs = []vip.VIP{vipA}
 	s.config.Set(c)
+	s.vips.Set(c.Config.Attractor.VIPs)
 	s.wantState(vipA, vip.NotReady, reasonNoFile, "lb-ready-b")
 	s.wait("a problem", func() bool {
 		return s.update.Err != nil && strings.Contains(s.update.Err.Error(),
 			`"lb-ready-a": the trench file has no stream`)
 	})
-	if _, there := s.state[vipB]; there {
-		t.Error("a VIP that was removed is still reported")
+	s.wait("without the removed VIP", func() bool { _, there := s.state[vipB]; return !there })
+}
+
+// A VIP that leaves the trench file keeps its readiness until the frontend has drained it.
+func TestDirectoryOfLeavingVIP(t *testing.T) {
+	s := newDirectoryFixture(t, t.TempDir(), readinessfile.Options{OnGone: readinessfile.Drop})
+	if err := os.WriteFile(filepath.Join(s.path, "lb-ready-a"), nil, 0o600); err != nil {
+		t.Fatal(err)
 	}
+	s.wantState(vipA, vip.Ready, reasonFile, "lb-ready-a")
+	c := configOf(trench.Stream{Name: "b", VIPs: []vip.VIP{vipB}})
+	c.Config.Attractor.VIPs = []vip.VIP{vipB}
+	s.config.Set(c)
+	s.wait("a problem", func() bool {
+		return s.update.Err != nil && strings.Contains(s.update.Err.Error(),
+			`"lb-ready-a": the trench file has no stream`)
+	})
+	if is := s.state[vipA]; is.State != vip.Ready {
+		t.Errorf("while it leaves: %+v", is)
+	}
+	s.vips.Set(c.Config.Attractor.VIPs)
+	s.wait("without the VIP", func() bool { _, there := s.state[vipA]; return !there })
 }
 
 func TestMissingDirectoryIsNamed(t *testing.T) {
@@ -200,7 +222,7 @@ func TestOldListingRenewsNoLease(t *testing.T) {
 	config := latest.New(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}}))
 	s := directory.New(readinessfile.NewReader(readinessfile.Options{
 		Path: t.TempDir(), Log: slog.New(slog.DiscardHandler),
-	}), config, "instance")
+	}), config, latest.New([]vip.VIP{vipA}), "instance")
 	now := time.Now()
 	listing := readinessfile.Listing{Scanned: true, At: now.Add(-2 * time.Second), Revision: 1}
 	s.Publish(now.Add(-2*time.Second), listing, config.Load().Config)

@@ -125,7 +125,7 @@ func newProcess(o Options) (*process, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	o.BIRD.Log = o.Log
+	o.BIRD.Log, o.VIPs = o.Log, cmp.Or(o.VIPs, latest.New([]vip.VIP(nil)))
 	p := &process{
 		Options: o, metrics: metrics.NewFrontend(o.Version), changed: latest.New(uint64(0)),
 		immediate: make(chan chan<- []vip.VIP),
@@ -171,7 +171,7 @@ func newProcess(o Options) (*process, error) {
 				"directory", o.Directory.Path)
 		}
 		p.reader = readinessfile.NewReader(*o.Directory)
-		p.directory = directory.New(p.reader, p.Source.Value(), p.instance)
+		p.directory = directory.New(p.reader, p.Source.Value(), p.VIPs, p.instance)
 		p.source = p.directory
 	default:
 		p.health.Report(Identity, "no SVID yet")
@@ -430,9 +430,7 @@ func (p *process) setServed(vips []vip.VIP) {
 		return !slices.ContainsFunc(vips, func(v vip.VIP) bool { return v.Family() == f })
 	})
 	p.served.Store(&served)
-	if p.VIPs != nil {
-		p.VIPs.Set(vips)
-	}
+	p.VIPs.Set(vips)
 }
 
 // newWatcher returns the watcher of the load balancer's socket.

@@ -21,7 +21,8 @@ import (
 type Source struct {
 	reader   *readinessfile.Reader
 	config   *latest.Value[trench.Loaded]
-	instance string // identifies this start
+	vips     *latest.Value[[]vip.VIP] // with VIPs that leave config
+	instance string                   // identifies this start
 	changed  chan struct{}
 
 	mu      sync.Mutex
@@ -33,13 +34,14 @@ type Source struct {
 	from      *trench.Config
 }
 
-// New returns a source that reads the directory of a reader, which its owner runs, for the VIPs and
-// streams of a configuration. instance identifies this start.
-func New(r *readinessfile.Reader, config *latest.Value[trench.Loaded],
+// New returns a source that reads the directory of a reader, which its owner runs, for VIPs and the
+// streams of a configuration. VIPs that leave the configuration keep their readiness for their
+// drain. instance identifies this start.
+func New(r *readinessfile.Reader, config *latest.Value[trench.Loaded], vips *latest.Value[[]vip.VIP],
 	instance string,
 ) *Source {
 	configure(r, config.Load().Config)
-	return &Source{reader: r, config: config, instance: instance, changed: make(chan struct{}, 1)}
+	return &Source{reader: r, config: config, vips: vips, instance: instance, changed: make(chan struct{}, 1)}
 }
 
 // String implements task.Task.
@@ -58,6 +60,7 @@ func (s *Source) Take() readiness.Update {
 // Run publishes listings until ctx ends.
 func (s *Source) Run(ctx context.Context) error {
 	loaded, loadedChanged := s.config.Get()
+	_, vipsChanged := s.vips.Get()
 	for {
 		listing, listingChanged := s.reader.Value().Get()
 		// An unread directory must not be mistaken for an empty one.
@@ -68,6 +71,9 @@ func (s *Source) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-listingChanged:
+		case <-vipsChanged:
+			_, vipsChanged = s.vips.Get()
+			s.from = nil // evaluate again
 		case <-loadedChanged:
 			loaded, loadedChanged = s.config.Get()
 			configure(s.reader, loaded.Config)
@@ -122,8 +128,14 @@ func (s *Source) evaluate(now time.Time, l readinessfile.Listing,
 	for _, r := range s.published {
 		published[r.VIP] = r
 	}
-	all := make([]readiness.VIPReadiness, 0, len(c.Attractor.VIPs))
-	for _, v := range c.Attractor.VIPs {
+	stays, vips := vip.NewSet(c.Attractor.VIPs...), s.vips.Load()
+	all := make([]readiness.VIPReadiness, 0, len(vips))
+	for _, v := range vips {
+		was, known := published[v]
+		if known && !stays.Has(v) {
+			all = append(all, was)
+			continue
+		}
 		ready, detail := l.Ready(v, streams[v])
 		is := readiness.VIPReadiness{
 			VIP: v, Detail: detail, Reason: readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE, Since: now,
@@ -135,7 +147,7 @@ func (s *Source) evaluate(now time.Time, l readinessfile.Listing,
 			}
 		}
 		// Since is the start of the state, which a new detail does not change.
-		if was, known := published[v]; known && was.State == is.State {
+		if known && was.State == is.State {
 			is.Since = was.Since
 		}
 		all = append(all, is)
