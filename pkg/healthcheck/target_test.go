@@ -80,7 +80,7 @@ func TestMembersOfTarget(t *testing.T) {
 				defer stop()
 				slow := member(2, 4*time.Second)
 				slow.Fall = 2
-				members := [trench.MaxMembers]trench.SingleCheck{member(1, time.Second), slow}
+				members := trench.MembersOf(member(1, time.Second), slow)
 				check := trench.Check{All: members}
 				kind := "all"
 				if anyPasses {
@@ -123,15 +123,15 @@ func TestMembersOfTarget(t *testing.T) {
 				want("the first is back", NotReady, Ready, "KIND[1].tcp: port 2: no answer in 2s")
 
 				// The members that stay keep their verdicts.
-				check.Any[1], check.All[1] = trench.SingleCheck{}, trench.SingleCheck{}
+				list := &check.All
+				if anyPasses {
+					list = &check.Any
+				}
+				first := members.List()[0]
+				*list = trench.MembersOf(first)
 				c.Configure([]trench.Stream{stream(1, check)})
 				want("the second is gone", Ready, Ready)
-				more := member(3, time.Second)
-				if anyPasses {
-					check.Any[1] = more
-				} else {
-					check.All[1] = more
-				}
+				*list = trench.MembersOf(first, member(3, time.Second))
 				c.Configure([]trench.Stream{stream(1, check)})
 				want("a new one", Ready, Ready)
 				advance(time.Second)
@@ -158,7 +158,7 @@ func TestMemberIsOverdue(t *testing.T) {
 		}})
 		defer stop()
 		defer close(hang)
-		members := [trench.MaxMembers]trench.SingleCheck{member(1, time.Second), member(2, time.Second)}
+		members := trench.MembersOf(member(1, time.Second), member(2, time.Second))
 		c.Configure([]trench.Stream{
 			named("any", 1, trench.Check{Any: members}), named("all", 1, trench.Check{All: members}),
 		})
@@ -177,17 +177,17 @@ func TestMemberIsOverdue(t *testing.T) {
 // A single check asks its members until one decides.
 func TestMembersOfSingle(t *testing.T) {
 	network := &ports{states: map[string]string{"1": "refuses"}}
-	type members = [trench.MaxMembers]trench.SingleCheck
+	members := trench.MembersOf
 	good, bad := member(2, time.Second), member(1, time.Second)
 	for name, tt := range map[string]struct {
 		check  trench.Check
 		reason string
 	}{
-		"any, the second passes":  {trench.Check{Any: members{bad, good}}, ""},
-		"any, none passes":        {trench.Check{Any: members{bad}}, "any[0].tcp: port 1: refused"},
-		"all, the second fails":   {trench.Check{All: members{good, bad}}, "all[1].tcp: port 1: refused"},
-		"all, the first fails":    {trench.Check{All: members{bad, good}}, "all[0].tcp: port 1: refused"},
-		"all, all pass":           {trench.Check{All: members{good}}, ""},
+		"any, the second passes":  {trench.Check{Any: members(bad, good)}, ""},
+		"any, none passes":        {trench.Check{Any: members(bad)}, "any[0].tcp: port 1: refused"},
+		"all, the second fails":   {trench.Check{All: members(good, bad)}, "all[1].tcp: port 1: refused"},
+		"all, the first fails":    {trench.Check{All: members(bad, good)}, "all[0].tcp: port 1: refused"},
+		"all, all pass":           {trench.Check{All: members(good)}, ""},
 		"one kind, without names": {trench.Check{SingleCheck: bad}, "port 1: refused"},
 	} {
 		got := NewSingle(tt.check, time.Second).Run(t.Context(), network.DialContext, loopback4)

@@ -73,9 +73,12 @@ func sorted(targets []Target) []Target {
 // subject returns a check without its timing, families and sources, which belong to lb.
 func subject(check trench.Check) trench.Check {
 	untimed(&check.SingleCheck)
-	for i := range trench.MaxMembers {
-		untimed(&check.Any[i])
-		untimed(&check.All[i])
+	for _, members := range []*trench.Members{&check.Any, &check.All} {
+		list := members.List()
+		for i := range list {
+			untimed(&list[i])
+		}
+		*members = trench.MembersOf(list[:]...)
 	}
 	check.Warmup, check.Families, check.Via, check.Sources = 0, trench.BothFamilies, trench.ViaDefault, [2]netip.Addr{}
 	return check

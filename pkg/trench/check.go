@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	intern "unique" // unique is a function of this package
 
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -19,6 +20,29 @@ const checkKinds = "tcp, http, grpc, udp, dns, ntp, sctp"
 // MaxMembers is the maximum number of checks of which one or all must pass.
 const MaxMembers = 4
 
+// Members are the checks of which one or all must pass. Equal ones are stored once: the lists of a
+// stream would take six times as much memory as the rest of it, although few streams have any.
+type Members struct {
+	list intern.Handle[[MaxMembers]SingleCheck]
+}
+
+// MembersOf returns the first checks of a list, at most MaxMembers, as members.
+func MembersOf(checks ...SingleCheck) Members {
+	var list [MaxMembers]SingleCheck
+	if copy(list[:], checks); list == ([MaxMembers]SingleCheck{}) {
+		return Members{}
+	}
+	return Members{intern.Make(list)}
+}
+
+// List returns the checks; those behind the last one are zero.
+func (members Members) List() (list [MaxMembers]SingleCheck) {
+	if members != (Members{}) {
+		list = members.list.Value()
+	}
+	return list
+}
+
 // Check is how the targets of a stream are checked.
 //
 // One of the kinds has a port, or any or all has members, unless it is the zero Check, which checks
@@ -27,9 +51,9 @@ type Check struct {
 	SingleCheck
 	// Checks of which one must pass. Each has a verdict of its own; fields that one leaves out, such
 	// as interval, are those of the whole check.
-	Any [MaxMembers]SingleCheck `yaml:"any" oneof:"kind" max:"4" remedy:"write checks such as {tcp: {port: 5000}}" empty:"the field"`
+	Any Members `yaml:"any" oneof:"kind" max:"4" remedy:"write checks such as {tcp: {port: 5000}}" empty:"the field"`
 	// Checks that must all pass, as in any.
-	All [MaxMembers]SingleCheck `yaml:"all" oneof:"kind" max:"4" remedy:"write checks such as {tcp: {port: 5000}}" empty:"the field"`
+	All Members `yaml:"all" oneof:"kind" max:"4" remedy:"write checks such as {tcp: {port: 5000}}" empty:"the field"`
 	// Slow start: how long a target that becomes ready counts less in the weights of policies, from a
 	// tenth to a whole target. The first ready targets of a stream count fully. 0s: not.
 	Warmup time.Duration `yaml:"warmup" min:"0s" max:"1h"`
@@ -83,9 +107,9 @@ const CheckPriority = 0x76670000
 // them must pass, instead of all. A check of one kind is its only member.
 func (check *Check) Members() (members []Check, anyPasses bool) {
 	one := *check
-	one.Any, one.All, one.Warmup = [MaxMembers]SingleCheck{}, [MaxMembers]SingleCheck{}, 0
-	for _, list := range [][MaxMembers]SingleCheck{check.Any, check.All} {
-		for _, member := range list {
+	one.Any, one.All, one.Warmup = Members{}, Members{}, 0
+	for _, list := range []Members{check.Any, check.All} {
+		for _, member := range list.List() {
 			if member != (SingleCheck{}) {
 				one.SingleCheck = member
 				members = append(members, one)
@@ -95,7 +119,7 @@ func (check *Check) Members() (members []Check, anyPasses bool) {
 	if len(members) == 0 {
 		return []Check{one}, false
 	}
-	return members, check.Any != [MaxMembers]SingleCheck{}
+	return members, check.Any != Members{}
 }
 
 // Untimed returns the check without timing, rise and fall, which affect no verdict.
@@ -259,7 +283,8 @@ func (result *validation) oneKind(path string, kinds []string, names string) {
 func (check *Check) check(result *validation, path string) {
 	result.oneKind(path, kindsOf(check), checkKinds+", any, all")
 	check.checkFields(result, path)
-	for key, members := range map[string][MaxMembers]SingleCheck{"any": check.Any, "all": check.All} {
+	for key, list := range map[string]Members{"any": check.Any, "all": check.All} {
+		members := list.List()
 		for i, single := range members {
 			if first := slices.Index(members[:], single); first < i && single != (SingleCheck{}) {
 				result.conflict(index(member(path, key), i), index(member(path, key), first), "is the check",

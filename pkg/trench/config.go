@@ -53,7 +53,7 @@ type Config struct {
 	Attractor Attractor `yaml:"attractor,required" remedy:"write its name, vips and gateways"`
 	// The streams that the load balancer serves. A VIP is ready when at least one stream that serves
 	// it has minReady ready targets of the VIP's family.
-	Streams []Stream `yaml:"streams"` // in the order of the file
+	Streams []Stream `yaml:"streams" max:"10000"` // in the order of the file
 	// The percentage of the VIPs in force that a new file may remove without a confirmation; 100 never
 	// asks for one.
 	MaxRemoval int `yaml:"maxRemoval" min:"1" max:"100" default:"50"`

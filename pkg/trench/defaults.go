@@ -92,11 +92,16 @@ func (stream Stream) Complete() Stream {
 	}
 	written := check.SingleCheck
 	check.complete()
-	for i := range MaxMembers {
-		check.Any[i].completeMember(written)
-		check.All[i].completeMember(written)
-	}
+	check.Any, check.All = check.Any.complete(written), check.All.complete(written)
 	return stream
+}
+
+func (members Members) complete(whole SingleCheck) Members {
+	list := members.List()
+	for i := range list {
+		list[i].completeMember(whole)
+	}
+	return MembersOf(list[:]...)
 }
 
 // completeMember takes the fields that a member leaves out from the whole check, and sets the

@@ -54,6 +54,9 @@ func FieldsOf(object reflect.Type) []Field {
 			continue
 		}
 		tag := structField.Tag
+		if structField.Type == membersType {
+			structField.Type = noMembers.Type()
+		}
 		fields = append(fields, Field{
 			StructField: structField, Key: key, Required: option == "required", index: []int{i},
 			min: bound(tag.Get("min")), max: bound(tag.Get("max")),
@@ -73,8 +76,27 @@ func bound(text string) int64 {
 	return limit
 }
 
-// Of returns the value of the field in an object.
-func (field *Field) Of(object reflect.Value) reflect.Value { return object.FieldByIndex(field.index) }
+// Of returns the value of the field in an object; of [Members], their list, which Set stores.
+func (field *Field) Of(object reflect.Value) reflect.Value {
+	value := object.FieldByIndex(field.index)
+	switch {
+	case value.Type() != membersType:
+		return value
+	case value.IsZero():
+		return noMembers
+	}
+	list := value.Interface().(Members).List()
+	return reflect.ValueOf(&list).Elem()
+}
+
+// Set stores a value of the field in an object.
+func (field *Field) Set(object, value reflect.Value) {
+	if value.Type() == noMembers.Type() {
+		list := value.Interface().([MaxMembers]SingleCheck)
+		value = reflect.ValueOf(MembersOf(list[:]...))
+	}
+	object.FieldByIndex(field.index).Set(value)
+}
 
 // Default returns the default of a field whose zero value is not its default: zero is a value of
 // its own. It reports whether the field has such a default.
@@ -125,6 +147,8 @@ var (
 	AddressType  = reflect.TypeFor[netip.Addr]()
 	durationType = reflect.TypeFor[time.Duration]()
 	numberType   = reflect.TypeFor[int64]()
+	membersType  = reflect.TypeFor[Members]()
+	noMembers    = reflect.Zero(reflect.TypeFor[[MaxMembers]SingleCheck]())
 )
 
 // TooMany returns the problem of a list that has more items than the field permits.

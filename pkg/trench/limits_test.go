@@ -59,6 +59,26 @@ func setLimit(t *testing.T, object reflect.Value, field *Field, limit string, be
 	return path, true
 }
 
+// A file has 10 000 streams at most, which lb holds several times in 256 MiB.
+func TestSizeOfStream(t *testing.T) {
+	if size := reflect.TypeFor[Stream]().Size(); size > 1000 {
+		t.Errorf("a stream takes %d bytes", size)
+	}
+}
+
+// Members of a check are equal, and found, by their checks.
+func TestMembers(t *testing.T) {
+	one, two := SingleCheck{TCP: TCPCheck{Port: 1}}, SingleCheck{TCP: TCPCheck{Port: 2}}
+	if MembersOf() != (Members{}) || MembersOf(one) == MembersOf(two) || MembersOf(one, two) != MembersOf(one, two) {
+		t.Error("members do not compare as their checks")
+	}
+	for members, want := range map[Members][MaxMembers]SingleCheck{{}: {}, MembersOf(one, two): {one, two}} {
+		if list := members.List(); list != want {
+			t.Errorf("list %+v", list)
+		}
+	}
+}
+
 // Every limit of a tag is one of Go values, whose origin need not be a file.
 func TestLimitsOfTags(t *testing.T) {
 	reports := func(object reflect.Value, path string) bool {
@@ -92,7 +112,8 @@ func TestLimitsOfTags(t *testing.T) {
 	}
 	for _, name := range []string{
 		"max of attributes.communities", "max of stream.match", "max of stream.earlier", "max of target.ips",
-		"max of attractor.vips", "min of match.ports", "max of gateway.holdTime", "min of maglev.seed",
+		"max of attractor.vips", "max of config.streams", "min of match.ports", "max of gateway.holdTime",
+		"min of maglev.seed",
 	} {
 		if !tried[name] {
 			t.Errorf("%s is not tried", name)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -278,9 +279,8 @@ func FuzzTranslate(f *testing.F) {
 		want := translation.Translate(o, options)
 		shuffle(rand.New(rand.NewPCG(1, uint64(len(data)))), o)
 		got := translation.Translate(o, options)
-		same := cmp.Comparer(func(a, b vip.VIP) bool { return a == b })
-		address := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
-		if d := cmp.Diff(want, got, same, address); d != "" {
+		same := cmpopts.EquateComparable(vip.VIP{}, netip.Addr{}, trench.Members{})
+		if d := cmp.Diff(want, got, same); d != "" {
 			t.Fatalf("in another order: %s", d)
 		}
 	})

@@ -212,7 +212,7 @@ func checks(t *testing.T, c trench.Check, vips []vip.VIP) {
 	}
 	members, anyPasses := c.Members()
 	between(t, "the number of members", len(members), 1, trench.MaxMembers)
-	if anyPasses != (c.Kind() == "any") || anyPasses == (c.All != [trench.MaxMembers]trench.SingleCheck{}) {
+	if anyPasses != (c.Kind() == "any") || anyPasses == (c.All != trench.Members{}) {
 		t.Fatalf("check %+v", c)
 	}
 	for i, member := range members {
@@ -223,7 +223,7 @@ func checks(t *testing.T, c trench.Check, vips []vip.VIP) {
 		}
 	}
 	// The whole check has the same bounds.
-	c.TCP.Port, c.Any, c.All = 1, [trench.MaxMembers]trench.SingleCheck{}, [trench.MaxMembers]trench.SingleCheck{}
+	c.TCP.Port, c.Any, c.All = 1, trench.Members{}, trench.Members{}
 	singleCheck(t, c, vips)
 }
 
@@ -343,7 +343,8 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			t.Fatalf("a marshaled configuration is refused: %v\n%s", err, text)
 		}
-		if diff := cmp.Diff(c, again, cmpopts.EquateComparable(netip.Addr{}, vip.VIP{}), cmpopts.EquateEmpty()); diff != "" {
+		equate := cmpopts.EquateComparable(netip.Addr{}, vip.VIP{}, trench.Members{})
+		if diff := cmp.Diff(c, again, equate, cmpopts.EquateEmpty()); diff != "" {
 			t.Fatalf("marshaled, it differs: %s\n%s", diff, text)
 		}
 	})

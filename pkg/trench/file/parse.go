@@ -16,9 +16,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// MaxSize limits the file size, and thus the memory for a rejected file: parsing takes 20 times
-// the size. [trench.MaxVIPs] in the attractor and in a stream with 10 000 targets take 5 MB; a
-// ConfigMap holds 1 MiB.
+// MaxSize limits the file size. Parsing takes 30 times the size of VIPs and targets, and 100 times
+// that of streams: 120 MiB for the 10 000 that a file may have. [trench.MaxVIPs] in the attractor
+// and in a stream with 10 000 targets take 5 MB; a ConfigMap holds 1 MiB.
 const MaxSize = 8 << 20
 
 // Read reads and parses a trench file. It returns a file system error, an error of

@@ -141,17 +141,17 @@ func TestReferenceFile(t *testing.T) {
 						Interval: 400 * time.Millisecond, FastInterval: 400 * time.Millisecond, Timeout: 400 * time.Millisecond,
 						Rise: 1, Fall: 3,
 					},
-					All: [trench.MaxMembers]trench.SingleCheck{
-						{
+					All: trench.MembersOf(
+						trench.SingleCheck{
 							HTTP:     trench.HTTPCheck{Port: 80, Method: "GET", Path: "/", Status: "200-399"},
 							Interval: 400 * time.Millisecond, FastInterval: 400 * time.Millisecond, Timeout: 400 * time.Millisecond,
 							Rise: 1, Fall: 3,
 						},
-						{
+						trench.SingleCheck{
 							DNS:      trench.DNSCheck{Port: 53, Name: "example.org", Type: "A", Transport: "udp"},
 							Interval: 5 * time.Second, FastInterval: 5 * time.Second, Timeout: 500 * time.Millisecond, Rise: 1, Fall: 2,
 						},
-					},
+					),
 					Warmup: 30 * time.Second, Families: trench.OnlyIPv4,
 				},
 			},
@@ -161,7 +161,8 @@ func TestReferenceFile(t *testing.T) {
 		want.Streams[1+i].Maglev = trench.Maglev{Size: 1009, Seed: 1}
 	}
 	got.Digest = want.Digest
-	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}, vip.VIP{}), cmpopts.EquateEmpty()); diff != "" {
+	equate := cmpopts.EquateComparable(netip.Addr{}, vip.VIP{}, trench.Members{})
+	if diff := cmp.Diff(want, got, equate, cmpopts.EquateEmpty()); diff != "" {
 		t.Fatalf("(-want +got)\n%s", diff)
 	}
 }

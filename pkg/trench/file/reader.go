@@ -258,7 +258,7 @@ func (state *reader) object(source yamlValue, target reflect.Value, field *trenc
 		case ok && fields[i].Tag.Get("oneof") != "":
 			for k := range fields {
 				if fields[k].Tag.Get("oneof") == fields[i].Tag.Get("oneof") {
-					fields[k].Of(target).SetZero()
+					fields[k].Set(target, reflect.Zero(fields[k].Type))
 				}
 			}
 		}
@@ -271,7 +271,12 @@ func (state *reader) object(source yamlValue, target reflect.Value, field *trenc
 		at, ok := present[fields[i].Key]
 		switch {
 		case ok:
-			state.read(at, fields[i].Of(target), &fields[i])
+			value := fields[i].Of(target)
+			if !value.CanSet() { // the list of no members
+				value = reflect.New(fields[i].Type).Elem()
+			}
+			state.read(at, value, &fields[i])
+			fields[i].Set(target, value)
 		case fields[i].Required && (field != nil || !state.partial):
 			remedy := fields[i].Tag.Get("remedy")
 			if remedy == "" {
