@@ -160,7 +160,6 @@ func (p *Process) Run(ctx context.Context, stop <-chan struct{}, plan Plan) erro
 	stages[0] = slices.Concat(stages[0], p.tasks)
 	if trial := p.settings.Trial; trial != nil {
 		trial.Overdue = p.Health.Overdue
-		trial.Start()
 		stages[0] = append(stages[0], trial)
 	}
 	p.Health.Alive(plan.Decides, slices.Concat(stages...)...)

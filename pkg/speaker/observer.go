@@ -302,11 +302,8 @@ func (observer *Observer) gateway(at time.Time, gateway trench.Gateway, family v
 		}
 	}
 	state.Usable = state.Up || observer.isLate()
-	before := slices.IndexFunc(observer.state.Load().Gateways, func(old bird.GatewayState) bool {
-		return old.Name == gateway.Name && old.Family == family
-	})
-	if before >= 0 {
-		if old := observer.state.Load().Gateways[before]; old.Up == state.Up &&
+	for _, old := range observer.state.Load().Gateways {
+		if old.Name == gateway.Name && old.Family == family && old.Up == state.Up &&
 			(session.Since.IsZero() || session.Since.Sub(old.Since).Abs() <= sinceJitter) {
 			state.Since = old.Since
 		}

@@ -126,8 +126,8 @@ type Plan struct {
 // route as exported before it writes the UPDATE.
 const stableStates = 3
 
-// exportTime is how long BIRD may take to export a VIP that rises. Meanwhile the session carries
-// the traffic of the others.
+// exportTime is how long BIRD may take to export a VIP that rises: until then the session counts as
+// complete.
 const exportTime = time.Second
 
 // password is the parameter that a new content of a password file changes.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -164,7 +163,7 @@ func merge(inForce, next *trench.Config, held trench.Held) *trench.Config {
 	// Copy before appending: next is judged again after a confirmation.
 	config := *next
 	config.Attractor.VIPs = slices.Concat(next.Attractor.VIPs, held.VIPs)
-	config.Attractor.Policies = slices.Concat(next.Attractor.Policies, policiesOf(inForce, next, held.VIPs))
+	config.Attractor.Policies = slices.Concat(next.Attractor.Policies, keepPolicies(inForce, next, held.VIPs))
 	config.Attractor.Gateways = slices.Clone(next.Attractor.Gateways)
 	for _, gateway := range inForce.Attractor.Gateways {
 		if slices.Contains(held.Gateways, gateway.Name) {
@@ -197,32 +196,27 @@ func merge(inForce, next *trench.Config, held trench.Held) *trench.Config {
 	return &config
 }
 
-// policiesOf returns the policies that held VIPs have, without other VIPs.
-func policiesOf(inForce, next *trench.Config, held []vip.VIP) (policies []trench.Policy) {
-	rest := func(config *trench.Config) (policy trench.Policy) {
-		for _, policy = range config.Attractor.Policies {
-			if len(policy.VIPs) == 0 {
-				return policy
-			}
-		}
-		return trench.Policy{}
-	}
-	keeps := vip.NewSet(held...)
+// keepPolicies returns the policies that held VIPs have, without other VIPs.
+func keepPolicies(inForce, next *trench.Config, held []vip.VIP) (policies []trench.Policy) {
+	keeps, isRest := vip.NewSet(held...), func(policy trench.Policy) bool { return len(policy.VIPs) == 0 }
+	var rest trench.Policy
 	for _, policy := range inForce.Attractor.Policies {
+		if isRest(policy) {
+			rest = policy
+			continue
+		}
 		policy.VIPs = slices.DeleteFunc(slices.Clone(policy.VIPs), func(prefix vip.VIP) bool { return !keeps.Has(prefix) })
 		for _, prefix := range policy.VIPs {
 			delete(keeps, prefix)
 		}
-		if len(policy.VIPs) > 0 {
-			policies = append(policies, policy)
-		}
-	}
-	// The others have the policy of the rest, which may be none.
-	if policy := rest(inForce); len(keeps) > 0 && !reflect.DeepEqual(policy, rest(next)) {
-		policy.VIPs = keeps.Sorted()
 		policies = append(policies, policy)
 	}
-	return policies
+	rest.VIPs = keeps.Sorted()
+	// Without a policy for the rest, no policy is as good.
+	if slices.ContainsFunc(slices.Concat(inForce.Attractor.Policies, next.Attractor.Policies), isRest) {
+		policies = append(policies, rest)
+	}
+	return slices.DeleteFunc(policies, isRest)
 }
 
 // extend returns a stream with VIPs of its predecessor and, unless it has active targets of its

@@ -109,7 +109,7 @@ func TestHoldPolicies(t *testing.T) {
 		"own":                       {own, "", map[int]int64{3: 500}, 1},
 		"own, and a new rest":       {own, "    - {ready: {med: 7}}\n", map[int]int64{1: 7, 2: 0, 3: 500, 4: 0}, 2},
 		"rest":                      {"    - {ready: {med: 7}}\n", "", map[int]int64{2: 7, 3: 7, 4: 7}, 1},
-		"same rest":                 {"    - {ready: {med: 7}}\n", "    - {ready: {med: 7}}\n", nil, 0},
+		"same rest":                 {"    - {ready: {med: 7}}\n", "    - {ready: {med: 7}}\n", map[int]int64{2: 7, 3: 7, 4: 7}, 1},
 		"other rest":                {"    - {ready: {med: 7}}\n", "    - {ready: {med: 8}}\n", map[int]int64{1: 8, 2: 7}, 1},
 		"own with a VIP that stays": {own, "    - {vips: [20.0.0.1/32]" + ready, map[int]int64{1: 500, 3: 500}, 1},
 	} {

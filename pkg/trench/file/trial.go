@@ -47,7 +47,7 @@ type Trial struct {
 	mu        sync.Mutex
 	record    record
 	before    record // of Begin, for Cancel and End
-	running   bool   // Start was called
+	running   bool   // Run was called: the start was not refused
 	candidate *accepted
 	newest    *accepted
 	refused   error
@@ -177,49 +177,36 @@ func (trial *Trial) Refused() error {
 	return trial.refused
 }
 
-// Start records that the start of the process is not refused, before the tasks use the file.
-func (trial *Trial) Start() {
+// change calls a function under the lock and saves a changed record, if there is a trial.
+func (trial *Trial) change(change func()) {
 	if trial == nil {
 		return
 	}
 	trial.mu.Lock()
 	defer trial.mu.Unlock()
-	trial.running = true
+	before := trial.record
+	if change(); trial.record != before {
+		trial.save()
+	}
 }
 
 // Begin records, before a file is parsed, that it is on trial.
-func (trial *Trial) Begin(digest [sha256.Size]byte) {
-	if trial == nil {
-		return
-	}
-	trial.mu.Lock()
-	defer trial.mu.Unlock()
-	trial.begin(hex.EncodeToString(digest[:]))
-}
-
-func (trial *Trial) begin(digest string) {
-	trial.before = trial.record
-	switch digest {
-	case trial.record.Good:
-		trial.record = record{Good: digest, Held: trial.record.Held}
-	case trial.record.Digest:
-		trial.record.Starts, trial.record.Cause = trial.record.Starts+1, ""
-	default:
-		trial.record = record{Digest: digest, Starts: 1, Good: trial.record.Good, Held: trial.record.Held}
-	}
-	trial.save()
+func (trial *Trial) Begin(content [sha256.Size]byte) {
+	trial.change(func() {
+		trial.before = trial.record
+		switch digest := hex.EncodeToString(content[:]); digest {
+		case trial.record.Good:
+			trial.record = record{Good: digest, Held: trial.record.Held}
+		case trial.record.Digest:
+			trial.record.Starts, trial.record.Cause = trial.record.Starts+1, ""
+		default:
+			trial.record = record{Digest: digest, Starts: 1, Good: trial.record.Good, Held: trial.record.Held}
+		}
+	})
 }
 
 // Cancel ends the trial of a file that is invalid.
-func (trial *Trial) Cancel() {
-	if trial == nil {
-		return
-	}
-	trial.mu.Lock()
-	defer trial.mu.Unlock()
-	trial.record = trial.before
-	trial.save()
-}
+func (trial *Trial) Cancel() { trial.change(func() { trial.record = trial.before }) }
 
 // Accept records the configuration that is in force with the file; held reports whether removals of
 // the file are held.
@@ -247,6 +234,7 @@ func (trial *Trial) Accept(digest [sha256.Size]byte, config *trench.Config, held
 
 // Run makes configurations good with which the process runs well.
 func (trial *Trial) Run(ctx context.Context) error {
+	trial.change(func() { trial.running = true })
 	var timer <-chan time.Time // nil until a check is due
 	var since time.Time
 	for {
@@ -316,34 +304,27 @@ func (trial *Trial) succeed(now time.Time) time.Time {
 
 // Fail records why the process ends, if a configuration is on trial.
 func (trial *Trial) Fail(err error) {
-	if trial == nil || err == nil {
-		return
-	}
-	trial.mu.Lock()
-	defer trial.mu.Unlock()
-	if trial.candidate != nil && trial.record.Digest != "" {
-		// The stack of a panic follows in the next lines.
-		cause, _, _ := strings.Cut(err.Error(), "\n")
-		trial.record.Cause = quoteControls(cause)
-		trial.save()
-	}
+	trial.change(func() {
+		if err != nil && trial.candidate != nil && trial.record.Digest != "" {
+			// The stack of a panic follows in the next lines.
+			cause, _, _ := strings.Cut(err.Error(), "\n")
+			trial.record.Cause = quoteControls(cause)
+		}
+	})
 }
 
 // End ends the trial when the process ends as it should, or cancels that of a refused start. It is
 // not deferred: a panic counts.
 func (trial *Trial) End() {
-	if trial == nil {
-		return
-	}
-	trial.mu.Lock()
-	defer trial.mu.Unlock()
-	switch {
-	case !trial.running:
-		trial.record = trial.before
-	case trial.candidate != nil && trial.record.Cause == "":
-		trial.record = record{Good: trial.record.Good, Held: trial.record.Held}
-	}
-	trial.save()
+	trial.change(func() {
+		switch {
+		case trial.record.Cause != "":
+		case !trial.running:
+			trial.record = trial.before
+		case trial.candidate != nil:
+			trial.record = record{Good: trial.record.Good, Held: trial.record.Held}
+		}
+	})
 }
 
 // save writes the record.

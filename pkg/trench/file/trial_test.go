@@ -61,7 +61,6 @@ func (f *trialFixture) start(runs time.Duration) (*Trial, string, error) {
 	trial := OpenTrial(f.dir, slog.New(slog.DiscardHandler))
 	config, err := trial.Read(f.path, trench.DefaultDefaults())
 	trial.Overdue = func() time.Duration { return time.Duration(f.overdue.Load()) }
-	trial.Start()
 	ctx, cancel := context.WithTimeout(f.Context(), runs)
 	defer cancel()
 	if failure := trial.Run(ctx); !errors.Is(failure, context.DeadlineExceeded) {
@@ -146,6 +145,15 @@ func TestTrial(t *testing.T) {
 			f.write(badVIP)
 			f.wants(0, goodVIP, "task loop")
 		},
+		"failed before the trial runs": func(f *trialFixture) {
+			trial, err := f.read()
+			if err != nil {
+				f.Fatal(err)
+			}
+			trial.Fail(failed)
+			trial.End()
+			f.wants(0, goodVIP, "task loop")
+		},
 		"hung": func(f *trialFixture) {
 			f.overdue.Store(int64(hung))
 			f.wants(long, badVIP, "")
@@ -219,7 +227,6 @@ func TestNoTrial(t *testing.T) {
 	if err != nil || config.Attractor.VIPs[0].String() != goodVIP || trial.Refused() != nil {
 		t.Errorf("%v, %v", config, err)
 	}
-	trial.Start()
 	trial.Begin(config.Digest)
 	trial.Cancel()
 	trial.Accept(config.Digest, config, false)
@@ -237,7 +244,6 @@ func TestTrialOfManyEdits(t *testing.T) {
 		if _, err := trial.Read(f.path, trench.DefaultDefaults()); err != nil {
 			t.Fatal(err)
 		}
-		trial.Start()
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- trial.Run(ctx) }()
@@ -317,7 +323,6 @@ func TestRemovalsHeldAfterRestart(t *testing.T) {
 			if len(loaded.Held.VIPs) != 3 || len(loaded.Config.Attractor.VIPs) != 8 || loaded.Generation != 1 {
 				t.Fatalf("%+v is held, %v in force", loaded.Held, loaded.Config.Attractor.VIPs)
 			}
-			trial.Start()
 			ctx, cancel := context.WithTimeout(t.Context(), long)
 			_ = trial.Run(ctx)
 			cancel()
