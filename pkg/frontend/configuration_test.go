@@ -41,7 +41,7 @@ func TestReloadDetail(t *testing.T) {
 func newFollower(t *testing.T) *follower {
 	t.Helper()
 	p := afterDecision()
-	p.Log, p.kernel = slog.New(slog.DiscardHandler), kernel.New(kernel.Options{})
+	p.Log, p.kernel, p.VIPs = slog.New(slog.DiscardHandler), kernel.New(kernel.Options{}), latest.New([]vip.VIP(nil))
 	p.Gate.DrainTime, p.Settle = 2*time.Second, 300*time.Millisecond
 	p.attractor = &attractor{current: latest.New(attraction{}), apply: func(time.Time, [len(vip.Families)]bool) {}}
 	s := &scriptedSource{update: readiness.Update{
