@@ -88,8 +88,8 @@ func TestValidateNamesGatewaysOffTheLink(t *testing.T) {
 // Only validate refuses the port of the loopback session: a running frontend takes such an edit.
 func TestGatewayWithLoopbackPort(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "trench.yaml")
-	text := "trench: a\nattractor:\n  name: a\n  vips: []\n  gateways: [{name: g, address: 172.16.0.1, localPort: 1790}]\n" +
-		"streams: []\n"
+	text := "trench: a\nattractor:\n  name: a\n  vips: []\n" +
+		"  gateways: [{name: g, address: 172.16.0.1, localPort: 1790}]\nstreams: []\n"
 	harness.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	line := &commandLine{}
 	_, err := parserOf(t, line).Parse([]string{"run", "--gating=off", "--trench-file=" + file})

@@ -120,24 +120,20 @@ func New(policies []trench.Policy, encoding Encoding) (all Policies, err error) 
 		encoded := &encoded{index: i}
 		for of, own := range byState(&policy) {
 			attributes := *cmp.Or(own, &policy.Ready)
-			depreferred := attributes
 			// LOCAL_PREF replaces that of a de-preferred VIP: only a state of such VIPs may have one.
-			if own == nil || state(of) == unknown {
-				depreferred.LocalPreference = 0
-			}
-			if state(of) == draining || state(of) == backup {
-				attributes = depreferred
+			if own == nil && state(of) != unknown {
+				attributes.LocalPreference = 0
 			}
 			encoded.texts[of] = text(&attributes)
 			encoded.causes[of] = fmt.Sprintf("policy %d, %s: %s", i, names[of], encoded.texts[of])
 			all.weighs = all.weighs || attributes.TargetBandwidth > 0
-			templates := &encoded.attributes[of]
-			templates[announce.Depreferred], err = newTemplate(&depreferred, announce.Depreferred, encoding)
-			if err == nil {
-				templates[announce.Announced], err = newTemplate(&attributes, announce.Announced, encoding)
-			}
-			if err != nil {
-				return Policies{}, fmt.Errorf("failed to encode policy %d: %w", i, err)
+			for _, advertisement := range []announce.Advertisement{announce.Announced, announce.Depreferred} {
+				if state(of) == unknown && advertisement == announce.Depreferred {
+					attributes.LocalPreference = 0
+				}
+				if encoded.attributes[of][advertisement], err = newTemplate(&attributes, advertisement, encoding); err != nil {
+					return Policies{}, fmt.Errorf("failed to encode policy %d: %w", i, err)
+				}
 			}
 		}
 		if len(policy.VIPs) == 0 {

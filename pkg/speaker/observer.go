@@ -345,8 +345,9 @@ func (observer *Observer) countExports(at time.Time, key sessionKey, session Ses
 		is.differs = at
 	}
 	// A count that differs for long has another cause than a change on its way.
-	isDue := is.listed.IsZero() || at.Sub(is.differs) >= listDelay && (counts != is.counts || at.Sub(is.listed) >= maxListAge) ||
-		total < 0 && at.Sub(is.listed) >= pollInterval
+	age := at.Sub(is.listed) // long before the first list
+	isDue := at.Sub(is.differs) >= listDelay && (counts != is.counts || age >= maxListAge) ||
+		total < 0 && age >= pollInterval || is.listed.IsZero()
 	if due, others := observer.exports[observer.due]; isDue && (!others || is.listed.Before(due.listed)) {
 		observer.due = key
 	}

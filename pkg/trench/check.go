@@ -263,7 +263,7 @@ func (single *SingleCheck) Kind() string { return cmp.Or(append(kindsOf(single),
 func kindsOf[Kinds Check | SingleCheck](check *Kinds) (kinds []string) {
 	value := reflect.ValueOf(check).Elem()
 	for _, field := range FieldsOf(value.Type()) {
-		if field.Tag.Get("oneof") != "" && !field.Of(value).IsZero() {
+		if field.Tag.Get("oneof") != "" && !value.FieldByIndex(field.index).IsZero() {
 			kinds = append(kinds, field.Key)
 		}
 	}

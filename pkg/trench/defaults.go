@@ -143,10 +143,9 @@ func setDefaults[Object any](object *Object) {
 	value := reflect.ValueOf(object).Elem()
 	fields := FieldsOf(value.Type())
 	for i := range fields {
-		field := fields[i].Of(value)
 		text := fields[i].Tag.Get("default")
-		if _, own := fields[i].Default(); text != "" && !own && field.IsZero() {
-			fields[i].Parse(text, field)
+		if _, own := fields[i].Default(); text != "" && !own && fields[i].Of(value).IsZero() {
+			fields[i].Parse(text, fields[i].Of(value))
 		}
 	}
 }

@@ -55,7 +55,7 @@ func FieldsOf(object reflect.Type) []Field {
 		}
 		tag := structField.Tag
 		if structField.Type == membersType {
-			structField.Type = noMembers.Type()
+			structField.Type = listType
 		}
 		fields = append(fields, Field{
 			StructField: structField, Key: key, Required: option == "required", index: []int{i},
@@ -76,14 +76,11 @@ func bound(text string) int64 {
 	return limit
 }
 
-// Of returns the value of the field in an object; of [Members], their list, which Set stores.
+// Of returns the value of the field in an object; of [Members], a copy of the list for Set.
 func (field *Field) Of(object reflect.Value) reflect.Value {
 	value := object.FieldByIndex(field.index)
-	switch {
-	case value.Type() != membersType:
+	if value.Type() != membersType {
 		return value
-	case value.IsZero():
-		return noMembers
 	}
 	list := value.Interface().(Members).List()
 	return reflect.ValueOf(&list).Elem()
@@ -91,7 +88,7 @@ func (field *Field) Of(object reflect.Value) reflect.Value {
 
 // Set stores a value of the field in an object.
 func (field *Field) Set(object, value reflect.Value) {
-	if value.Type() == noMembers.Type() {
+	if value.Type() == listType {
 		list := value.Interface().([MaxMembers]SingleCheck)
 		value = reflect.ValueOf(MembersOf(list[:]...))
 	}
@@ -148,7 +145,7 @@ var (
 	durationType = reflect.TypeFor[time.Duration]()
 	numberType   = reflect.TypeFor[int64]()
 	membersType  = reflect.TypeFor[Members]()
-	noMembers    = reflect.Zero(reflect.TypeFor[[MaxMembers]SingleCheck]())
+	listType     = reflect.TypeFor[[MaxMembers]SingleCheck]()
 )
 
 // TooMany returns the problem of a list that has more items than the field permits.

@@ -99,7 +99,7 @@ func TestHoldVIPs(t *testing.T) {
 // A held VIP keeps its policy, also over further edits.
 func TestHoldPolicies(t *testing.T) {
 	const ready = ", ready: {med: 500}}\n"
-	own := "    - {vips: [20.0.0.1/32, 20.0.0.3/32]" + ready
+	own, rest := "    - {vips: [20.0.0.1/32, 20.0.0.3/32]"+ready, "    - {ready: {med: 7}}\n"
 	for name, tt := range map[string]struct {
 		before, after string
 		want          map[int]int64 // MED by VIP
@@ -107,10 +107,10 @@ func TestHoldPolicies(t *testing.T) {
 	}{
 		"none":                      {"", "", map[int]int64{}, 0},
 		"own":                       {own, "", map[int]int64{3: 500}, 1},
-		"own, and a new rest":       {own, "    - {ready: {med: 7}}\n", map[int]int64{1: 7, 2: 0, 3: 500, 4: 0}, 2},
-		"rest":                      {"    - {ready: {med: 7}}\n", "", map[int]int64{2: 7, 3: 7, 4: 7}, 1},
-		"same rest":                 {"    - {ready: {med: 7}}\n", "    - {ready: {med: 7}}\n", map[int]int64{2: 7, 3: 7, 4: 7}, 1},
-		"other rest":                {"    - {ready: {med: 7}}\n", "    - {ready: {med: 8}}\n", map[int]int64{1: 8, 2: 7}, 1},
+		"own, and a new rest":       {own, rest, map[int]int64{1: 7, 2: 0, 3: 500, 4: 0}, 2},
+		"rest":                      {rest, "", map[int]int64{2: 7, 3: 7, 4: 7}, 1},
+		"same rest":                 {rest, rest, map[int]int64{2: 7, 3: 7, 4: 7}, 1},
+		"other rest":                {rest, "    - {ready: {med: 8}}\n", map[int]int64{1: 8, 2: 7}, 1},
 		"own with a VIP that stays": {own, "    - {vips: [20.0.0.1/32]" + ready, map[int]int64{1: 500, 3: 500}, 1},
 	} {
 		with := func(vips int, policies string) *trench.Config {

@@ -272,9 +272,6 @@ func (state *reader) object(source yamlValue, target reflect.Value, field *trenc
 		switch {
 		case ok:
 			value := fields[i].Of(target)
-			if !value.CanSet() { // the list of no members
-				value = reflect.New(fields[i].Type).Elem()
-			}
 			state.read(at, value, &fields[i])
 			fields[i].Set(target, value)
 		case fields[i].Required && (field != nil || !state.partial):
