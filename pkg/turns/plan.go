@@ -64,13 +64,12 @@ type Entry struct {
 	Change
 	Next string // the gateway of the desired configuration; empty for a session that leaves
 
-	loaded    bool      // BIRD has loaded the phase
-	carried   bool      // another session carried the traffic when Draining began
-	displaces bool      // BIRD cannot have the desired session together with another one
-	extended  bool      // Leaving has waited for the drain time already
-	answered  bool      // the BFD session was up
-	complete  time.Time // when BIRD last exported every VIP
-	stable    int       // consecutive observations of the completed restart
+	loaded    bool // BIRD has loaded the phase
+	carried   bool // another session carried the traffic when Draining began
+	displaces bool // BIRD cannot have the desired session together with another one
+	extended  bool // Leaving has waited for the drain time already
+	answered  bool // the BFD session was up
+	stable    int  // consecutive observations of the completed restart
 }
 
 // Depreferred reports whether all VIPs are de-preferred at the gateway.
@@ -126,8 +125,7 @@ type Plan struct {
 // route as exported before it writes the UPDATE.
 const stableStates = 3
 
-// exportTime is how long BIRD may take to export a VIP that rises: until then the session counts as
-// complete.
+// exportTime is how long BIRD may take to export a VIP that rises.
 const exportTime = time.Second
 
 // password is the parameter that a new content of a password file changes.
@@ -187,9 +185,6 @@ func (plan *Plan) observe() {
 			entry.Failed = nil
 			entry.answered = entry.answered || state.BFD
 		}
-		if state.Complete {
-			entry.complete = plan.in.Now
-		}
 		if plan.in.Loaded && !entry.loaded {
 			entry.loaded = true
 			switch entry.Phase {
@@ -205,7 +200,7 @@ func (plan *Plan) observe() {
 		if entry.Phase != Restarting {
 			continue
 		}
-		if entry.stable++; !entry.loaded || !state.Complete || !plan.settled(entry) {
+		if entry.stable++; !entry.loaded || !plan.settled(entry, true) {
 			entry.stable = 0
 		}
 		switch {
@@ -277,7 +272,7 @@ func (plan *Plan) stays(entry *Entry) bool {
 	switch {
 	case plan.in.Now.Before(entry.Until) && !entry.extended:
 		return true
-	case !plan.awaited(entry) || plan.carried(entry):
+	case !plan.awaited(entry) || plan.carried(entry, true):
 		return false
 	case !entry.extended:
 		// Make before break: the gateway that replaces this one is not up yet.
@@ -336,10 +331,10 @@ func (plan *Plan) takeTurn(family vip.Family) {
 	if i := in(Draining); i >= 0 {
 		entry := &plan.entries[i]
 		switch {
-		// The gateway that should carry the traffic failed during the drain.
-		case entry.carried && !plan.carried(entry):
+		// The gateway that should carry the traffic failed during the drain. A VIP that rises is no failure.
+		case entry.carried && !plan.carried(entry, plan.in.Now.Sub(entry.Until) >= exportTime):
 			plan.enter(entry, Pending)
-		case !plan.in.Now.Before(entry.Until):
+		case !plan.in.Now.Before(entry.Until) && (!entry.carried || plan.carried(entry, true)):
 			plan.restart(i)
 		}
 		return
@@ -355,7 +350,7 @@ func (plan *Plan) takeTurn(family vip.Family) {
 		i = free
 	}
 	entry := &plan.entries[i]
-	if entry.carried = plan.carried(entry); !entry.carried && !plan.alone(entry) {
+	if entry.carried = plan.carried(entry, true); !entry.carried && !plan.alone(entry) {
 		return
 	}
 	if plan.Drain == 0 || plan.in.Immediate {
@@ -401,21 +396,21 @@ func (plan *Plan) restart(i int) {
 	plan.displace(&entry)
 }
 
-// settled reports whether a session carries traffic and stays up. After a restart, a gateway resets
-// BGP once more when the new BFD session replaces the old one, one or two seconds after BGP is up
-// (FRR 8.4.4, Cease 6.10).
-func (plan *Plan) settled(entry *Entry) bool {
+// settled reports whether a session carries traffic, if complete of every VIP, and stays up. After
+// a restart, a gateway resets BGP once more when the new BFD session replaces the old one, one or
+// two seconds after BGP is up (FRR 8.4.4, Cease 6.10).
+func (plan *Plan) settled(entry *Entry, complete bool) bool {
 	state := plan.in.State[entry.Name]
-	return state.Up && plan.in.Now.Sub(entry.complete) < exportTime &&
-		(state.BFD || entry.BFD == nil || !entry.answered)
+	return state.Up && (state.Complete || !complete) && (state.BFD || entry.BFD == nil || !entry.answered)
 }
 
-// carried reports whether other sessions carry the traffic, in each family that the session has.
-func (plan *Plan) carried(entry *Entry) bool {
+// carried reports whether other sessions carry the traffic, in each family that the session has; if
+// complete, of every VIP.
+func (plan *Plan) carried(entry *Entry, complete bool) bool {
 	state := plan.in.State[entry.Name]
 	return !slices.ContainsFunc(entry.FamilyList(), func(family vip.Family) bool {
 		return !(state.Up && state.Lacks[family]) && !slices.ContainsFunc(plan.entries, func(other Entry) bool {
-			return other.Has(family) && plan.carrier(entry, &other) && plan.settled(&other) &&
+			return other.Has(family) && plan.carrier(entry, &other) && plan.settled(&other, complete) &&
 				!plan.in.State[other.Name].Lacks[family]
 		})
 	})
