@@ -316,5 +316,10 @@ func TestDirectAttributes(t *testing.T) {
 			!strings.Contains(got[bandwidth], "8103") {
 			t.Errorf("prepends %d, attributes %q, want %q and a link bandwidth of AS 8103", route.Prepend, got, tt.want)
 		}
+		// The announcer adds LOCAL_PREF 0.
+		drained := gate.Decision{Advertisement: gate.Depreferred, Reason: gate.Drained}
+		if got := decode(t, policies.Route(own, drained).Attributes); strings.Contains(fmt.Sprint(got), "LocalPref") {
+			t.Errorf("attributes %q of a drain", got)
+		}
 	}
 }
