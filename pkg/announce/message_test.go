@@ -24,11 +24,6 @@ import (
 
 var bothFamilies = [...]bool{vip.IPv4: true, vip.IPv6: true}
 
-// newAttributes encodes communities, of which a de-preferred VIP has GracefulShutdown, too.
-func newAttributes(communities []uint32, large []LargeCommunity) Attributes {
-	return Metrics{}.Attributes(communities, large)
-}
-
 func testOptions() Options {
 	return Options{Peer: netip.MustParseAddrPort("127.0.0.1:1790"), PeerAS: 8103}.withDefaults()
 }
@@ -473,7 +468,7 @@ func TestManyRoutes(t *testing.T) {
 	const count = 20_000
 	var all []Change
 	for i := range count {
-		attributes := newAttributes([]uint32{uint32(i)}, nil)
+		attributes := Metrics{}.Attributes([]uint32{uint32(i)}, nil)
 		all = append(all, Change{VIP: numbered(i), Route: Route{Advertisement: Announced, Attributes: attributes}})
 	}
 	grouped, compared := time.Duration(math.MaxInt64), time.Duration(math.MaxInt64)
