@@ -331,7 +331,8 @@ func (plan *Plan) takeTurn(family vip.Family) {
 	if i := in(Draining); i >= 0 {
 		entry := &plan.entries[i]
 		switch {
-		// The gateway that should carry the traffic failed during the drain. A VIP that rises is no failure.
+		// The gateway that should carry the traffic failed during the drain, not only to export a VIP
+		// that rises.
 		case entry.carried && !plan.carried(entry, plan.in.Now.Sub(entry.Until) >= exportTime):
 			plan.enter(entry, Pending)
 		case !plan.in.Now.Before(entry.Until) && (!entry.carried || plan.carried(entry, true)):
