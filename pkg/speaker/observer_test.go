@@ -135,8 +135,10 @@ func TestSlowLists(t *testing.T) {
 		attractor.Gateways = slices.Clone(attractor.Gateways)
 		for i := range 8 {
 			// The session is found by the name of its interface.
-			attractor.Gateways = append(attractor.Gateways, trench.Gateway{Name: fmt.Sprint("g", i), Interface: "eth1",
-				Families: trench.SessionIPv4})
+			attractor.Gateways = append(attractor.Gateways, trench.Gateway{
+				Name: fmt.Sprint("g", i), Interface: "eth1",
+				Families: trench.SessionIPv4,
+			})
 		}
 		observer.Configure(attractor)
 		speaker.change(func(a *answers) {
@@ -167,7 +169,10 @@ func TestStartOfSession(t *testing.T) {
 	observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
 		start := state(observer).Since
 		for _, tt := range []struct{ since, want time.Duration }{
-			{0, 0}, {time.Second, 0}, {-sinceJitter, 0}, {sinceJitter, 0},
+			{0, 0},
+			{time.Second, 0},
+			{-sinceJitter, 0},
+			{sinceJitter, 0},
 			{sinceJitter + time.Second, sinceJitter + time.Second},
 		} {
 			speaker.change(func(a *answers) { a.session.Since = start.Add(tt.since) })
