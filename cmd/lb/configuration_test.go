@@ -56,6 +56,7 @@ func TestTheExampleOfTheTrenchFileIsValid(t *testing.T) {
 	}
 	values := cmp.Options{
 		cmp.Comparer(func(a, b vip.VIP) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+		cmp.Comparer(func(a, b trench.Members) bool { return a == b }),
 	}
 	if diff := cmp.Diff(full, got, values); diff != "" {
 		t.Errorf("what the example calls defaults are none (-example +defaults):\n%s", diff)

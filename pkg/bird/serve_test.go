@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -361,7 +362,9 @@ func TestNoBFDAnswerIsNoLoss(t *testing.T) {
 		bird := &fakeBIRD{up: true, bfd: header + " 192.0.2.1 eth0 Up 10:00:00.000 0.300 0.900\n0000 \n"}
 		w := watch(t, bird, 3*time.Second)
 		result := w.resolver.result.Load()
+		result.gateways, result.input.Sessions = slices.Clone(result.gateways), slices.Clone(result.input.Sessions)
 		result.gateways[0].BFD, result.input.Sessions[0].BFD = &trench.BFD{}, &trench.BFD{}
+		w.resolver.result.Set(result)
 		w.skipFastPolls()
 		wants := func(when, want string) {
 			t.Helper()

@@ -69,7 +69,8 @@ func TestSizeOfStream(t *testing.T) {
 // Members of a check are equal, and found, by their checks.
 func TestMembers(t *testing.T) {
 	one, two := SingleCheck{TCP: TCPCheck{Port: 1}}, SingleCheck{TCP: TCPCheck{Port: 2}}
-	if MembersOf() != (Members{}) || MembersOf(one) == MembersOf(two) || MembersOf(one, two) != MembersOf(one, two) {
+	both := MembersOf(one, two)
+	if MembersOf() != (Members{}) || MembersOf(one) == MembersOf(two) || both != MembersOf(one, two) {
 		t.Error("members do not compare as their checks")
 	}
 	for members, want := range map[Members][MaxMembers]SingleCheck{{}: {}, MembersOf(one, two): {one, two}} {

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -48,6 +49,7 @@ type Trial struct {
 	record    record
 	before    record // of Begin, for Cancel and End
 	running   bool   // Run was called: the start was not refused
+	fresh     bool   // the directory did not exist
 	candidate *accepted
 	newest    *accepted
 	refused   error
@@ -85,6 +87,8 @@ func OpenTrial(dir string, log *slog.Logger) *Trial {
 		dir: dir, log: log, started: make(chan struct{}, 1), Overdue: func() time.Duration { return 0 },
 	}
 	_, err := files.Do(context.Background(), &files.Calls{}, trial.path("trial.json"), func() (bool, error) {
+		_, err := os.Stat(dir)
+		trial.fresh = errors.Is(err, fs.ErrNotExist)
 		_, found, err := durable.Read(trial.path("trial.json"), &trial.record)
 		return found, err
 	})
@@ -325,6 +329,9 @@ func (trial *Trial) End() {
 			trial.record = record{Good: trial.record.Good, Held: trial.record.Held}
 		}
 	})
+	if trial != nil && trial.fresh && !trial.running { // a refused start leaves nothing
+		_, _ = os.Remove(trial.path("trial.json")), os.Remove(trial.dir)
+	}
 }
 
 // save writes the record.

@@ -235,6 +235,27 @@ func TestNoTrial(t *testing.T) {
 }
 
 // Files that change faster than trialTime become good one after the other.
+// A refused start leaves no directory behind that it made, and one that exists.
+func TestRefusedStartLeavesNothing(t *testing.T) {
+	for _, exists := range []bool{false, true} {
+		f := &trialFixture{T: t, dir: filepath.Join(t.TempDir(), "state"), path: filepath.Join(t.TempDir(), "trench.yaml")}
+		if exists {
+			if err := os.Mkdir(f.dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f.write(goodVIP)
+		trial, err := f.read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		trial.End()
+		if _, err := os.Stat(f.dir); (err == nil) != exists {
+			t.Errorf("directory existed: %v, after a refused start: %v", exists, err)
+		}
+	}
+}
+
 func TestTrialOfManyEdits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
