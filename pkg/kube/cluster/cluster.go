@@ -143,7 +143,11 @@ func (cluster *Cluster) Snapshot() (Snapshot, bool) {
 	}
 	snapshot.Siblings = objects[*corev1.Pod](cluster.followers[cluster.siblings()], nil)
 	for _, key := range cluster.keys {
-		switch follower := cluster.followers[key]; key.kind {
+		follower := cluster.followers[key]
+		if failure, _ := follower.failure(); follower.refused.Load() {
+			snapshot.Unreadable = append(snapshot.Unreadable, key.refused(failure.Cause))
+		}
+		switch key.kind {
 		case services:
 			snapshot.Services = objects(follower, snapshot.Services)
 		case endpointSlices:
@@ -246,6 +250,7 @@ func (cluster *Cluster) start(ctx context.Context, key key) *follower {
 	follower := cluster.followers[key]
 	if follower == nil {
 		follower = newFollower(key.String(), func() { cluster.changed(key) }, cluster.updateState)
+		follower.required = key.kind < services || key.kind > secrets
 		cluster.followers[key] = follower
 		follower.start(ctx, cluster.clients.source(key, cluster.Trench))
 	}

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,6 +18,8 @@ import (
 const (
 	minDelay = 200 * time.Millisecond
 	maxDelay = 5 * time.Second
+	// refusedTime is the time after which a refusal does not come from a server that just started.
+	refusedTime = 10 * time.Second
 )
 
 var errClosed = errors.New("the connection was closed")
@@ -25,6 +28,9 @@ var errClosed = errors.New("the connection was closed")
 type follower struct {
 	what  string // for messages
 	store *store
+	// required reports whether nothing takes effect without the objects, even if they are refused.
+	required bool
+	refused  atomic.Bool // the API server refuses the objects
 	condition
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -81,5 +87,15 @@ func (follower *follower) run(ctx context.Context, source source) {
 func (follower *follower) failing(ctx context.Context, err error) {
 	if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) && !apierrors.IsInvalid(err) {
 		follower.report(follower.what, err)
+		failure, _ := follower.failure()
+		lasts := apierrors.IsForbidden(err) && !follower.required && time.Since(failure.Since) >= refusedTime
+		if (err == nil || lasts) && follower.refused.Swap(lasts) != lasts {
+			follower.condition.changed() // a refusal is not stale
+			if follower.store.isSynced() {
+				follower.store.changed()
+			} else {
+				_ = follower.store.Replace(nil, "") // so that the other caches take effect
+			}
+		}
 	}
 }

@@ -174,6 +174,7 @@ func TestFollowerReportsWatches(t *testing.T) {
 				s := &fakeSource{watchErr: c.watches}
 				var failures []Failure
 				f := newFollower("Pods", func() {}, func() {})
+				f.required = true
 				f.condition.changed = func() {
 					now, _ := f.failure()
 					failures = append(failures, now)

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
@@ -16,7 +18,7 @@ type kind int
 const (
 	trenches kind = iota
 	siblings
-	services
+	services // the Trench names the objects from here to secrets
 	endpointSlices
 	pods
 	secrets
@@ -45,6 +47,17 @@ func (key key) String() string {
 		return fmt.Sprintf("Secret %s/%s", key.namespace, key.name)
 	}
 	return fmt.Sprintf("%s in namespace %s", key.kind, key.namespace)
+}
+
+// refused returns the problem of a namespace or Secret that the API server refuses.
+func (key key) refused(cause string) translation.Problem {
+	object := corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: key.namespace}
+	if key.kind == secrets {
+		object.Kind, object.Namespace, object.Name = "Secret", key.namespace, key.name
+	}
+	return translation.Problem{
+		Object: object, Reason: translation.ReasonUnreadable, Message: cause + ": let a Role there allow get, list and watch",
+	}
 }
 
 func compareKeys(key, b key) int {

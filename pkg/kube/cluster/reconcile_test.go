@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
@@ -141,6 +142,72 @@ func TestTrenchInForceOnceSynced(t *testing.T) {
 		}
 		if _, kept := c.followers[key{services, "one", ""}]; kept {
 			t.Error("a cache that is not needed stays")
+		}
+	})
+}
+
+// A namespace or Secret that the API server refuses for a while holds back no other one, and is a
+// problem of the Trench until it is readable.
+func TestRefusedCaches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newIdle(t, Options{Namespace: "ns", Trench: "a"})
+		spec := inNamespaces("one", "two")
+		spec["attractor"] = map[string]any{"gateways": []any{
+			map[string]any{"passwordSecret": map[string]any{"name": "gw", "key": "password"}},
+		}}
+		c.idle(t, c.own(), []any{trenchObject("1", spec)})
+		c.idle(t, c.siblings(), []any{})
+		c.followers[c.own()].required = true
+		refused := []key{{pods, "two", ""}, {services, "two", ""}, {secrets, "ns", "gw"}}
+		for _, k := range []key{
+			{services, "one", ""}, {endpointSlices, "one", ""}, {pods, "one", ""}, {endpointSlices, "two", ""},
+		} {
+			c.idle(t, k, []any{})
+		}
+		for _, k := range refused {
+			c.idle(t, k, nil)
+		}
+		forbidden := apierrors.NewForbidden(podResource, "", errors.New("no"))
+		before := "no snapshot"
+		for _, step := range []struct {
+			name  string
+			after time.Duration
+			err   error
+			keys  []key
+			want  string
+			stale bool
+		}{
+			{"first answer", 0, forbidden, refused, "no snapshot", true},
+			{"just before the time", refusedTime - 1, forbidden, refused, "no snapshot", true},
+			{"another error", 1, errors.New("timeout"), refused, "no snapshot", true},
+			{"Secret and Pods", 0, forbidden, []key{refused[0], refused[2]}, "no snapshot", true},
+			{"the last one", 0, forbidden, refused, "two two ns/gw ", false},
+			{"the API server restarts", time.Second, errors.New("timeout"), refused, "two two ns/gw ", false},
+			{"Secret readable", time.Second, nil, refused[2:], "two two ", false},
+			{"Trench refused", 0, forbidden, []key{c.own()}, "two two ", true},
+			{"Trench refused for long", time.Minute, forbidden, []key{c.own()}, "two two ", true},
+			{"all readable", 0, nil, append(refused, c.own()), "", false},
+		} {
+			time.Sleep(step.after)
+			for len(c.changes) > 0 {
+				<-c.changes
+			}
+			for _, k := range step.keys {
+				c.followers[k].failing(t.Context(), step.err)
+			}
+			c.reconcile(t.Context())
+			got := "no snapshot"
+			if snapshot, ok := c.Snapshot(); ok {
+				got = ""
+				for _, problem := range snapshot.Unreadable {
+					got += strings.Trim(problem.Object.Namespace+"/"+problem.Object.Name, "/") + " "
+				}
+			}
+			stale := !c.State().Load().Stale.Since.IsZero()
+			if changed := len(c.changes) > 0; got != step.want || stale != step.stale || changed != (got != before) {
+				t.Errorf("%s: %q, stale %v, changed %v", step.name, got, stale, changed)
+			}
+			before = got
 		}
 	})
 }

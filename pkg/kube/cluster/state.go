@@ -88,7 +88,10 @@ func (cluster *Cluster) currentState() State {
 	defer cluster.mu.Unlock()
 	conditions := []*condition{&cluster.probe, &cluster.missing}
 	for _, key := range slices.SortedFunc(maps.Keys(cluster.followers), compareKeys) {
-		conditions = append(conditions, &cluster.followers[key].condition)
+		// The Trench names a refused cache, which must not end the use of the others.
+		if follower := cluster.followers[key]; !follower.refused.Load() {
+			conditions = append(conditions, &follower.condition)
+		}
 	}
 	state := State{Synced: cluster.synced}
 	// Of failures with the same start the first counts, so the order must be stable.

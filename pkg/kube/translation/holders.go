@@ -65,6 +65,21 @@ func (state *translator) holds(candidate *candidate, recorded []vip.VIP) {
 	candidate.held = vip.NewSet(candidate.reserved...)
 }
 
+// absent returns candidates for the holders in namespaces that the API server refuses: their Services
+// may exist, and no other Service takes their VIPs.
+func (state *translator) absent(services []*corev1.Service) (all []*candidate) {
+	for holder, vips := range state.settings.holders.vips {
+		has := func(service *corev1.Service) bool { return holderOf(service) == holder }
+		namespace := corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: holder.namespace}
+		if state.settings.unreadable(namespace) && !slices.ContainsFunc(services, has) {
+			service := &corev1.Service{}
+			service.Namespace, service.Name, service.UID = holder.namespace, holder.name, holder.uid
+			all = append(all, &candidate{service: service, reserved: vips, held: vip.NewSet(vips...)})
+		}
+	}
+	return all
+}
+
 // holders returns the new list for the status of the Trench. A Service without a stream keeps its
 // VIPs, so that no other Service takes them meanwhile; those that one took are its own. New VIPs
 // take no place in a full list: their Services keep them by their records, which new rivals lack.

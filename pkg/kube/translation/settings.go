@@ -34,7 +34,7 @@ type settings struct {
 }
 
 // newSettings returns the settings, or the reason why the Trench is refused.
-func newSettings(source *v1alpha1.Trench, secrets []*corev1.Secret, keyDir string) (*settings, error) {
+func newSettings(source *v1alpha1.Trench, objects Objects, keyDir string) (*settings, error) {
 	result := &settings{
 		trench: source, namespaces: source.Spec.Namespaces, held: map[vip.VIP]string{}, names: map[string]bool{},
 		keys: map[string][]byte{}, holders: readHolders(source.Status.Holders),
@@ -45,11 +45,16 @@ func newSettings(source *v1alpha1.Trench, secrets []*corev1.Secret, keyDir strin
 	if err := result.readNetwork(); err != nil {
 		return nil, err
 	}
+	for _, problem := range objects.Unreadable {
+		if !result.unreadable(problem.Object) {
+			result.problems = append(result.problems, problem)
+		}
+	}
 	result.readSubnets()
 	result.readPublish()
 	// A gateway has a Secret where the trench file has a path, so it is replaced before the file's
 	// reader checks all fields.
-	attractor, err := result.readGateways(secrets, keyDir)
+	attractor, err := result.readGateways(objects.Secrets, keyDir)
 	if err != nil {
 		return nil, err
 	}
@@ -203,9 +208,16 @@ func (settings *settings) readPassword(secrets []*corev1.Secret, name, key, file
 		problem.Message = fmt.Sprintf("Secret %s/%s has no key %s, or an empty one: add it", namespace, name, key)
 	}
 	// Several gateways may refer to the same key.
-	if !slices.Contains(settings.problems, problem) {
+	if !slices.Contains(settings.problems, problem) && !settings.unreadable(problem.Object) {
 		settings.problems = append(settings.problems, problem)
 	}
+}
+
+// unreadable reports whether the API server refuses a namespace or Secret.
+func (settings *settings) unreadable(object corev1.ObjectReference) bool {
+	return slices.ContainsFunc(settings.problems, func(problem Problem) bool {
+		return problem.Object == object && problem.Reason == ReasonUnreadable
+	})
 }
 
 // readSubnets reports foreign namespaces without subnets. Only their targets are refused, so that

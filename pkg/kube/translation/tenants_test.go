@@ -3,11 +3,13 @@ package translation_test
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -281,6 +283,48 @@ func TestVIPReturnsToItsHolder(t *testing.T) {
 		got := served(translation.Translate(o, options))
 		if rival := got["other.web"] != ""; rival != (claim == "20.0.0.3") {
 			t.Errorf("claim %s, holders %v: %v", claim, list, got)
+		}
+	}
+}
+
+// A namespace that the API server refuses keeps its VIPs, and the rest of the Trench takes effect.
+func TestUnreadableNamespace(t *testing.T) {
+	text := shared(subnets, "holders: [{namespace: other, name: web, uid: other-web, vips: [20.0.0.1/32]}]") +
+		tenant("trench-a", "web", "2026-01-01T00:00:00Z", "vipgate.io/vips: 20.0.0.1", "") +
+		tenant("trench-a", "next", "2026-01-01T00:00:00Z", "vipgate.io/vips: 20.0.0.2", "")
+	text = strings.Replace(text, "9.9}", "9.9, passwordSecret: {name: gw, key: password}}", 1)
+	refused := []translation.Problem{
+		{Object: corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: "other"}},
+		{Object: corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: "other"}, Message: "repeated"},
+		{Object: corev1.ObjectReference{APIVersion: "v1", Kind: "Secret", Namespace: "trench-a", Name: "gw"}},
+	}
+	for i := range refused {
+		refused[i].Reason = translation.ReasonUnreadable
+	}
+	for name, c := range map[string]struct {
+		unreadable []translation.Problem
+		served     map[string]string
+		holders    int
+		problems   []translation.Problem
+	}{
+		"readable": {
+			nil, map[string]string{"trench-a.next": "20.0.0.2/32", "trench-a.web": "20.0.0.1/32"}, 2,
+			[]translation.Problem{{
+				Object: refused[2].Object, Reason: translation.ReasonPasswordMissing,
+				Message: "Secret trench-a/gw does not exist: create it with the key password",
+			}},
+		},
+		"refused": {
+			refused, map[string]string{"trench-a.next": "20.0.0.2/32"}, 2,
+			[]translation.Problem{refused[0], refused[2]},
+		},
+	} {
+		o := read(t, []byte(text))
+		o.Unreadable = c.unreadable
+		r := translation.Translate(o, options)
+		if got := served(r); !maps.Equal(got, c.served) || len(r.Services) != 2 || !r.Trench.Accepted ||
+			len(r.Holders) != c.holders || !slices.Equal(r.Trench.Problems, c.problems) {
+			t.Errorf("%s: %v, holders %v, problems %v", name, got, r.Holders, r.Trench.Problems)
 		}
 	}
 }

@@ -56,7 +56,7 @@ func (result *Result) translate(objects Objects, options Options) error {
 	if err != nil {
 		return err
 	}
-	settings, err := newSettings(decoded, objects.Secrets, options.KeyDir)
+	settings, err := newSettings(decoded, objects, options.KeyDir)
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func (result *Result) translate(objects Objects, options Options) error {
 	slices.SortFunc(services, Older)
 	state.readPods(objects.Pods, services)
 	state.slices = readSlices(objects.EndpointSlices)
-	candidates := state.candidates(services)
+	candidates := append(state.candidates(services), state.absent(services)...)
 	for fits := false; !fits; {
 		// Again for each Service that shrink lets fall back.
 		state.share(candidates)
@@ -87,7 +87,7 @@ func (result *Result) translate(objects Objects, options Options) error {
 		var size tooLarge
 		fits = !errors.As(err, &size) || !state.shrink(candidates, int(size)-trenchfile.MaxSize)
 	}
-	for _, named := range candidates {
+	for _, named := range candidates[:len(services)] {
 		result.Services = append(result.Services, state.verdict(named))
 	}
 	result.Holders = state.holders(candidates)

@@ -21,6 +21,9 @@ type Objects struct {
 	EndpointSlices []*discoveryv1.EndpointSlice
 	Pods           []*corev1.Pod
 	Secrets        []*corev1.Secret
+	// Unreadable lists the namespaces and Secrets that the API server refuses, maybe repeatedly. The
+	// fields above have their last content, or nothing.
+	Unreadable []Problem
 }
 
 // Options configure a translation.
