@@ -73,12 +73,13 @@ func (f *files) write(r translation.Result) (wrote bool, err error) {
 	if err := replace(f.trench, r.File, fileMode); err != nil {
 		return wrote, err
 	}
-	removed, err := f.removeKeys(r.Keys)
+	removed, err := f.removeKeys(r)
 	return wrote || removed, err
 }
 
-// removeKeys removes the key files that keep does not name.
-func (f *files) removeKeys(keep map[string][]byte) (removed bool, err error) {
+// removeKeys removes the key files that no gateway names. Those of a missing Secret stay, because it
+// may be created again, and sessions end with their password.
+func (f *files) removeKeys(r translation.Result) (removed bool, err error) {
 	entries, err := os.ReadDir(f.keyDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, fmt.Errorf("failed to list key files: %w", err)
@@ -86,7 +87,10 @@ func (f *files) removeKeys(keep map[string][]byte) (removed bool, err error) {
 	var errs []error
 	for _, e := range entries {
 		// A directory may be a mount, and is never a key file.
-		if _, named := keep[e.Name()]; named || !e.Type().IsRegular() {
+		_, named := r.Keys[e.Name()]
+		named = named || r.Config != nil && slices.ContainsFunc(r.Config.Attractor.Gateways,
+			func(gateway trench.Gateway) bool { return filepath.Base(gateway.PasswordFile) == e.Name() })
+		if named || !e.Type().IsRegular() {
 			continue
 		}
 		removed = true

@@ -1,9 +1,7 @@
 package kube
 
 import (
-	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/vipgate/vipgate/pkg/kube/translation"
@@ -81,28 +79,14 @@ func (f *files) gateways() []trench.Gateway {
 	return []trench.Gateway{}
 }
 
-// with returns the result with other gateways and with their present password files. It reports
-// whether the trench file is valid with them.
+// with returns the result with other gateways. It reports whether the trench file is valid with
+// them.
 func (f *files) with(result translation.Result, gateways []trench.Gateway) (translation.Result, bool) {
 	config := *result.Config
 	config.Attractor.Gateways = gateways
 	if len(trench.Validate(config.Complete(trench.DefaultDefaults()))) > 0 {
 		return result, false
 	}
-	result.File = translation.File(result.Trench.Object.Namespace, &config)
-	keys := maps.Clone(result.Keys)
-	if keys == nil {
-		keys = map[string][]byte{}
-	}
-	for _, gateway := range gateways {
-		name := filepath.Base(gateway.PasswordFile)
-		if _, has := keys[name]; has || gateway.PasswordFile == "" {
-			continue
-		}
-		if key, err := os.ReadFile(gateway.PasswordFile); err == nil {
-			keys[name] = key
-		}
-	}
-	result.Keys = keys
+	result.Config, result.File = &config, translation.File(result.Trench.Object.Namespace, &config)
 	return result, true
 }
