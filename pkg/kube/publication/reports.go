@@ -127,8 +127,12 @@ func (ages *ages) mark(pods []*corev1.Pod, own string, reports map[types.UID]Rep
 	// Count the renewals of the own report first: they measure the age of every report.
 	for _, pod := range pods {
 		reported, ok := reports[pod.UID]
-		if ok && pod.Name == own && reported.Renewed.Sub(ages.last) >= ages.interval {
+		if since := reported.Renewed.Sub(ages.last); !ok || pod.Name != own {
+			continue
+		} else if since >= ages.interval {
 			ages.own++
+			ages.last = reported.Renewed
+		} else if since < 0 { // the clock was set back
 			ages.last = reported.Renewed
 		}
 	}

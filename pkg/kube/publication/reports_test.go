@@ -35,6 +35,12 @@ func TestReportsAge(t *testing.T) {
 		{"API server away", "True", []int{0, 0, 0, 0, 100}, []int{5, 5, 5, 5, 5}, []bool{false, false, false, false, false}},
 		{"own changes", "False", []int{0, 3, 6, 9, 12}, []int{5, 5, 5, 5, 5}, []bool{false, false, false, false, false}},
 		{
+			"own clock set back", "True",
+			[]int{3600, 3610, 20, 30, 40, 50},
+			[]int{5, 5, 5, 5, 5, 5},
+			[]bool{false, false, false, false, true, true},
+		},
+		{
 			"clock behind", "True",
 			[]int{0, 10, 20, 30, 40},
 			[]int{-99, -89, -79, -69, -59},
