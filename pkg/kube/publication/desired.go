@@ -46,7 +46,9 @@ type wanted struct {
 	// differs.
 	conditions, addresses             string
 	conditionsDiffer, addressesDiffer bool
-	events                            []event // sent after the write
+	// onlyTargets reports whether nothing differs but the record of targets.
+	onlyTargets bool
+	events      []event // sent after the write
 }
 
 // evaluate returns the desired status of the objects, the Trench first.
@@ -186,13 +188,16 @@ func serviceStatus(service *corev1.Service, verdict translation.ServiceVerdict, 
 	if last := lastAccepted(service, verdict); last != nil {
 		conditions = append(conditions, *last)
 	}
-	if sets := generations(service, verdict, now); sets != nil {
+	sets := generations(service, verdict, now)
+	if sets != nil {
 		conditions = append(conditions, *sets)
 	}
 	// Text before settle, which copies times from the live conditions: equal results must be equal.
 	w.conditions, w.addresses = fmt.Sprint(conditions), text(addresses)
 	w.conditionsDiffer = settle(conditions, service.Status.Conditions, now)
 	w.addressesDiffer = !equality.Semantic.DeepEqual(addresses, live)
+	w.onlyTargets = w.conditionsDiffer && !w.addressesDiffer && sets != nil &&
+		!settle(conditions[:len(conditions)-1], service.Status.Conditions, now)
 	w.status, w.kept = loadBalancer(addresses), loadBalancer(live)
 	w.status["conditions"], w.kept["conditions"] = conditions, conditions
 	w.events = changes(verdict.Verdict, conditions, service.Status.Conditions)

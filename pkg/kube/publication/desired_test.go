@@ -240,6 +240,28 @@ func TestNoWriteWithoutDifference(t *testing.T) {
 	}
 }
 
+func TestOnlyTargetsDiffer(t *testing.T) {
+	for name, c := range map[string]struct {
+		names       []string
+		vips        []vip.VIP
+		onlyTargets bool
+	}{
+		"nothing":               {[]string{"a"}, []vip.VIP{vip4, vip6}, false},
+		"targets":               {[]string{"a", "b"}, []vip.VIP{vip4, vip6}, true},
+		"targets and addresses": {[]string{"a", "b"}, []vip.VIP{vip4}, false},
+	} {
+		verdict := accepted(vip4, vip6)
+		verdict.Names = []string{"a"}
+		in := applied(t, input(trench(), service(), verdict), at)
+		in.Result.Services[0].Names, in.Result.Services[0].VIPs = c.names, c.vips
+		for _, w := range evaluate(withReports(in), published{}, metav1.NewTime(at.Add(time.Hour))) {
+			if w.object.Kind == "Service" && w.onlyTargets != c.onlyTargets {
+				t.Errorf("%s: only the targets differ: %v", name, w.onlyTargets)
+			}
+		}
+	}
+}
+
 // The status of a Trench has the holders of VIPs, also an empty list, which differs from none, and
 // keeps them while the Trench is refused.
 func TestHoldersOfTrench(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -441,4 +442,31 @@ func TestPendingEventsAreBounded(t *testing.T) {
 	if len(long.Note) > maxNote || !strings.HasPrefix(long.Note, "ää") || !utf8.ValidString(long.Note) {
 		t.Errorf("the note has %d bytes", len(long.Note))
 	}
+}
+
+// A difference of the record of targets alone is written once in echoTime, and other differences
+// without delay.
+func TestTargetsAreWrittenSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI()
+		l, o := a.leader(), newObject()
+		changes := func(count int, onlyTargets bool) (writes int) {
+			before := len(a.of("services"))
+			for i := range count {
+				w := wantedStatus("200")
+				w.conditions, w.onlyTargets = fmt.Sprint(onlyTargets, i), onlyTargets
+				settleFor(t, l, o, w, time.Second)
+			}
+			return len(a.of("services")) - before
+		}
+		for _, step := range []struct {
+			count       int
+			onlyTargets bool
+			want        int
+		}{{1, true, 1}, {8, true, 0}, {12, true, 2}, {4, false, 4}, {8, true, 0}} {
+			if writes := changes(step.count, step.onlyTargets); writes != step.want {
+				t.Errorf("%+v: %d writes", step, writes)
+			}
+		}
+	})
 }

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// echoTime is the maximum time for the watch to return a write. An older version after that time
-	// comes from an etcd that was restored from a backup.
+	// echoTime is the maximum time for the watch to return a write, and the least time between a write
+	// and one of a record of targets. An older version after it comes from an etcd that was restored.
 	echoTime = 10 * time.Second
 	// contestTime is the delay before the leader repairs a difference while the desired status is
 	// unchanged. The cause may be a second leader that has newer objects, which the watch is about to
@@ -64,8 +64,10 @@ func (leader *leader) settle(ctx context.Context, wanted wanted, object *object)
 		object.notUntil = time.Time{}
 	}
 	switch {
-	case older(wanted.object.ResourceVersion, object.version) && now.Before(object.echo):
-		return object.echo, object.err // wait until the watch returns the last write
+	// Wait until the watch returns the last write. Records of targets are seldom written, because all
+	// nodes of the cluster read each change of a Service.
+	case (wanted.onlyTargets || older(wanted.object.ResourceVersion, object.version)) && now.Before(object.echo):
+		return object.echo, object.err
 	case !wanted.conditionsDiffer && !wanted.addressesDiffer:
 		object.conditions, object.addresses, object.contested = wanted.conditions, wanted.addresses, time.Time{}
 		object.retry.Reset()
