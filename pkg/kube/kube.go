@@ -194,6 +194,7 @@ func newProcess(o Options) (*process, error) {
 		if err != nil {
 			return nil, err
 		}
+		p.metrics.Leader(false) // also a pod that never becomes the leader has the series
 		p.agent.turns = turn.New(turn.Options{
 			Leases: p.publisher.Leases(), Namespace: o.Namespace, Trench: o.Trench, Pod: o.PodName,
 			FrontendSocket: o.FrontendSocket, Log: o.Log,

@@ -56,8 +56,6 @@ func NewKube(version string, read func() KubeState) *Kube {
 			send(kubeRefused, float64(n), kind)
 		}
 	}), kube.publications, kube.leader)
-	// Also a pod that never becomes the leader has the series.
-	kube.Leader(false)
 	return kube
 }
 
