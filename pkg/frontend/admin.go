@@ -59,7 +59,7 @@ func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*fronten
 		return nil, err
 	}
 	if r.GetAll() {
-		objects = []orders.Object{{}}
+		objects = []orders.Object{{Node: r.GetNode()}}
 	}
 	now := time.Now()
 	ordered, _ := p.ordered(now)
@@ -116,7 +116,7 @@ func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*fro
 	ordered, _ := p.ordered(now)
 	switch {
 	case r.GetAll():
-		objects = []orders.Object{{}}
+		objects = []orders.Object{{Node: r.GetNode()}}
 	case len(objects) == 0:
 		for object := range ordered {
 			if object.Gateway == "" {

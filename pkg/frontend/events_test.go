@@ -85,6 +85,27 @@ func TestDrainAnswer(t *testing.T) {
 		if err != nil || len(u.GetDrained()) != 1 || u.GetDrained()[0] != vipA.String() {
 			t.Errorf("undrained: %v, %v", u, err)
 		}
+		// The drain with the node ends no operator's drain, and an operator's end of some VIPs does not
+		// make it theirs.
+		all := vipA.String() + " " + vipB.String()
+		r, err = a.Drain(ctx, &frontendv1.DrainRequest{All: true, Node: true, Force: true})
+		want("with the node", r, err, all, vipB.String(), time.Now().Add(time.Second))
+		r, err = a.Undrain(ctx, &frontendv1.UndrainRequest{All: true, Node: true})
+		want("end of the node's drain", r, err, vipA.String(), "", none)
+		_, err = a.Drain(ctx, &frontendv1.DrainRequest{All: true})
+		want("all again", nil, err, "", "", none)
+		_, err = a.Drain(ctx, &frontendv1.DrainRequest{All: true, Node: true, Force: true})
+		want("with the node again", nil, err, "", "", none)
+		<-time.After(2 * time.Second)
+		r, err = a.Undrain(ctx, &frontendv1.UndrainRequest{All: true, Node: true})
+		want("end of the node's drain, the operator's stays", r, err, all, "", none)
+		_, err = a.Drain(ctx, &frontendv1.DrainRequest{All: true, Node: true, Force: true})
+		want("with the node at last", nil, err, "", "", none)
+		_, err = a.Undrain(ctx, &frontendv1.UndrainRequest{Vips: []string{vipB.String()}})
+		want("a VIP of the operator's", nil, err, "", "", none)
+		<-time.After(2 * time.Second)
+		r, err = a.Undrain(ctx, &frontendv1.UndrainRequest{All: true, Node: true})
+		want("the operator's rest", r, err, vipA.String(), "", none)
 		cancel()
 		<-ended
 	})

@@ -20,10 +20,12 @@ import (
 type Object struct {
 	VIP     vip.VIP
 	Gateway string
+	Node    bool // every VIP, by kube with its node
 }
 
 const (
 	allVIPs       = "all"
+	nodeVIPs      = "all with the node"
 	gatewayPrefix = "gateway "
 )
 
@@ -32,6 +34,8 @@ func (object Object) String() string {
 	switch {
 	case object == Object{}:
 		return allVIPs
+	case object.Node:
+		return nodeVIPs
 	case object.Gateway != "":
 		return gatewayPrefix + object.Gateway
 	}
@@ -43,8 +47,8 @@ func (object Object) MarshalText() ([]byte, error) { return []byte(object.String
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (object *Object) UnmarshalText(text []byte) error {
-	*object = Object{}
-	if string(text) == allVIPs {
+	*object = Object{Node: string(text) == nodeVIPs}
+	if object.Node || string(text) == allVIPs {
 		return nil
 	}
 	if name, is := strings.CutPrefix(string(text), gatewayPrefix); is && name != "" {
@@ -66,24 +70,26 @@ func Open(dir string, log *slog.Logger) (*drains.Drains[Object], error) {
 	return drains.Open[Object](filepath.Join(dir, "drains.json"), log)
 }
 
-// Of returns the drain of a VIP; the zero Drain if it is not drained. Of two drains the earlier end
-// of the drain time and the later end of the drain count.
-func (orders Orders) Of(v vip.VIP) drains.Drain {
-	all, isAll := orders[Object{}]
-	own, isOwn := orders[Object{VIP: v}]
-	switch {
-	case !isAll:
-		return own
-	case !isOwn:
-		return all
+// Of returns the drain of a VIP; the zero Drain if it is not drained. Of several drains the earliest
+// end of the drain time and the latest end of the drain count.
+func (orders Orders) Of(v vip.VIP) (drain drains.Drain) {
+	drained := false
+	for _, object := range []Object{{VIP: v}, {}, {Node: true}} {
+		next, is := orders[object]
+		switch {
+		case !is:
+			continue
+		case !drained:
+			drain, drained = next, true
+		}
+		if next.End.Before(drain.End) {
+			drain.End = next.End
+		}
+		if next.Over.IsZero() || !drain.Over.IsZero() && next.Over.After(drain.Over) {
+			drain.Over = next.Over
+		}
 	}
-	if all.End.Before(own.End) {
-		own.End = all.End
-	}
-	if all.Over.IsZero() || !own.Over.IsZero() && all.Over.After(own.Over) {
-		own.Over = all.Over
-	}
-	return own
+	return drain
 }
 
 // Exports returns the exports to the drained gateways: nothing once the drain time is over.
@@ -118,8 +124,9 @@ func (orders Orders) WithoutAll(configured []vip.VIP) Orders {
 		return nil
 	}
 	each := maps.Clone(orders)
+	delete(each, Object{Node: true}) // kube ends it
 	for _, v := range configured {
-		each[Object{VIP: v}] = orders.Of(v)
+		each[Object{VIP: v}] = each.Of(v)
 	}
 	return each
 }

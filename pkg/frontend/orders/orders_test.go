@@ -80,8 +80,26 @@ func TestDrainOfVIP(t *testing.T) {
 		if got := ordered.Of(vipA); got != test.want {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
+		delete(ordered, Object{VIP: vipA})
+		if ordered[Object{Node: true}] = test.own; ordered.Of(vipA) != test.want {
+			t.Errorf("%s, with the node: %v", name, ordered.Of(vipA))
+		}
 		if each := ordered.WithoutAll([]vip.VIP{vipA, vipB}); each[Object{VIP: vipB}] != test.all {
 			t.Errorf("%s: without the drain of every VIP %v", name, each)
+		}
+	}
+}
+
+// Every kind of object is read from its text.
+func TestTextOfObjects(t *testing.T) {
+	for _, object := range []Object{{}, {Node: true}, {VIP: vipA}, {Gateway: "all with the node"}} {
+		text, err := object.MarshalText()
+		var got Object
+		if err == nil {
+			err = got.UnmarshalText(text)
+		}
+		if err != nil || got != object {
+			t.Errorf("%s: %+v, %v", text, got, err)
 		}
 	}
 }

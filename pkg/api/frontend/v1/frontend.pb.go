@@ -391,7 +391,9 @@ type DrainRequest struct {
 	// The time after which the drain ends by itself; absent for never.
 	EndsAfter *durationpb.Duration `protobuf:"bytes,4,opt,name=ends_after,json=endsAfter,proto3" json:"ends_after,omitempty"`
 	// Drains also the last advertiser of a VIP, and the last gateway of a family.
-	Force         bool `protobuf:"varint,5,opt,name=force,proto3" json:"force,omitempty"`
+	Force bool `protobuf:"varint,5,opt,name=force,proto3" json:"force,omitempty"`
+	// With all: the drain of kube with its node, which operators' drains outlive.
+	Node          bool `protobuf:"varint,6,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -457,6 +459,13 @@ func (x *DrainRequest) GetEndsAfter() *durationpb.Duration {
 func (x *DrainRequest) GetForce() bool {
 	if x != nil {
 		return x.Force
+	}
+	return false
+}
+
+func (x *DrainRequest) GetNode() bool {
+	if x != nil {
+		return x.Node
 	}
 	return false
 }
@@ -643,7 +652,9 @@ type UndrainRequest struct {
 	// The names of gateways.
 	Gateways []string `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"`
 	// Ends the drain of all VIPs, and keeps those of named VIPs.
-	All           bool `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`
+	All bool `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`
+	// With all: ends the drain with the node instead.
+	Node          bool `protobuf:"varint,4,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -695,6 +706,13 @@ func (x *UndrainRequest) GetGateways() []string {
 func (x *UndrainRequest) GetAll() bool {
 	if x != nil {
 		return x.All
+	}
+	return false
+}
+
+func (x *UndrainRequest) GetNode() bool {
+	if x != nil {
+		return x.Node
 	}
 	return false
 }
@@ -1498,14 +1516,15 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x1dSetAdvertisedElsewhereRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x126\n" +
 	"\tvalid_for\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bvalidFor\" \n" +
-	"\x1eSetAdvertisedElsewhereResponse\"\xa0\x01\n" +
+	"\x1eSetAdvertisedElsewhereResponse\"\xb4\x01\n" +
 	"\fDrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x10\n" +
 	"\x03all\x18\x02 \x01(\bR\x03all\x12\x1a\n" +
 	"\bgateways\x18\x03 \x03(\tR\bgateways\x128\n" +
 	"\n" +
 	"ends_after\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tendsAfter\x12\x14\n" +
-	"\x05force\x18\x05 \x01(\bR\x05force\"\x11\n" +
+	"\x05force\x18\x05 \x01(\bR\x05force\x12\x12\n" +
+	"\x04node\x18\x06 \x01(\bR\x04node\"\x11\n" +
 	"\x0fApplyNowRequest\"B\n" +
 	"\x10ApplyNowResponse\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
@@ -1515,11 +1534,12 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\bdraining\x18\x02 \x03(\tR\bdraining\x120\n" +
 	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1a\n" +
 	"\bgateways\x18\x04 \x03(\tR\bgateways\x12\x18\n" +
-	"\awarning\x18\x05 \x01(\tR\awarning\"R\n" +
+	"\awarning\x18\x05 \x01(\tR\awarning\"f\n" +
 	"\x0eUndrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
 	"\bgateways\x18\x02 \x03(\tR\bgateways\x12\x10\n" +
-	"\x03all\x18\x03 \x01(\bR\x03all\"\x8b\x06\n" +
+	"\x03all\x18\x03 \x01(\bR\x03all\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\bR\x04node\"\x8b\x06\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12\x1c\n" +
