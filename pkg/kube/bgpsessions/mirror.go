@@ -14,7 +14,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -57,10 +56,7 @@ type Options struct {
 // Writer writes the file. It implements task.Task.
 type Writer struct {
 	Options
-	changed chan struct{} // has a token after a change of the objects, or of err
-
-	mu  sync.Mutex
-	err error // of the last list or watch; nil after success
+	changed chan struct{} // has a token after a change of the objects, or of their state
 }
 
 // New returns a Writer.
@@ -77,12 +73,14 @@ func (writer *Writer) Run(ctx context.Context) error {
 	}
 	mirror := cluster.NewMirror(writer.changed)
 	mirror.Start(ctx, "BGPSessionStates", writer.Client.Resource(Resource).Namespace(writer.Namespace),
-		metav1.ListOptions{LabelSelector: nodeLabel + "=" + node}, func(_ bool, err error) { writer.attempted(err) })
+		metav1.ListOptions{LabelSelector: nodeLabel + "=" + node}, nil)
 	defer mirror.End()
 	var reported string
 	for {
-		err := writer.failure()
-		if err == nil && mirror.Synced() && writer.Current() {
+		synced, err := mirror.State()
+		if err != nil {
+			err = fmt.Errorf("BGPSessionStates in the namespace %s cannot be read: %w", writer.Namespace, err)
+		} else if synced && writer.Current() {
 			err = writer.write(node, mirror.List())
 		}
 		if text := fmt.Sprint(err); text != reported {
@@ -115,25 +113,6 @@ func (writer *Writer) node(ctx context.Context) (string, error) {
 			return "", ctx.Err()
 		}
 	}
-}
-
-// attempted records the result of a list or a watch: of consecutive errors, the first.
-func (writer *Writer) attempted(err error) {
-	writer.mu.Lock()
-	defer writer.mu.Unlock()
-	if err == nil || writer.err == nil {
-		writer.err = err
-		latest.Wake(writer.changed)
-	}
-}
-
-func (writer *Writer) failure() error {
-	writer.mu.Lock()
-	defer writer.mu.Unlock()
-	if writer.err == nil {
-		return nil
-	}
-	return fmt.Errorf("BGPSessionStates in the namespace %s cannot be read: %w", writer.Namespace, writer.err)
 }
 
 // write writes the sessions of the default VRF, which the FRRConfiguration is for.

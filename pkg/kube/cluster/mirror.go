@@ -25,6 +25,9 @@ type Mirror struct {
 	synced  atomic.Bool
 	cancel  context.CancelFunc
 	ended   sync.WaitGroup
+
+	mu  sync.Mutex
+	err error // the first of consecutive errors of lists and watches; nil after success
 }
 
 // NewMirror returns an empty Mirror. changed has a token after each change.
@@ -34,11 +37,14 @@ func NewMirror(changed chan<- struct{}) *Mirror {
 
 // Start keeps the cache current until End is called or ctx ends. attempted is called with the error
 // of each list that fails, and with the result of each watch: a successful list does not prove that
-// RBAC allows the watch.
+// RBAC allows the watch. If it is nil, State has the result.
 func (mirror *Mirror) Start(ctx context.Context, name string, client dynamic.ResourceInterface,
 	selected metav1.ListOptions, attempted func(watches bool, err error),
 ) {
 	ctx, mirror.cancel = context.WithCancel(ctx)
+	if attempted == nil {
+		attempted = func(_ bool, err error) { mirror.Attempted(err) }
+	}
 	only := func(options metav1.ListOptions) metav1.ListOptions {
 		options.LabelSelector, options.FieldSelector = selected.LabelSelector, selected.FieldSelector
 		return options
@@ -67,8 +73,23 @@ func (mirror *Mirror) End() {
 	mirror.ended.Wait()
 }
 
-// Synced reports whether the objects were listed at least once.
-func (mirror *Mirror) Synced() bool { return mirror.synced.Load() }
+// Attempted records the result of a list or a watch for State.
+func (mirror *Mirror) Attempted(err error) {
+	mirror.mu.Lock()
+	defer mirror.mu.Unlock()
+	if err == nil || mirror.err == nil {
+		mirror.err = err
+		latest.Wake(mirror.changed)
+	}
+}
+
+// State reports whether the objects were listed at least once, and returns why they cannot be read
+// now.
+func (mirror *Mirror) State() (synced bool, err error) {
+	mirror.mu.Lock()
+	defer mirror.mu.Unlock()
+	return mirror.synced.Load(), mirror.err
+}
 
 // Add implements cache.ReflectorStore.
 func (mirror *Mirror) Add(object any) error { return mirror.wake(mirror.Store.Add(object)) }

@@ -28,6 +28,13 @@ import (
 // probeInterval is the interval of the probes that detect a frontend that restarts or hangs.
 const probeInterval = 10 * time.Second
 
+// darkTime is the time for which a pod must not have advertised the VIPs that no other pod has, so
+// that its drain loses nothing. A session may flap, and a frontend restart.
+const darkTime = 5 * time.Minute
+
+// begun is the content of the record of a drain that the frontend confirmed.
+const begun = "begun\n"
+
 // Options configure a Drainer. All are required.
 type Options struct {
 	Client dynamic.Interface
@@ -46,8 +53,9 @@ type Options struct {
 // Drainer drains the frontend. It implements task.Task.
 type Drainer struct {
 	Options
-	changed  chan struct{} // has a token after a change of the Nodes
-	decision latest.Value[decision]
+	changed    chan struct{} // has a token after a change of the Nodes
+	decision   latest.Value[decision]
+	advertised time.Time // the last time at which a drain would have lost VIPs
 }
 
 // New returns a Drainer.
@@ -70,6 +78,7 @@ func (drainer *Drainer) Run(ctx context.Context) error {
 func (drainer *Drainer) decide(ctx context.Context) error {
 	var labelled *nodes // nil unless the Trench asks for drains
 	defer func() { labelled.end() }()
+	drainer.advertised = time.Now()
 	for {
 		input, changed := drainer.Input.Get()
 		if asks := asksForDrains(input); asks && labelled == nil {
@@ -78,7 +87,8 @@ func (drainer *Drainer) decide(ctx context.Context) error {
 			labelled.end()
 			labelled = nil
 		}
-		if next := decide(input, labelled, drainer.Pod, drainer.drains()); next != drainer.decision.Load() {
+		_, drained := drainer.drains()
+		if next := drainer.wait(decide(input, labelled, drainer.Pod, drained)); next != drainer.decision.Load() {
 			drainer.decision.Set(next)
 		}
 		select {
@@ -86,8 +96,20 @@ func (drainer *Drainer) decide(ctx context.Context) error {
 			return ctx.Err()
 		case <-changed:
 		case <-drainer.changed:
+		case <-time.After(darkTime / 10):
 		}
 	}
+}
+
+// wait returns a decision, or a drain if the pod is dark for darkTime.
+func (drainer *Drainer) wait(next decision) decision {
+	if !next.dark {
+		drainer.advertised = time.Now()
+	} else if time.Since(drainer.advertised) >= darkTime {
+		return decision{known: true, drain: true}
+	}
+	next.dark = false
+	return next
 }
 
 // act carries out the decisions until ctx ends.
@@ -138,8 +160,10 @@ func (drainer *Drainer) carryOut(ctx context.Context, decision decision) {
 // drain drains the frontend, and again after each restart of it, until ctx ends. It returns the
 // error of a call or of the connection.
 func (drainer *Drainer) drain(ctx context.Context) error {
-	if err := durable.Replace(drainer.Record, nil, 0o640); err != nil {
-		return err
+	if recorded, _ := drainer.drains(); !recorded {
+		if err := durable.Replace(drainer.Record, nil, 0o640); err != nil {
+			return err
+		}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -148,8 +172,11 @@ func (drainer *Drainer) drain(ctx context.Context) error {
 		if err == nil && !drained {
 			err = drainer.call(ctx, func(ctx context.Context, frontend frontendv1.FrontendServiceClient) error {
 				// The decision knows the other pods better than the frontend does: whose node leaves.
-				_, err := frontend.Drain(ctx, &frontendv1.DrainRequest{All: true, Force: true})
-				return err
+				_, err := frontend.Drain(ctx, &frontendv1.DrainRequest{All: true, Node: true, Force: true})
+				if err != nil {
+					return err
+				}
+				return durable.Replace(drainer.Record, []byte(begun), 0o640)
 			})
 			if drained = err == nil; drained {
 				drainer.Log.Info("the node is to be drained: all VIPs drain")
@@ -165,11 +192,11 @@ func (drainer *Drainer) drain(ctx context.Context) error {
 
 // undrain ends the drain of this package, if any.
 func (drainer *Drainer) undrain(ctx context.Context) error {
-	if !drainer.drains() {
+	if recorded, _ := drainer.drains(); !recorded {
 		return nil
 	}
 	err := drainer.call(ctx, func(ctx context.Context, frontend frontendv1.FrontendServiceClient) error {
-		_, err := frontend.Undrain(ctx, &frontendv1.UndrainRequest{All: true})
+		_, err := frontend.Undrain(ctx, &frontendv1.UndrainRequest{All: true, Node: true})
 		return err
 	})
 	if err != nil {
@@ -188,10 +215,10 @@ func (drainer *Drainer) call(ctx context.Context,
 	return frontendstatus.Call(ctx, drainer.AdminSocket, call)
 }
 
-// drains reports whether this package drains the frontend.
-func (drainer *Drainer) drains() bool {
-	_, err := os.Stat(drainer.Record)
-	return !errors.Is(err, fs.ErrNotExist)
+// drains reports whether this package ordered a drain of the frontend, and whether it began.
+func (drainer *Drainer) drains() (ordered, drained bool) {
+	content, err := os.ReadFile(drainer.Record)
+	return !errors.Is(err, fs.ErrNotExist), string(content) == begun
 }
 
 // decision is what to do with the frontend. It is comparable.
@@ -199,6 +226,7 @@ type decision struct {
 	known   bool // whether the label of the node is known
 	drain   bool
 	problem string // why a drain does not begin; "" if nothing prevents it
+	dark    bool   // whether the pod advertises none of the VIPs that prevent it
 }
 
 // asksForDrains reports whether the Trench has spec.nodeDrain.
@@ -218,7 +246,7 @@ func decide(input publication.Input, labelled *nodes, pod string, drains bool) d
 		return decision{known: input.Objects.Trench != nil}
 	}
 	own := slices.IndexFunc(input.Siblings, func(other *corev1.Pod) bool { return other.Name == pod })
-	listed, err := labelled.state()
+	listed, err := labelled.State()
 	switch {
 	case !listed && err != nil:
 		return decision{problem: fmt.Sprintf("the Nodes cannot be read: %v", err)}
@@ -228,13 +256,16 @@ func decide(input publication.Input, labelled *nodes, pod string, drains bool) d
 	if !labelled.leaves(input.Siblings[own].Spec.NodeName) {
 		return decision{known: true}
 	}
-	last := publication.LastAdvertised(input, pod, func(other *corev1.Pod) bool {
+	last, unknown, dark := publication.LastAdvertised(input, pod, func(other *corev1.Pod) bool {
 		return labelled.leaves(other.Spec.NodeName)
 	})
-	if drains || len(last) == 0 {
+	switch {
+	case drains || len(last) == 0 && unknown == "":
 		return decision{known: true, drain: true}
+	case unknown != "":
+		return decision{known: true, problem: "it is not known what this pod advertises: " + unknown}
 	}
-	return decision{known: true, problem: fmt.Sprintf(
+	return decision{known: true, dark: dark, problem: fmt.Sprintf(
 		"no pod on another node advertises %s: remove the label from another node, or run `frontend drain --all --force`",
 		strings.Join(last[:min(len(last), 5)], ", "))}
 }

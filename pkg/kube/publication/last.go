@@ -1,6 +1,9 @@
 package publication
 
 import (
+	"maps"
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -27,21 +30,36 @@ func AdvertisedElsewhere(input Input, pod string, leaves func(*corev1.Pod) bool)
 	return vips
 }
 
-// LastAdvertised returns the VIPs that a pod advertises and no other pod that stays does.
-func LastAdvertised(input Input, pod string, leaves func(*corev1.Pod) bool) (vips []string) {
-	elsewhere := AdvertisedElsewhere(input, pod, leaves)
-	for _, report := range readReports(input.Siblings, input.Reports) {
-		if report.pod != pod {
-			continue
-		}
-		for _, v := range report.candidates(input) {
-			// A VIP of a report with counts only may be advertised.
-			if state, known := report.of(v); (!known || state.Advertised) && !elsewhere.Has(v) {
-				vips = append(vips, address(v))
-			}
+// LastAdvertised returns the VIPs of streams that a pod may advertise, and no other pod that stays
+// does. Without one it returns those that the pod does not advertise either, and dark is true.
+// problem is why the report of the pod is unknown; "" if it is known.
+func LastAdvertised(input Input, pod string, leaves func(*corev1.Pod) bool) (vips []string, problem string, dark bool) {
+	elsewhere, all := AdvertisedElsewhere(input, pod, leaves), readReports(input.Siblings, input.Reports)
+	var own podReport // of a terminating pod, which drains itself
+	if i := slices.IndexFunc(all, func(report podReport) bool { return report.pod == pod }); i >= 0 {
+		own = all[i]
+	}
+	served := all.served()
+	if input.Result.Config != nil {
+		for _, stream := range input.Result.Config.Streams {
+			maps.Copy(served, vip.NewSet(stream.VIPs...))
 		}
 	}
-	return vips
+	var withdrawn []string
+	for _, v := range served.Sorted() {
+		// A VIP of a report with counts only may be advertised.
+		switch state, known := own.of(v); {
+		case elsewhere.Has(v):
+		case known && !state.Advertised:
+			withdrawn = append(withdrawn, address(v))
+		default:
+			vips = append(vips, address(v))
+		}
+	}
+	if len(vips) == 0 {
+		return withdrawn, own.Problem, true
+	}
+	return vips, own.Problem, false
 }
 
 // candidates returns the VIPs that the pod may advertise: those of the report, or of the Trench if

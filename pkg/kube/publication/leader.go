@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/kube/cluster"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 )
@@ -60,8 +61,10 @@ func newLeader(watch, write dynamic.Interface, options Options, restore time.Dur
 	count := func(resource string, err error) { options.Metrics.PublicationWrite(resource, resultOf(err)) }
 	retry := backoff.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.2}
 	return &leader{
-		client:  write,
-		sources: sources{client: watch, log: options.Log, changed: make(chan struct{}, 1), followers: map[source]*follower{}},
+		client: write,
+		sources: sources{
+			client: watch, log: options.Log, changed: make(chan struct{}, 1), followers: map[source]*cluster.Mirror{},
+		},
 		recorder: &recorder{
 			client: write, pod: options.Pod, log: options.Log, count: count, sent: map[string]*series{}, retry: retry,
 			limit: flowcontrol.NewTokenBucketRateLimiter(eventQPS, eventBurst), added: make(chan struct{}, 1),

@@ -84,7 +84,7 @@ func (sources *sources) published(t *v1alpha1.Trench) published {
 	}
 	// A source that cannot be read is a problem of the Trench; one that is not listed yet is none.
 	for _, key := range needed(t) {
-		switch synced, err := sources.followers[key].state(); {
+		switch synced, err := sources.followers[key].State(); {
 		case err != nil:
 			p.problems = append(p.problems, unreadable(key, err))
 		case !synced:
@@ -135,7 +135,7 @@ func (sources *sources) copyService(published *published, key source) {
 		}
 	}
 	name := key.namespace + "/" + key.name
-	synced, err := sources.followers[key].state()
+	synced, err := sources.followers[key].State()
 	switch {
 	case !synced || err != nil || len(published.addresses) > 0:
 	case len(list) == 0:
@@ -156,7 +156,7 @@ func (sources *sources) copyService(published *published, key source) {
 // are listed.
 func (sources *sources) held(published *published, t *v1alpha1.Trench, field, class string) bool {
 	trenches := source{resource: v1alpha1.Resource, namespace: t.Namespace}
-	if synced, _ := sources.followers[trenches].state(); !synced {
+	if synced, _ := sources.followers[trenches].State(); !synced {
 		return true
 	}
 	for _, object := range sources.list(trenches) {

@@ -193,15 +193,15 @@ func TestLeftStatus(t *testing.T) {
 // While the API server is unreachable, its last answer on a source stays in force.
 func TestAttempted(t *testing.T) {
 	changed := make(chan struct{}, 1)
-	f := &follower{Mirror: cluster.NewMirror(changed), changed: changed}
-	f.attempted(errForbidden)
-	f.attempted(errNetwork)
-	f.attempted(apierrors.NewResourceExpired("old"))
-	if _, err := f.state(); !errors.Is(err, errForbidden) || len(changed) != 1 {
+	f := cluster.NewMirror(changed)
+	attempted(f, errForbidden)
+	attempted(f, errNetwork)
+	attempted(f, apierrors.NewResourceExpired("old"))
+	if _, err := f.State(); !errors.Is(err, errForbidden) || len(changed) != 1 {
 		t.Errorf("%v after an API server that is away", err)
 	}
-	f.attempted(nil)
-	if _, err := f.state(); err != nil {
+	attempted(f, nil)
+	if _, err := f.State(); err != nil {
 		t.Error(err)
 	}
 }
@@ -231,8 +231,8 @@ func TestClassIsOfTheOldestTrench(t *testing.T) {
 		}, false},
 		"of a common namespace": {[]*unstructured.Unstructured{other("z", "i", time.Hour, "ns-2", "ns")}, true},
 	} {
-		f := &follower{Mirror: cluster.NewMirror(make(chan struct{}, 1))}
-		s := &sources{followers: map[source]*follower{{resource: v1alpha1.Resource, namespace: "ns"}: f}}
+		f := cluster.NewMirror(make(chan struct{}, 1))
+		s := &sources{followers: map[source]*cluster.Mirror{{resource: v1alpha1.Resource, namespace: "ns"}: f}}
 		var p published
 		if !s.held(&p, own, "ingressClass", "i") {
 			t.Errorf("%s: published before the other Trenches are known", name)

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,7 +17,6 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
-	"github.com/vipgate/vipgate/pkg/latest"
 )
 
 // sources follows the objects that spec.publish needs in addition to the objects of the
@@ -28,7 +26,7 @@ type sources struct {
 	log     *slog.Logger
 	changed chan struct{} // has a token after a change
 
-	followers map[source]*follower
+	followers map[source]*cluster.Mirror
 	logged    string // the last logged problems
 }
 
@@ -36,15 +34,6 @@ type sources struct {
 type source struct {
 	resource        schema.GroupVersionResource
 	namespace, name string // an empty name selects all
-}
-
-// follower caches the objects of one source.
-type follower struct {
-	*cluster.Mirror
-	changed chan<- struct{}
-
-	mu  sync.Mutex
-	err error // last answer to a list or watch
 }
 
 // needed returns the sources of a Trench in a stable order.
@@ -113,40 +102,25 @@ func namespaces(t *v1alpha1.Trench) []string {
 	return t.Spec.Namespaces
 }
 
-func (sources *sources) start(ctx context.Context, key source) *follower {
-	f := &follower{Mirror: cluster.NewMirror(sources.changed), changed: sources.changed}
+func (sources *sources) start(ctx context.Context, key source) *cluster.Mirror {
+	mirror := cluster.NewMirror(sources.changed)
 	var selected metav1.ListOptions
 	if key.name != "" {
 		selected.FieldSelector = "metadata.name=" + key.name
 	}
-	f.Start(ctx, fmt.Sprintf("%s in namespace %s", key.resource.Resource, key.namespace),
+	mirror.Start(ctx, fmt.Sprintf("%s in namespace %s", key.resource.Resource, key.namespace),
 		sources.client.Resource(key.resource).Namespace(key.namespace), selected,
-		func(_ bool, err error) { f.attempted(err) }) // published logs failures
-	return f
+		func(_ bool, err error) { attempted(mirror, err) }) // published logs failures
+	return mirror
 }
 
 // attempted records the result of a list or a watch. It keeps the last answer while the API
 // server is unreachable.
-func (follower *follower) attempted(err error) {
+func attempted(mirror *cluster.Mirror, err error) {
 	// After an expired resource version the reflector lists again.
-	if err != nil && !answered(err) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		return
+	if err == nil || answered(err) && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+		mirror.Attempted(err)
 	}
-	follower.mu.Lock()
-	differs := fmt.Sprint(follower.err) != fmt.Sprint(err)
-	follower.err = err
-	follower.mu.Unlock()
-	if differs {
-		latest.Wake(follower.changed)
-	}
-}
-
-// state reports whether the source was listed at least once, and returns why it cannot be read
-// now.
-func (follower *follower) state() (synced bool, err error) {
-	follower.mu.Lock()
-	defer follower.mu.Unlock()
-	return follower.Synced(), follower.err
 }
 
 // list returns the objects of a source, sorted by name.
