@@ -28,7 +28,7 @@ const (
 	// busyRecheck is the delay after a check that could not run, such as because another process uses
 	// the port.
 	busyRecheck = 100 * time.Millisecond
-	// late is how long a verdict holds beyond two intervals and a timeout.
+	// late is how long a verdict holds beyond two intervals and the checks of a path.
 	late = time.Second
 )
 
@@ -61,6 +61,7 @@ type Prober struct {
 	targets  []*target
 	schedule schedule
 	interval time.Duration // Options.Interval, longer if there are many paths
+	checking time.Duration // how long the checks of a path may take, one after the other
 }
 
 // New returns a prober without VIPs.
@@ -71,7 +72,7 @@ func New(options Options) *Prober {
 		slots = int(max(1, min(maxConcurrent, limit.Cur/2)))
 	}
 	return &Prober{
-		Options: options, interval: options.Interval,
+		Options: options, interval: options.Interval, checking: options.Timeout,
 		rescheduled: make(chan struct{}, 1), changed: make(chan struct{}, 1),
 		slots: make(chan struct{}, slots), traces: make(chan struct{}, maxTraces),
 	}
@@ -96,7 +97,7 @@ func (prober *Prober) Update(targets []Target) {
 	}
 	prober.targets = make([]*target, 0, len(targets))
 	var fresh []*path
-	paths := 0
+	paths, checks := 0, 1
 	for _, wanted := range targets {
 		t := old[wanted.VIP]
 		if t == nil || !slices.Equal(t.Checks, wanted.Checks) || t.Unchecked != wanted.Unchecked {
@@ -105,7 +106,7 @@ func (prober *Prober) Update(targets []Target) {
 		} else {
 			delete(old, wanted.VIP)
 		}
-		paths += len(t.paths)
+		paths, checks = paths+len(t.paths), max(checks, wanted.members())
 		prober.targets = append(prober.targets, t)
 	}
 	for _, gone := range old {
@@ -117,6 +118,7 @@ func (prober *Prober) Update(targets []Target) {
 		}
 	}
 	prober.interval = max(prober.Interval, time.Duration(paths)*time.Second/time.Duration(prober.Rate))
+	prober.checking = time.Duration(checks) * prober.Timeout
 	now := time.Now()
 	for i, path := range fresh {
 		path.due = now.Add(time.Duration(i) * prober.interval / time.Duration(len(fresh)))
@@ -281,7 +283,7 @@ func (prober *Prober) Valid() time.Duration {
 }
 
 // valid returns how long a verdict holds.
-func (prober *Prober) valid() time.Duration { return 2*prober.interval + prober.Timeout + late }
+func (prober *Prober) valid() time.Duration { return 2*prober.interval + prober.checking + late }
 
 // schedule is a heap of paths: the one that is due first has index 0.
 type schedule []*path

@@ -176,6 +176,31 @@ func TestVerdictsExpire(t *testing.T) {
 	}
 }
 
+// Verdicts hold as long as the checks of all streams of a VIP may take, one after the other.
+func TestVerdictsOfManyChecks(t *testing.T) {
+	members := tcp(5000)
+	members.Any = [trench.MaxMembers]trench.SingleCheck{tcp(1).SingleCheck, tcp(2).SingleCheck, tcp(3).SingleCheck}
+	members.TCP.Port = 0
+	prober := New(options())
+	one := prober.Valid()
+	for i, c := range []struct {
+		checks []trench.Check
+		want   time.Duration // number of timeouts
+	}{
+		{[]trench.Check{tcp(1)}, 1},
+		{[]trench.Check{tcp(1), tcp(2)}, 2},
+		{[]trench.Check{tcp(1), members}, 4},
+		{nil, 1},
+	} {
+		prober.Update([]Target{
+			{VIP: vip.Require("20.0.0.1/32"), Checks: c.checks}, {VIP: vip.Require("20.0.0.2/32"), Checks: []trench.Check{tcp(1)}},
+		})
+		if got := prober.Valid() - one; got != (c.want-1)*prober.Timeout {
+			t.Errorf("step %d: %v longer", i+1, got)
+		}
+	}
+}
+
 // With more checks than the rate allows, the interval is longer, and verdicts hold for longer.
 func TestRateBoundsChecks(t *testing.T) {
 	o := options()

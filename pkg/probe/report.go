@@ -125,7 +125,7 @@ func (prober *Prober) Complete(now time.Time, traced bool) bool {
 // Wait waits until every path has a verdict, at most as long as the first verdicts and traces take.
 func (prober *Prober) Wait(ctx context.Context) {
 	prober.mu.Lock()
-	limit := prober.interval + time.Duration(prober.Fall+1)*(prober.Timeout+busyRecheck) + traceTime
+	limit := prober.interval + time.Duration(prober.Fall+1)*(prober.checking+busyRecheck) + traceTime
 	prober.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
