@@ -50,8 +50,8 @@ func (c *drainCommand) Run(ctx context.Context, out *cli.Output, line *commandLi
 	return change(ctx, out, source, drained, append(command, "--force"))
 }
 
-// lastAdvertised returns the VIPs that drained pods advertise, and no other pod announces. It
-// considers one VIP, or all if vip is empty.
+// lastAdvertised returns the VIPs that drained pods advertise, and no other pod announces, and the
+// drained pods whose VIPs are unknown. It considers one VIP, or all if vip is empty.
 func lastAdvertised(all, drained []pods.Pod, vip string) (last []string) {
 	elsewhere := map[string]bool{}
 	for _, pod := range all {
@@ -64,6 +64,9 @@ func lastAdvertised(all, drained []pods.Pod, vip string) (last []string) {
 		}
 	}
 	for _, pod := range drained {
+		if pod.Frontend == nil {
+			last = append(last, fmt.Sprintf("what pod %s may announce (%s)", pod.Name, strings.Join(pod.Problems, ", ")))
+		}
 		for _, v := range pod.Frontend.GetVips() {
 			withdrawn := v.GetAdvertisement() == readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN
 			if name := v.GetVip(); !withdrawn && !elsewhere[name] && (vip == "" || vip == name) && !slices.Contains(last, name) {
