@@ -23,7 +23,7 @@ func TestLeaderSeries(t *testing.T) {
 			Config:   &rest.Config{Host: "http://api"}, Namespace: "ns", Trench: "a", Gateway: gateway,
 		})
 		harness.Must(t, err)
-		families, _ := p.metrics.Registry().Gather() // the collectors of the trace exporter need Listen
+		families, _ := p.metrics.Registry().Gather() // other collectors need a process that listens
 		has := slices.ContainsFunc(families, func(family *dto.MetricFamily) bool {
 			return family.GetName() == "vipgate_kube_leader"
 		})
