@@ -61,6 +61,12 @@ func recordOf[T any](service *corev1.Service, condition string) (record T, ok bo
 	return record, ok
 }
 
+// renamed reports whether the ports of a Service differ from its last accepted form.
+func renamed(service *corev1.Service) bool {
+	last, ok := recordOf[record](service, v1alpha1.LastAccepted)
+	return ok && !equality.Semantic.DeepEqual(last.Ports, service.Spec.Ports)
+}
+
 // candidate is a Service with the stream that is assigned to it.
 type candidate struct {
 	service  *corev1.Service

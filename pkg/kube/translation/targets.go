@@ -31,9 +31,13 @@ func (state *translator) addTargets(service *corev1.Service, stream *trench.Stre
 			"a hung application passes its TCP check: write annotation %s, such as %s, as in the readinessProbe of the Pods",
 			v1alpha1.CheckAnnotation, suggested)})
 	}
-	// Without any Pod that listens on the port, the Service itself is wrong.
-	list, translated := withPorts(service, list)
-	if len(list) == 0 && len(translated) > 0 {
+	// Without any Pod that listens on the port, the Service itself is wrong. After a rename of the
+	// port, the last accepted form serves until a Pod with the new name is ready.
+	selected := list
+	list, translated := withPorts(service, selected)
+	serves := func(endpoint *endpoint) bool { return endpoint.ready && endpoint.ips != (addresses{}) }
+	waits := slices.ContainsFunc(selected, serves) && !slices.ContainsFunc(list, serves)
+	if len(translated) > 0 && (len(list) == 0 || waits && renamed(service)) {
 		return nil, &refusal{ReasonPortTranslation, translated[0].Message}
 	}
 	problems = append(problems, translated...)
