@@ -3,7 +3,6 @@ package translation
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -34,8 +33,8 @@ func readSlices(all []*discoveryv1.EndpointSlice) map[label][]*discoveryv1.Endpo
 // sliceEndpoints returns the endpoints of a Service without a selector, sorted by name. Entries of
 // several slices for one object, such as its addresses of both families, are merged.
 func (state *translator) sliceEndpoints(service *corev1.Service) []*endpoint {
-	byName := map[string]*endpoint{}
-	holders := map[netip.Addr]string{}
+	byKey, namesakes := map[string]*endpoint{}, map[string]int{}
+	holders := map[netip.Addr]string{} // the keys of endpoints
 	// The API defines the meaning of a missing condition: ready and serving, not terminating.
 	isTrue := func(condition *bool, otherwise bool) bool {
 		return condition == nil && otherwise || condition != nil && *condition
@@ -58,16 +57,18 @@ func (state *translator) sliceEndpoints(service *corev1.Service) []*endpoint {
 					continue
 				}
 				text := entry.Addresses[0] // the API defines the addresses as equivalent
-				name := strings.ReplaceAll(text, ":", "-")
-				if entry.TargetRef != nil && entry.TargetRef.Name != "" {
-					name = entry.TargetRef.Name
+				key, name := text, strings.ReplaceAll(text, ":", "-")
+				if named := entry.TargetRef; named != nil && named.Name != "" {
+					key, name = named.Kind+"/"+named.Namespace+"/"+named.Name, named.Name
 				}
 				// A Pod with addresses of both families is in two slices, one for each address type.
-				found := byName[name]
+				found := byKey[key]
 				if found == nil {
-					found = &endpoint{object: object, name: name}
-					byName[name] = found
+					found = &endpoint{name: name}
+					byKey[key] = found
+					namesakes[name]++
 				}
+				found.object = object
 				found.terminating = found.terminating || terminating
 				if !ready && !terminating && !service.Spec.PublishNotReadyAddresses {
 					continue
@@ -89,20 +90,24 @@ func (state *translator) sliceEndpoints(service *corev1.Service) []*endpoint {
 				}
 				// An address identifies a target, and a target has one of a family.
 				holder, taken := holders[address]
-				if ofFamily := &found.ips[vip.FamilyOf(address)]; taken && holder != name || ofFamily.IsValid() &&
+				if ofFamily := &found.ips[vip.FamilyOf(address)]; taken && holder != key || ofFamily.IsValid() &&
 					*ofFamily != address {
 					found.problem(ReasonAddressTaken, "EndpointSlice %s has address %s of %s, which has another one of that "+
 						"family, or the address belongs to another endpoint: remove one of them", slice.Name, address, name)
 				} else {
-					*ofFamily, holders[address] = address, name
+					*ofFamily, holders[address] = address, key
 				}
 			}
 		}
 	}
 	var list []*endpoint
-	for _, name := range slices.Sorted(maps.Keys(byName)) {
-		list = append(list, byName[name])
+	for key, found := range byKey {
+		if namesakes[found.name] > 1 { // such as db-0 of StatefulSets in two namespaces
+			found.name = fileName(key)
+		}
+		list = append(list, found)
 	}
+	slices.SortFunc(list, func(a, b *endpoint) int { return cmp.Compare(a.name, b.name) })
 	return list
 }
 
