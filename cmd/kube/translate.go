@@ -43,7 +43,7 @@ func (c *translateCommand) Run(out *cli.Output) error {
 	for _, line := range ignored(objects, r) {
 		fmt.Fprintln(os.Stderr, line)
 	}
-	if err == nil && r.Refused() {
+	if err == nil && len(r.Refused()) > 0 {
 		return cli.ExitError(cli.ExitFailed)
 	}
 	return err
@@ -89,7 +89,7 @@ func (c *translateCommand) compare(out *cli.Output, next translation.Result) err
 			return cli.Usage("%w", err)
 		}
 	}
-	edit := cli.Change{Valid: !next.Refused()}
+	edit := cli.Change{Valid: len(next.Refused()) == 0}
 	edit.Compare(configs[0], configs[1])
 	return edit.Print(out, c.Output == "json", frontendDrainTime)
 }

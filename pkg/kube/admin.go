@@ -101,7 +101,7 @@ func publicationOf(in publication.Input) *kubev1.Publication {
 func verdict(v translation.Verdict) *kubev1.Verdict {
 	all := &kubev1.Verdict{Object: name(v.Object), Accepted: v.Accepted, Reason: v.Reason, Message: v.Message}
 	for _, p := range v.Problems {
-		all.Problems = append(all.Problems, &kubev1.Problem{Object: name(p.Object), Reason: p.Reason, Message: p.Message})
+		all.Problems = append(all.Problems, &kubev1.Problem{Object: name(p.Object), Reason: p.Reason, Message: p.Message, Warning: p.Warning()})
 	}
 	return all
 }
@@ -131,18 +131,8 @@ func (p *process) metricState() metrics.KubeState {
 	if counts.translations == 0 {
 		return m
 	}
-	evaluated := p.evaluated.Load()
-	count := func(v translation.Verdict) {
-		if !v.Accepted {
-			m.Refused[v.Object.Kind]++
-		}
-		for _, problem := range v.Problems {
-			m.Refused[problem.Object.Kind]++
-		}
-	}
-	count(evaluated.Result.Trench)
-	for _, v := range evaluated.Result.Services {
-		count(v.Verdict)
+	for object := range p.evaluated.Load().Result.Refused() {
+		m.Refused[object.Kind]++
 	}
 	return m
 }

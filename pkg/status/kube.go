@@ -59,14 +59,15 @@ func (view View) Kube(status *kubev1.Status, now time.Time) (text string, good b
 	writeConditions(&out, status.GetConditions())
 
 	services := newTable("SERVICE", "STATE", "VIPS", "TARGETS", "REASON")
-	problems := problemLines(status.GetVerdict())
+	problems, warnings := problemLines(status.GetVerdict(), false), problemLines(status.GetVerdict(), true)
 	for _, service := range status.GetServices() {
 		state, reason := "accepted", service.GetVerdict().GetReason()
 		if !service.GetVerdict().GetAccepted() {
 			state, good = "REFUSED", false
 			reason += ": " + service.GetVerdict().GetMessage()
 		}
-		problems = append(problems, problemLines(service.GetVerdict())...)
+		problems = append(problems, problemLines(service.GetVerdict(), false)...)
+		warnings = append(warnings, problemLines(service.GetVerdict(), true)...)
 		if view.Problems && service.GetVerdict().GetAccepted() && service.GetTargets() > 0 {
 			continue
 		}
@@ -75,6 +76,7 @@ func (view View) Kube(status *kubev1.Status, now time.Time) (text string, good b
 	}
 	services.write(&out)
 	writeList(&out, "Refused in accepted objects:", problems)
+	writeList(&out, "Without effect on the traffic:", warnings)
 	caches := newTable("WATCHED", "OBJECTS", "STATE")
 	for _, cache := range only(view, status.GetCaches(), func(cache *kubev1.Cache) bool {
 		return !cache.GetSynced() || cache.GetFailingSince() != nil
@@ -92,8 +94,11 @@ func (view View) Kube(status *kubev1.Status, now time.Time) (text string, good b
 	return out.String(), good && len(problems) == 0
 }
 
-func problemLines(verdict *kubev1.Verdict) (lines [][]string) {
+func problemLines(verdict *kubev1.Verdict, warnings bool) (lines [][]string) {
 	for _, problem := range verdict.GetProblems() {
+		if problem.GetWarning() != warnings {
+			continue
+		}
 		lines = append(lines, []string{problem.GetObject() + ": " + problem.GetReason(), problem.GetMessage()})
 	}
 	return lines

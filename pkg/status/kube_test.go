@@ -42,6 +42,9 @@ func TestKube(t *testing.T) {
 		{"Pod refused", func(s *kubev1.Status) {
 			s.Services[0].Verdict.Problems = []*kubev1.Problem{{Object: "Pod trench-a/web-1", Reason: "NoAddress"}}
 		}, false, "Pod trench-a/web-1: NoAddress"},
+		{"warning", func(s *kubev1.Status) {
+			s.Services[0].Verdict.Problems = []*kubev1.Problem{{Object: "Service trench-a/web", Reason: "TCPCheck", Warning: true}}
+		}, true, "Without effect on the traffic:\n  Service trench-a/web: TCPCheck"},
 		{"watch fails", func(s *kubev1.Status) {
 			s.Caches[0].FailingSince, s.Caches[0].Error = since(time.Second), "Forbidden"
 		}, true, "synced, failing for 1s: Forbidden"},
@@ -65,5 +68,24 @@ func TestKube(t *testing.T) {
 				t.Errorf("good %v, want %v with %q:\n%s", good, tt.good, tt.want, text)
 			}
 		})
+	}
+}
+
+// A warning breaks no step of the explanation of a Service.
+func TestWarningOfService(t *testing.T) {
+	for _, warning := range []bool{true, false} {
+		problem := &kubev1.Problem{Object: "Service ns/web", Reason: "TCPCheck", Message: "write a check", Warning: warning}
+		accepted := &kubev1.Verdict{Object: "Trench ns/a", Accepted: true}
+		chain := &Chain{Service: "svc/ns/web"}
+		chain.KubeSteps(&kubev1.Status{
+			SyncedSince: timestamppb.Now(), Leader: "lb-1", File: &kubev1.TrenchFile{Path: "/t.yaml"}, Verdict: accepted,
+			Services: []*kubev1.ServiceVerdict{{Targets: 1, Verdict: &kubev1.Verdict{
+				Object: "Service ns/web", Accepted: true, Problems: []*kubev1.Problem{problem},
+			}}},
+		}, time.Now())
+		sign := map[bool]string{true: "!!", false: "NO"}[warning] + "  Service"
+		if text := chain.Text(); chain.Good() != warning || !strings.Contains(text, sign) {
+			t.Errorf("warning %v: good %v\n%s", warning, chain.Good(), text)
+		}
 	}
 }

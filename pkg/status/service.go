@@ -73,6 +73,11 @@ func (chain *Chain) verdict(name string, verdict *kubev1.Verdict, next string) {
 	}
 	chain.add(name, verdict.GetAccepted(), text, next)
 	for _, problem := range verdict.GetProblems() {
-		chain.add(name, false, problem.GetObject()+": "+problem.GetReason()+": "+problem.GetMessage(), next)
+		text := problem.GetObject() + ": " + problem.GetReason() + ": " + problem.GetMessage()
+		if problem.GetWarning() {
+			chain.note(name, text, next)
+		} else {
+			chain.add(name, false, text, next)
+		}
 	}
 }

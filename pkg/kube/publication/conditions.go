@@ -100,8 +100,8 @@ func targets(kind string, verdict translation.Verdict, ready metav1.Condition) m
 	switch {
 	case ready.Reason == notAccepted:
 		condition.Status, condition.Reason, condition.Message = metav1.ConditionUnknown, notAccepted, ready.Message
-	case len(refusals(verdict)) > 0:
-		list := refusals(verdict)
+	case len(verdict.Refusals()) > 0:
+		list := verdict.Refusals()
 		condition.Status, condition.Reason = metav1.ConditionFalse, list[0].Reason
 		condition.Message = listed(lines(verdict, list))
 	case ready.Reason == checkFailed:
@@ -115,11 +115,6 @@ func targets(kind string, verdict translation.Verdict, ready metav1.Condition) m
 
 // notAccepted is the reason of the remaining conditions of a refused object.
 const notAccepted = "NotAccepted"
-
-// refusals returns the problems of a verdict with an effect on traffic.
-func refusals(verdict translation.Verdict) []translation.Problem {
-	return slices.DeleteFunc(slices.Clone(verdict.Problems), translation.Problem.Warning)
-}
 
 // lines returns one description per problem.
 func lines(verdict translation.Verdict, problems []translation.Problem) []string {

@@ -2,6 +2,7 @@ package translation
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -100,11 +101,25 @@ func (result Result) Table() string {
 	return table.String()
 }
 
-// Refused reports whether any object, or a part of it, is refused.
-func (result Result) Refused() bool {
-	refused := !result.Trench.Accepted || len(result.Trench.Problems) > 0
+// Refused returns the objects that are refused themselves or in a part.
+func (result Result) Refused() map[corev1.ObjectReference]bool {
+	refused := map[corev1.ObjectReference]bool{} // a Pod of several Services is one object
+	note := func(verdict Verdict) {
+		if !verdict.Accepted {
+			refused[verdict.Object] = true
+		}
+		for _, problem := range verdict.Refusals() {
+			refused[problem.Object] = true
+		}
+	}
+	note(result.Trench)
 	for _, verdict := range result.Services {
-		refused = refused || !verdict.Accepted || len(verdict.Problems) > 0
+		note(verdict.Verdict)
 	}
 	return refused
+}
+
+// Refusals returns the problems with an effect on the traffic.
+func (verdict Verdict) Refusals() []Problem {
+	return slices.DeleteFunc(slices.Clone(verdict.Problems), Problem.Warning)
 }

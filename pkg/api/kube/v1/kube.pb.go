@@ -516,7 +516,9 @@ type Problem struct {
 	// The reason in one word.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The reason as a sentence, with the remedy.
-	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	// True if it has no effect on the traffic.
+	Warning       bool `protobuf:"varint,4,opt,name=warning,proto3" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -570,6 +572,13 @@ func (x *Problem) GetMessage() string {
 		return x.Message
 	}
 	return ""
+}
+
+func (x *Problem) GetWarning() bool {
+	if x != nil {
+		return x.Warning
+	}
+	return false
 }
 
 // ServiceVerdict is the verdict on a Service.
@@ -694,11 +703,12 @@ const file_vipgate_kube_v1_kube_proto_rawDesc = "" +
 	"\baccepted\x18\x02 \x01(\bR\baccepted\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x124\n" +
-	"\bproblems\x18\x05 \x03(\v2\x18.vipgate.kube.v1.ProblemR\bproblems\"S\n" +
+	"\bproblems\x18\x05 \x03(\v2\x18.vipgate.kube.v1.ProblemR\bproblems\"m\n" +
 	"\aProblem\x12\x16\n" +
 	"\x06object\x18\x01 \x01(\tR\x06object\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage\"\x8a\x01\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12\x18\n" +
+	"\awarning\x18\x04 \x01(\bR\awarning\"\x8a\x01\n" +
 	"\x0eServiceVerdict\x122\n" +
 	"\averdict\x18\x01 \x01(\v2\x18.vipgate.kube.v1.VerdictR\averdict\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x12\n" +
