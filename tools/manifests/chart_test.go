@@ -21,14 +21,20 @@ const deployment = "Deployment trench-a/vipgate"
 
 func TestSchemaRefusesValues(t *testing.T) {
 	for name, c := range map[string]struct{ values, want string }{
-		"unknown value":             {"replica: 3", "replica"},
-		"no pod":                    {"replicas: 0", "replicas"},
-		"a drain without end":       {"drainSeconds: 0", "drainSeconds"},
-		"a duration":                {"drainSeconds: 10s", "drainSeconds"},
-		"unknown data plane":        {"dataplane: ipvs", "dataplane"},
-		"registry without slash":    {"image: {registry: registry.example.com}", "registry"},
-		"path without slash":        {"spiffe: {trustDomain: example.org, path: a}", "path"},
-		"name that is no label":     {"trench: {name: Trench_A}", "name"},
+		"unknown value":          {"replica: 3", "replica"},
+		"no pod":                 {"replicas: 0", "replicas"},
+		"a drain without end":    {"drainSeconds: 0", "drainSeconds"},
+		"a duration":             {"drainSeconds: 10s", "drainSeconds"},
+		"unknown data plane":     {"dataplane: ipvs", "dataplane"},
+		"registry without slash": {"image: {registry: registry.example.com}", "registry"},
+		"path without slash":     {"spiffe: {trustDomain: example.org, path: a}", "path"},
+		"name that is no label":  {"trench: {name: Trench_A}", "name"},
+		"name of 56 characters":  {"trench: {name: " + strings.Repeat("a", 56) + "}", "name"},
+		"namespace of 64":        {"rbac: {namespaces: [" + strings.Repeat("a", 64) + "]}", "namespaces"},
+		"namespace without a Role": {
+			"trench: {spec: {namespaces: [trench-a, other], attractor: {name: a, vips: [], gateways: []}}}",
+			"rbac.namespaces lacks other",
+		},
 		"no attractor":              {"trench: {spec: {network: {name: a}}}", "attractor"},
 		"VIP without length":        {"trench: {spec: {attractor: {name: a, vips: [20.0.0.1], gateways: []}}}", "vips"},
 		"no trench file":            {"kube: {enabled: false}", "file"},
@@ -138,7 +144,7 @@ rbac: {namespaces: [application-a]}
 `))
 	harness.Must(t, err)
 	resources := map[string][]string{}
-	for _, role := range []string{"trench-a/vipgate", "application-a/vipgate-t"} {
+	for _, role := range []string{"trench-a/vipgate", "application-a/vipgate-trench-a-t"} {
 		published := 0
 		for _, r := range decode[rbacv1.Role](t, o, "Role "+role).Rules {
 			for _, resource := range r.Resources {
@@ -157,14 +163,32 @@ rbac: {namespaces: [application-a]}
 		t.Errorf("resources %v", resources)
 	}
 	// Without spec.nodeDrain there is no ClusterRole.
-	nodes := decode[rbacv1.ClusterRole](t, o, "ClusterRole <nil>/vipgate-nodes-t")
-	binding := decode[rbacv1.ClusterRoleBinding](t, o, "ClusterRoleBinding <nil>/vipgate-nodes-t")
+	nodes := decode[rbacv1.ClusterRole](t, o, "ClusterRole <nil>/vipgate-nodes-trench-a-t")
+	binding := decode[rbacv1.ClusterRoleBinding](t, o, "ClusterRoleBinding <nil>/vipgate-nodes-trench-a-t")
 	if len(nodes.Rules) != 1 || binding.RoleRef.Name != nodes.Name || binding.Subjects[0].Namespace != namespace {
 		t.Errorf("ClusterRole %+v, binding %+v", nodes, binding)
 	}
-	further := decode[rbacv1.RoleBinding](t, o, "RoleBinding application-a/vipgate-t")
+	further := decode[rbacv1.RoleBinding](t, o, "RoleBinding application-a/vipgate-trench-a-t")
 	if further.Subjects[0].Namespace != namespace {
 		t.Errorf("subjects %+v", further.Subjects)
+	}
+}
+
+// A name that YAML reads as a number, and namespaces of the greatest length, are permitted.
+func TestNamesOfTheChart(t *testing.T) {
+	further := strings.Repeat("a", 63)
+	for _, name := range []string{"123", "true", "1e3", strings.Repeat("a", 55)} {
+		o, _, err := chart(t, "vipgate", values(t, fmt.Sprintf(`
+trench: {name: %q, spec: {namespaces: [trench-a, %s], attractor: {name: a, vips: [20.0.0.1/32], gateways: []}}}
+rbac: {namespaces: [%[2]s]}
+`, name, further)))
+		harness.Must(t, err)
+		d := decode[appsv1.Deployment](t, o, deployment)
+		role := "Role " + further + "/vipgate-trench-a-" + name
+		if label := d.Spec.Template.Labels["vipgate.io/trench-pod"]; label != name || o["Trench trench-a/"+name] == nil ||
+			o[role] == nil {
+			t.Errorf("%s: label %q", name, label)
+		}
 	}
 }
 

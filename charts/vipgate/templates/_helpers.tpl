@@ -1,6 +1,6 @@
 {{- define "vipgate.labels" -}}
 app.kubernetes.io/name: vipgate
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ quote .Release.Name }}
 {{- end -}}
 
 {{- /* The image of a container: context, name of the container. */ -}}
