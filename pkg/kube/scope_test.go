@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestAPIServerNamespacesChange(t *testing.T) {
@@ -24,6 +25,16 @@ func TestAPIServerNamespacesChange(t *testing.T) {
 	k.awaitStale("namespace closed")
 	f.addPod("trench-a", "web-2", "10.0.0.2")
 	f.awaitContent("apps.api: api-1=[10.0.1.1]; " + twoPods)
+	// Later the rest of the Trench takes effect, here in a pod without a file.
+	k.stop()
+	harness.Must(t, os.Remove(f.file))
+	k = f.run(nil)
+	f.awaitContent(twoPods)
+	await.True(t, "the Trench names the namespace", func() bool {
+		problems := k.status().GetVerdict().GetProblems()
+		return len(problems) == 1 && problems[0].GetObject() == "Namespace closed" && problems[0].GetReason() == "Unreadable"
+	})
+	k.awaitCurrent()
 
 	f.patch(trenchResource, "trench-a", `{"spec":{"namespaces":["trench-a"]}}`)
 	f.awaitContent(twoPods)
