@@ -77,8 +77,8 @@ func (f *files) write(r translation.Result) (wrote bool, err error) {
 	return wrote || removed, err
 }
 
-// removeKeys removes the key files that no gateway names. Those of a missing Secret stay, because it
-// may be created again, and sessions end with their password.
+// removeKeys removes the key files that no gateway names. Those of a missing Secret stay: it may be
+// created again, and sessions end with their password.
 func (f *files) removeKeys(r translation.Result) (removed bool, err error) {
 	entries, err := os.ReadDir(f.keyDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -107,7 +107,7 @@ func (f *files) removeKeys(r translation.Result) (removed bool, err error) {
 func (f *files) stale(s cluster.State) error {
 	// Until the first snapshot, nothing proves that the trench file is current.
 	starting := s.Synced.IsZero()
-	if f.said == s.Stale && (f.known || starting) {
+	if f.said == s.Stale && (f.known || starting) || starting && s.Stale.Since.IsZero() {
 		return nil
 	}
 	path := f.trench + trench.StaleSuffix
