@@ -101,7 +101,8 @@ func publicationOf(in publication.Input) *kubev1.Publication {
 func verdict(v translation.Verdict) *kubev1.Verdict {
 	all := &kubev1.Verdict{Object: name(v.Object), Accepted: v.Accepted, Reason: v.Reason, Message: v.Message}
 	for _, p := range v.Problems {
-		all.Problems = append(all.Problems, &kubev1.Problem{Object: name(p.Object), Reason: p.Reason, Message: p.Message, Warning: p.Warning()})
+		all.Problems = append(all.Problems,
+			&kubev1.Problem{Object: name(p.Object), Reason: p.Reason, Message: p.Message, Warning: p.Warning()})
 	}
 	return all
 }

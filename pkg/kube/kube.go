@@ -214,24 +214,19 @@ func newProcess(o Options) (*process, error) {
 // publisher.
 func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome) {
 	p.metrics.Translated(o.took)
-	if o.wrote {
-		p.metrics.Written(o.latency)
-	}
 	// Status and metrics read the counters concurrently.
 	p.mu.Lock()
 	p.counts.translations++
 	p.counts.err = o.err
-	if o.wrote && o.err == nil {
-		p.counts.writes++
-		p.counts.written = time.Now()
-	}
 	if o.err != nil {
 		p.counts.failures++
-	}
-	p.mu.Unlock()
-	if o.wrote {
+	} else if o.wrote {
+		p.counts.writes++
+		p.counts.written = time.Now()
+		p.metrics.Written(o.latency)
 		p.Log.Info("trench file written", "file", p.TrenchFile, "bytes", len(r.File), "latency", o.latency)
 	}
+	p.mu.Unlock()
 	p.health.Report(Written, logs.Text(o.err))
 	var refused error
 	if !r.Trench.Accepted {

@@ -1,13 +1,17 @@
 package kube
 
 import (
+	"errors"
 	"io"
 	"slices"
+	"strings"
 	"testing"
 
 	dto "github.com/prometheus/client_model/go"
 	"k8s.io/client-go/rest"
 
+	"github.com/vipgate/vipgate/pkg/kube/cluster"
+	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/logs"
 	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/test/harness"
@@ -31,5 +35,26 @@ func TestLeaderSeries(t *testing.T) {
 			t.Errorf("gateway %q: a series of the leader: %v", gateway, has)
 		}
 		p.shell.Close()
+	}
+}
+
+// A write that fails after its first file counts as a failure only.
+func TestFailedWrite(t *testing.T) {
+	log := &harness.Log{}
+	_, level, err := logs.New("text", "info", log)
+	harness.Must(t, err)
+	p, err := newProcess(Options{
+		Settings: shell.Settings{Version: "test", Log: log.Logger(), Level: level},
+		Config:   &rest.Config{Host: "http://api"}, Namespace: "ns", Trench: "a", TrenchFile: "/nowhere/trench.yaml",
+	})
+	harness.Must(t, err)
+	defer p.shell.Close()
+	p.translated(cluster.Snapshot{}, translation.Result{}, outcome{wrote: true, err: errors.New("disk full")})
+	if p.counts.writes != 0 || p.counts.failures != 1 || strings.Contains(log.String(), "trench file written") {
+		t.Errorf("%+v\n%s", p.counts, log.String())
+	}
+	p.translated(cluster.Snapshot{}, translation.Result{}, outcome{wrote: true})
+	if p.counts.writes != 1 || p.counts.failures != 1 || !strings.Contains(log.String(), "trench file written") {
+		t.Errorf("%+v\n%s", p.counts, log.String())
 	}
 }

@@ -32,7 +32,8 @@ func TestAPIServerNamespacesChange(t *testing.T) {
 	f.awaitContent(twoPods)
 	await.True(t, "the Trench names the namespace", func() bool {
 		problems := k.status().GetVerdict().GetProblems()
-		return len(problems) == 1 && problems[0].GetObject() == "Namespace closed" && problems[0].GetReason() == "Unreadable"
+		return len(problems) == 1 && problems[0].GetReason() == "Unreadable" &&
+			strings.Contains(problems[0].GetMessage(), "in namespace closed")
 	})
 	k.awaitCurrent()
 

@@ -106,7 +106,12 @@ func (prober *Prober) Update(targets []Target) {
 		} else {
 			delete(old, wanted.VIP)
 		}
-		paths, checks = paths+len(t.paths), max(checks, wanted.members())
+		count := 0 // checks until all have failed
+		for _, check := range wanted.Checks {
+			members, _ := check.Members()
+			count += len(members)
+		}
+		paths, checks = paths+len(t.paths), max(checks, count)
 		prober.targets = append(prober.targets, t)
 	}
 	for _, gone := range old {

@@ -193,7 +193,8 @@ func TestVerdictsOfManyChecks(t *testing.T) {
 		{nil, 1},
 	} {
 		prober.Update([]Target{
-			{VIP: vip.Require("20.0.0.1/32"), Checks: c.checks}, {VIP: vip.Require("20.0.0.2/32"), Checks: []trench.Check{tcp(1)}},
+			{VIP: vip.Require("20.0.0.1/32"), Checks: c.checks},
+			{VIP: vip.Require("20.0.0.2/32"), Checks: []trench.Check{tcp(1)}},
 		})
 		if got := prober.Valid() - one; got != (c.want-1)*prober.Timeout {
 			t.Errorf("step %d: %v longer", i+1, got)

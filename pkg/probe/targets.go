@@ -23,15 +23,6 @@ type Target struct {
 // Address returns the address that is checked.
 func (target Target) Address() netip.Addr { return target.VIP.Prefix().Addr() }
 
-// members returns how many checks of one address are performed until all have failed.
-func (target Target) members() (count int) {
-	for _, check := range target.Checks {
-		members, _ := check.Members()
-		count += len(members)
-	}
-	return count
-}
-
 // Targets returns the VIPs of a trench with the checks of their streams, sorted.
 func Targets(config *trench.Config) []Target {
 	index := make(map[vip.VIP]int, len(config.Attractor.VIPs))

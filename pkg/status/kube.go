@@ -96,10 +96,9 @@ func (view View) Kube(status *kubev1.Status, now time.Time) (text string, good b
 
 func problemLines(verdict *kubev1.Verdict, warnings bool) (lines [][]string) {
 	for _, problem := range verdict.GetProblems() {
-		if problem.GetWarning() != warnings {
-			continue
+		if problem.GetWarning() == warnings {
+			lines = append(lines, []string{problem.GetObject() + ": " + problem.GetReason(), problem.GetMessage()})
 		}
-		lines = append(lines, []string{problem.GetObject() + ": " + problem.GetReason(), problem.GetMessage()})
 	}
 	return lines
 }

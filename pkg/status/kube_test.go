@@ -43,8 +43,8 @@ func TestKube(t *testing.T) {
 			s.Services[0].Verdict.Problems = []*kubev1.Problem{{Object: "Pod trench-a/web-1", Reason: "NoAddress"}}
 		}, false, "Pod trench-a/web-1: NoAddress"},
 		{"warning", func(s *kubev1.Status) {
-			s.Services[0].Verdict.Problems = []*kubev1.Problem{{Object: "Service trench-a/web", Reason: "TCPCheck", Warning: true}}
-		}, true, "Without effect on the traffic:\n  Service trench-a/web: TCPCheck"},
+			s.Services[0].Verdict.Problems = []*kubev1.Problem{{Object: "Service ns/web", Reason: "TCPCheck", Warning: true}}
+		}, true, "Without effect on the traffic:\n  Service ns/web: TCPCheck"},
 		{"watch fails", func(s *kubev1.Status) {
 			s.Caches[0].FailingSince, s.Caches[0].Error = since(time.Second), "Forbidden"
 		}, true, "synced, failing for 1s: Forbidden"},

@@ -70,24 +70,19 @@ func Open(dir string, log *slog.Logger) (*drains.Drains[Object], error) {
 	return drains.Open[Object](filepath.Join(dir, "drains.json"), log)
 }
 
-// Of returns the drain of a VIP; the zero Drain if it is not drained. Of several drains the earliest
-// end of the drain time and the latest end of the drain count.
+// Of returns the drain of a VIP; the zero Drain if it is not drained. Of several drains the
+// earliest end of the drain time and the latest end of the drain count.
 func (orders Orders) Of(v vip.VIP) (drain drains.Drain) {
 	drained := false
 	for _, object := range []Object{{VIP: v}, {}, {Node: true}} {
 		next, is := orders[object]
-		switch {
-		case !is:
-			continue
-		case !drained:
-			drain, drained = next, true
-		}
-		if next.End.Before(drain.End) {
+		if is && (!drained || next.End.Before(drain.End)) {
 			drain.End = next.End
 		}
-		if next.Over.IsZero() || !drain.Over.IsZero() && next.Over.After(drain.Over) {
+		if is && (!drained || next.Over.IsZero() || !drain.Over.IsZero() && next.Over.After(drain.Over)) {
 			drain.Over = next.Over
 		}
+		drained = drained || is
 	}
 	return drain
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"path"
 	"slices"
 	"sync"
 	"time"
@@ -130,7 +131,7 @@ func (cluster *Cluster) Snapshot() (Snapshot, bool) {
 	if cluster.synced.IsZero() {
 		return Snapshot{}, false
 	}
-	snapshot := Snapshot{Changed: cluster.first}
+	snapshot := Snapshot{Changed: cluster.first, Objects: translation.Objects{Unreadable: map[string]string{}}}
 	// The next change starts a new measurement.
 	cluster.first = time.Time{}
 	if snapshot.Changed.IsZero() {
@@ -145,7 +146,7 @@ func (cluster *Cluster) Snapshot() (Snapshot, bool) {
 	for _, key := range cluster.keys {
 		follower := cluster.followers[key]
 		if failure, _ := follower.failure(); follower.refused.Load() {
-			snapshot.Unreadable = append(snapshot.Unreadable, key.refused(failure.Cause))
+			snapshot.Unreadable[path.Join(key.namespace, key.name)] = failure.Cause
 		}
 		switch key.kind {
 		case services:

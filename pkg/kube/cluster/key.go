@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
@@ -49,17 +47,6 @@ func (key key) String() string {
 	return fmt.Sprintf("%s in namespace %s", key.kind, key.namespace)
 }
 
-// refused returns the problem of a namespace or Secret that the API server refuses.
-func (key key) refused(cause string) translation.Problem {
-	object := corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: key.namespace}
-	if key.kind == secrets {
-		object.Kind, object.Namespace, object.Name = "Secret", key.namespace, key.name
-	}
-	return translation.Problem{
-		Object: object, Reason: translation.ReasonUnreadable, Message: cause + ": let a Role there allow get, list and watch",
-	}
-}
-
 func compareKeys(key, b key) int {
 	return cmp.Or(cmp.Compare(key.kind, b.kind), cmp.Compare(key.namespace, b.namespace), cmp.Compare(key.name, b.name))
 }
@@ -91,9 +78,7 @@ func (cluster *Cluster) needed(trench *unstructured.Unstructured) (keys []key, r
 		if err != nil {
 			return nil, false
 		}
-		if len(t.Spec.Namespaces) > 0 {
-			namespaces = t.Spec.Namespaces
-		}
+		namespaces = t.Namespaces()
 		gateways, _ = t.Spec.Attractor["gateways"].([]any)
 	}
 	for _, n := range namespaces {

@@ -31,7 +31,7 @@ import (
 )
 
 // labelledNodes returns the cache of Nodes with the label.
-func labelledNodes(t *testing.T, names ...string) *nodes {
+func labelledNodes(t *testing.T, names ...string) *cluster.Mirror {
 	t.Helper()
 	labelled := unreadNodes()
 	var list []any
@@ -45,8 +45,8 @@ func labelledNodes(t *testing.T, names ...string) *nodes {
 }
 
 // unreadNodes returns a cache of Nodes before the first list.
-func unreadNodes() *nodes {
-	return &nodes{cluster.NewMirror(make(chan struct{}, 1))}
+func unreadNodes() *cluster.Mirror {
+	return cluster.NewMirror(make(chan struct{}, 1))
 }
 
 // trenchOf returns a trench with a pod on each node, NODE: VIPs that the pod advertises.

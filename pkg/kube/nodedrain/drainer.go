@@ -14,11 +14,13 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/durable"
+	"github.com/vipgate/vipgate/pkg/kube/cluster"
 	"github.com/vipgate/vipgate/pkg/kube/frontendstatus"
 	"github.com/vipgate/vipgate/pkg/kube/publication"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
@@ -76,16 +78,23 @@ func (drainer *Drainer) Run(ctx context.Context) error {
 
 // decide keeps the decision current until ctx ends.
 func (drainer *Drainer) decide(ctx context.Context) error {
-	var labelled *nodes // nil unless the Trench asks for drains
-	defer func() { labelled.end() }()
+	var labelled *cluster.Mirror // of Nodes with the label; nil unless the Trench asks for drains
+	end := func() {
+		if labelled != nil {
+			labelled.End()
+		}
+		labelled = nil
+	}
+	defer end()
 	drainer.advertised = time.Now()
 	for {
 		input, changed := drainer.Input.Get()
-		if asks := asksForDrains(input); asks && labelled == nil {
-			labelled = follow(ctx, drainer.Client, drainer.changed)
-		} else if !asks && labelled != nil {
-			labelled.end()
-			labelled = nil
+		if asks := asksForDrains(input); !asks {
+			end()
+		} else if labelled == nil {
+			labelled = cluster.NewMirror(drainer.changed)
+			labelled.Start(ctx, "nodes to drain", drainer.Client.Resource(corev1.SchemeGroupVersion.WithResource("nodes")),
+				metav1.ListOptions{LabelSelector: v1alpha1.DrainLabel + "=true"}, nil)
 		}
 		_, drained := drainer.drains()
 		if next := drainer.wait(decide(input, labelled, drainer.Pod, drained)); next != drainer.decision.Load() {
@@ -173,11 +182,11 @@ func (drainer *Drainer) drain(ctx context.Context) error {
 			err = drainer.call(ctx, func(ctx context.Context, frontend frontendv1.FrontendServiceClient) error {
 				// The decision knows the other pods better than the frontend does: whose node leaves.
 				_, err := frontend.Drain(ctx, &frontendv1.DrainRequest{All: true, Node: true, Force: true})
-				if err != nil {
-					return err
-				}
-				return durable.Replace(drainer.Record, []byte(begun), 0o640)
+				return err
 			})
+			if err == nil {
+				err = durable.Replace(drainer.Record, []byte(begun), 0o640)
+			}
 			if drained = err == nil; drained {
 				drainer.Log.Info("the node is to be drained: all VIPs drain")
 				drainer.Report(nil)
@@ -240,25 +249,26 @@ func asksForDrains(input publication.Input) bool {
 
 // decide decides about the frontend of a pod. drains reports whether it is drained already; such a
 // drain ends with the label only. labelled is nil if the Trench does not ask for drains.
-func decide(input publication.Input, labelled *nodes, pod string, drains bool) decision {
+func decide(input publication.Input, labelled *cluster.Mirror, pod string, drains bool) decision {
 	if labelled == nil {
 		// Without the Trench, nothing is known about its wishes.
 		return decision{known: input.Objects.Trench != nil}
 	}
 	own := slices.IndexFunc(input.Siblings, func(other *corev1.Pod) bool { return other.Name == pod })
+	leaves := func(other *corev1.Pod) bool {
+		_, is, _ := labelled.GetByKey(other.Spec.NodeName)
+		return is
+	}
 	listed, err := labelled.State()
 	switch {
 	case !listed && err != nil:
 		return decision{problem: fmt.Sprintf("the Nodes cannot be read: %v", err)}
 	case !listed || own < 0:
 		return decision{}
-	}
-	if !labelled.leaves(input.Siblings[own].Spec.NodeName) {
+	case !leaves(input.Siblings[own]):
 		return decision{known: true}
 	}
-	last, unknown, dark := publication.LastAdvertised(input, pod, func(other *corev1.Pod) bool {
-		return labelled.leaves(other.Spec.NodeName)
-	})
+	last, unknown, dark := publication.LastAdvertised(input, pod, leaves)
 	switch {
 	case drains || len(last) == 0 && unknown == "":
 		return decision{known: true, drain: true}

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/vipgate/vipgate/pkg/kube/translation"
@@ -12,13 +13,7 @@ import (
 )
 
 // find returns the condition of a type, or nil.
-func find(conditions []metav1.Condition, kind string) *metav1.Condition {
-	i := slices.IndexFunc(conditions, func(condition metav1.Condition) bool { return condition.Type == kind })
-	if i < 0 {
-		return nil
-	}
-	return &conditions[i]
-}
+var find = meta.FindStatusCondition
 
 // settle sets the transition times of the wanted conditions: the live time, or now if the status
 // changes. It reports whether a condition differs from the live one.

@@ -241,20 +241,23 @@ func TestNoWriteWithoutDifference(t *testing.T) {
 }
 
 func TestOnlyTargetsDiffer(t *testing.T) {
+	other := published{replaces: true, addresses: []corev1.LoadBalancerIngress{ingressOf("192.0.2.1")}}
 	for name, c := range map[string]struct {
 		names       []string
 		vips        []vip.VIP
+		published   published
 		onlyTargets bool
 	}{
-		"nothing":               {[]string{"a"}, []vip.VIP{vip4, vip6}, false},
-		"targets":               {[]string{"a", "b"}, []vip.VIP{vip4, vip6}, true},
-		"targets and addresses": {[]string{"a", "b"}, []vip.VIP{vip4}, false},
+		"nothing":                {[]string{"a"}, []vip.VIP{vip4, vip6}, published{}, false},
+		"targets":                {[]string{"a", "b"}, []vip.VIP{vip4, vip6}, published{}, true},
+		"targets and addresses":  {[]string{"a", "b"}, []vip.VIP{vip4, vip6}, other, false},
+		"targets and conditions": {[]string{"a", "b"}, []vip.VIP{vip4}, published{}, false},
 	} {
 		verdict := accepted(vip4, vip6)
 		verdict.Names = []string{"a"}
 		in := applied(t, input(trench(), service(), verdict), at)
 		in.Result.Services[0].Names, in.Result.Services[0].VIPs = c.names, c.vips
-		for _, w := range evaluate(withReports(in), published{}, metav1.NewTime(at.Add(time.Hour))) {
+		for _, w := range evaluate(withReports(in), c.published, metav1.NewTime(at.Add(time.Hour))) {
 			if w.object.Kind == "Service" && w.onlyTargets != c.onlyTargets {
 				t.Errorf("%s: only the targets differ: %v", name, w.onlyTargets)
 			}

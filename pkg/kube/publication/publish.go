@@ -103,7 +103,7 @@ func (sources *sources) published(t *v1alpha1.Trench) published {
 	}
 	// Two Trenches of one class would overwrite each other's addresses: only the oldest one publishes.
 	if class := spec.IngressClass; class != "" && !sources.held(&p, t, "ingressClass", class) {
-		for _, namespace := range namespaces(t) {
+		for _, namespace := range t.Namespaces() {
 			for _, object := range sources.list(source{resource: ingresses, namespace: namespace}) {
 				if ingress, err := convert[networkingv1.Ingress](object); err == nil && classOf(ingress) == class {
 					p.ingresses = append(p.ingresses, ingress)
@@ -112,7 +112,7 @@ func (sources *sources) published(t *v1alpha1.Trench) published {
 		}
 	}
 	if class := spec.GatewayClass; class != "" && !sources.held(&p, t, "gatewayClass", class) {
-		for _, namespace := range namespaces(t) {
+		for _, namespace := range t.Namespaces() {
 			for _, object := range sources.list(source{resource: gateways, namespace: namespace}) {
 				if name, _, _ := unstructured.NestedString(object.Object, "spec", "gatewayClassName"); name == class {
 					p.gateways = append(p.gateways, object)
@@ -168,7 +168,7 @@ func (sources *sources) held(published *published, t *v1alpha1.Trench, field, cl
 		if field == "gatewayClass" {
 			theirs = other.Spec.Publish.GatewayClass
 		}
-		common := slices.ContainsFunc(namespaces(t), func(n string) bool { return slices.Contains(namespaces(other), n) })
+		common := slices.ContainsFunc(t.Namespaces(), func(n string) bool { return slices.Contains(other.Namespaces(), n) })
 		older := cmp.Or(other.CreationTimestamp.Compare(t.CreationTimestamp.Time), cmp.Compare(other.Name, t.Name)) < 0
 		if theirs == class && common && older {
 			published.problems = append(published.problems, publishProblem{reasonClassHeld, fmt.Sprintf(

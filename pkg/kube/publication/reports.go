@@ -127,13 +127,11 @@ func (ages *ages) mark(pods []*corev1.Pod, own string, reports map[types.UID]Rep
 	// Count the renewals of the own report first: they measure the age of every report.
 	for _, pod := range pods {
 		reported, ok := reports[pod.UID]
-		if since := reported.Renewed.Sub(ages.last); !ok || pod.Name != own {
-			continue
-		} else if since >= ages.interval {
-			ages.own++
+		if since := reported.Renewed.Sub(ages.last); ok && pod.Name == own && (since >= ages.interval || since < 0) {
 			ages.last = reported.Renewed
-		} else if since < 0 { // the clock was set back
-			ages.last = reported.Renewed
+			if since > 0 { // not of a clock that was set back
+				ages.own++
+			}
 		}
 	}
 	seen := map[types.UID]renewal{}

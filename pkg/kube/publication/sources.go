@@ -48,7 +48,7 @@ func needed(t *v1alpha1.Trench) (all []source) {
 	if publish.IngressClass != "" || publish.GatewayClass != "" {
 		all = append(all, source{resource: v1alpha1.Resource, namespace: t.Namespace}) // for held
 	}
-	for _, namespace := range namespaces(t) {
+	for _, namespace := range t.Namespaces() {
 		if publish.IngressClass != "" {
 			all = append(all, source{resource: ingresses, namespace: namespace})
 		}
@@ -62,17 +62,14 @@ func needed(t *v1alpha1.Trench) (all []source) {
 // follow starts the followers of a Trench's sources and ends all remaining ones. They run until
 // ctx ends or stop is called.
 func (sources *sources) follow(ctx context.Context, t *v1alpha1.Trench) {
-	want := map[source]bool{}
-	for _, key := range needed(t) {
-		want[key] = true
-	}
+	keys := needed(t)
 	for key, follower := range sources.followers {
-		if !want[key] {
+		if !slices.Contains(keys, key) {
 			follower.End()
 			delete(sources.followers, key)
 		}
 	}
-	for key := range want {
+	for _, key := range keys {
 		if sources.followers[key] == nil {
 			sources.followers[key] = sources.start(ctx, key)
 		}
@@ -93,13 +90,6 @@ func fromService(t *v1alpha1.Trench) source {
 		namespace, name = t.Namespace, namespace
 	}
 	return source{services, namespace, name}
-}
-
-func namespaces(t *v1alpha1.Trench) []string {
-	if len(t.Spec.Namespaces) == 0 {
-		return []string{t.Namespace}
-	}
-	return t.Spec.Namespaces
 }
 
 func (sources *sources) start(ctx context.Context, key source) *cluster.Mirror {

@@ -70,8 +70,7 @@ func (state *translator) holds(candidate *candidate, recorded []vip.VIP) {
 func (state *translator) absent(services []*corev1.Service) (all []*candidate) {
 	for holder, vips := range state.settings.holders.vips {
 		has := func(service *corev1.Service) bool { return holderOf(service) == holder }
-		namespace := corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: holder.namespace}
-		if state.settings.unreadable(namespace) && !slices.ContainsFunc(services, has) {
+		if state.settings.unreadable[holder.namespace] != "" && !slices.ContainsFunc(services, has) {
 			service := &corev1.Service{}
 			service.Namespace, service.Name, service.UID = holder.namespace, holder.name, holder.uid
 			all = append(all, &candidate{service: service, reserved: vips, held: vip.NewSet(vips...)})

@@ -30,25 +30,22 @@ type settings struct {
 	holders    holderList         // of the status
 	names      map[string]bool    // names of the streams
 	keys       map[string][]byte
+	unreadable map[string]string // as in Objects
 	problems   []Problem
 }
 
 // newSettings returns the settings, or the reason why the Trench is refused.
 func newSettings(source *v1alpha1.Trench, objects Objects, keyDir string) (*settings, error) {
 	result := &settings{
-		trench: source, namespaces: source.Spec.Namespaces, held: map[vip.VIP]string{}, names: map[string]bool{},
-		keys: map[string][]byte{}, holders: readHolders(source.Status.Holders),
-	}
-	if len(result.namespaces) == 0 {
-		result.namespaces = []string{source.Namespace}
+		trench: source, namespaces: source.Namespaces(), held: map[vip.VIP]string{}, names: map[string]bool{},
+		keys: map[string][]byte{}, holders: readHolders(source.Status.Holders), unreadable: objects.Unreadable,
 	}
 	if err := result.readNetwork(); err != nil {
 		return nil, err
 	}
-	for _, problem := range objects.Unreadable {
-		if !result.unreadable(problem.Object) {
-			result.problems = append(result.problems, problem)
-		}
+	for _, name := range slices.Sorted(maps.Keys(objects.Unreadable)) {
+		result.problems = append(result.problems, result.problem(ReasonUnreadable,
+			"%s: let a Role there allow get, list and watch", objects.Unreadable[name]))
 	}
 	result.readSubnets()
 	result.readPublish()
@@ -208,16 +205,9 @@ func (settings *settings) readPassword(secrets []*corev1.Secret, name, key, file
 		problem.Message = fmt.Sprintf("Secret %s/%s has no key %s, or an empty one: add it", namespace, name, key)
 	}
 	// Several gateways may refer to the same key.
-	if !slices.Contains(settings.problems, problem) && !settings.unreadable(problem.Object) {
+	if !slices.Contains(settings.problems, problem) && settings.unreadable[namespace+"/"+name] == "" {
 		settings.problems = append(settings.problems, problem)
 	}
-}
-
-// unreadable reports whether the API server refuses a namespace or Secret.
-func (settings *settings) unreadable(object corev1.ObjectReference) bool {
-	return slices.ContainsFunc(settings.problems, func(problem Problem) bool {
-		return problem.Object == object && problem.Reason == ReasonUnreadable
-	})
 }
 
 // readSubnets reports foreign namespaces without subnets. Only their targets are refused, so that

@@ -158,7 +158,10 @@ endpoints:
 	}
 	const east, west = "Pod-east-db-0-3499291c28f195fd", "Pod-west-db-0-9427fbbb507ba5fa"
 	for name, c := range map[string]struct{ west, want string }{
-		"two": {slice("west", "172.16.2", ""), east + "=172.16.1.1 " + west + "=172.16.2.1 db-east=172.16.1.2 db-west=172.16.2.2"},
+		"two": {
+			slice("west", "172.16.2", ""),
+			east + "=172.16.1.1 " + west + "=172.16.2.1 db-east=172.16.1.2 db-west=172.16.2.2",
+		},
 		"one terminating": {
 			slice("west", "172.16.2", "ready: false, terminating: true"),
 			east + "=172.16.1.1 " + west + "=172.16.2.1! db-east=172.16.1.2 db-west=172.16.2.2",
@@ -178,7 +181,11 @@ func TestRenamedPort(t *testing.T) {
 	const service = `apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: trench-a, annotations: {vipgate.io/vips: "20.0.0.1"}}
-spec: {type: LoadBalancer, loadBalancerClass: vipgate.io/trench-a, selector: {app: web}, ports: [{port: 8080, targetPort: web}]}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: vipgate.io/trench-a
+  selector: {app: web}
+  ports: [{port: 8080, targetPort: web}]
 status: {conditions: [{type: vipgate.io/LastAccepted, status: "True", reason: Recorded, message: '%s'}]}
 `
 	recorded := func(port string) string {
@@ -199,13 +206,15 @@ status: {phase: %s, podIPs: [{ip: 172.16.1.%d}], conditions: [{type: Ready, stat
 		objects, want string
 		accepted      bool
 	}{
-		"before a new Pod":  {recorded("http") + old, "old=172.16.1.3", false},
-		"pending":           {recorded("http") + old + pod("next", "web", "Pending", "False"), "old=172.16.1.3", false},
-		"not ready":         {recorded("http") + old + pod("next", "web", "Running", "False"), "old=172.16.1.3", false},
-		"ready":             {recorded("http") + old + pod("next", "web", "Running", "True"), "next=172.16.1.4", true},
-		"accepted before":   {recorded("web") + old + pod("next", "web", "Running", "False"), "", true},
-		"none of them":      {recorded("http") + pod("next", "web", "Running", "False"), "", true},
-		"old one not ready": {recorded("http") + pod("old", "http", "Running", "False") + pod("next", "web", "Pending", "False"), "", true},
+		"before a new Pod": {recorded("http") + old, "old=172.16.1.3", false},
+		"pending":          {recorded("http") + old + pod("next", "web", "Pending", "False"), "old=172.16.1.3", false},
+		"not ready":        {recorded("http") + old + pod("next", "web", "Running", "False"), "old=172.16.1.3", false},
+		"ready":            {recorded("http") + old + pod("next", "web", "Running", "True"), "next=172.16.1.4", true},
+		"accepted before":  {recorded("web") + old + pod("next", "web", "Running", "False"), "", true},
+		"none of them":     {recorded("http") + pod("next", "web", "Running", "False"), "", true},
+		"old one not ready": {
+			recorded("http") + pod("old", "http", "Running", "False") + pod("next", "web", "Pending", "False"), "", true,
+		},
 	} {
 		r := translation.Translate(read(t, []byte(poolTrench+c.objects)), options)
 		if got := targetsOf(r); got != c.want || r.Services[0].Accepted != c.accepted {
@@ -221,7 +230,11 @@ func TestRefusedObjects(t *testing.T) {
 apiVersion: v1
 kind: Service
 metadata: {name: web%s, namespace: trench-a, annotations: {vipgate.io/vips: "20.0.0.%[1]s"}}
-spec: {type: LoadBalancer, loadBalancerClass: vipgate.io/trench-a, selector: {app: web}, ports: [{port: 8080, targetPort: %s}]}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: vipgate.io/trench-a
+  selector: {app: web}
+  ports: [{port: 8080, targetPort: %s}]
 `, name, selector)
 	}
 	pod := func(name, port string) string {

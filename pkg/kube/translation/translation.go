@@ -22,9 +22,9 @@ type Objects struct {
 	EndpointSlices []*discoveryv1.EndpointSlice
 	Pods           []*corev1.Pod
 	Secrets        []*corev1.Secret
-	// Unreadable lists the namespaces and Secrets that the API server refuses, maybe repeatedly. The
-	// fields above have their last content, or nothing.
-	Unreadable []Problem
+	// Unreadable maps namespaces, and Secrets as NAMESPACE/NAME, that the API server refuses to the
+	// cause. The fields above have their last content, or nothing.
+	Unreadable map[string]string
 }
 
 // Options configure a translation.

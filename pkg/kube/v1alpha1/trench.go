@@ -160,6 +160,14 @@ type Holder struct {
 	VIPs      []string  `json:"vips"`
 }
 
+// Namespaces returns the namespaces of the Services and targets.
+func (trench *Trench) Namespaces() []string {
+	if len(trench.Spec.Namespaces) == 0 {
+		return []string{trench.Namespace}
+	}
+	return trench.Spec.Namespaces
+}
+
 // FromUnstructured decodes a Trench.
 func FromUnstructured(u *unstructured.Unstructured) (*Trench, error) {
 	t := &Trench{}
