@@ -16,6 +16,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/harness"
 )
@@ -178,9 +179,14 @@ func TestVerdictsExpire(t *testing.T) {
 
 // Verdicts hold as long as the checks of all streams of a VIP may take, one after the other.
 func TestVerdictsOfManyChecks(t *testing.T) {
-	members := tcp(5000)
-	members.Any = [trench.MaxMembers]trench.SingleCheck{tcp(1).SingleCheck, tcp(2).SingleCheck, tcp(3).SingleCheck}
-	members.TCP.Port = 0
+	var members trench.Check
+	problems := trenchfile.Decode(map[string]any{"any": []any{
+		map[string]any{"tcp": map[string]any{"port": 1}}, map[string]any{"tcp": map[string]any{"port": 2}},
+		map[string]any{"tcp": map[string]any{"port": 3}},
+	}}, &members)
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
 	prober := New(options())
 	one := prober.Valid()
 	for i, c := range []struct {
