@@ -86,7 +86,7 @@ type candidate struct {
 // accepted stream, without regard to conflicts between Services. services is sorted by age,
 // oldest first. Of other namespaces the youngest that pass a quota have none.
 func (state *translator) candidates(services []*corev1.Service) []*candidate {
-	all := make([]*candidate, len(services))
+	all := append(make([]*candidate, len(services)), state.absent(services)...)
 	for position, service := range services {
 		next := &candidate{service: service}
 		all[position] = next

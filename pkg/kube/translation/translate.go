@@ -78,7 +78,7 @@ func (result *Result) translate(objects Objects, options Options) error {
 	slices.SortFunc(services, Older)
 	state.readPods(objects.Pods, services)
 	state.slices = readSlices(objects.EndpointSlices)
-	candidates := append(state.candidates(services), state.absent(services)...)
+	candidates := state.candidates(services)
 	for fits := false; !fits; {
 		// Again for each Service that shrink lets fall back.
 		state.share(candidates)
@@ -87,7 +87,7 @@ func (result *Result) translate(objects Objects, options Options) error {
 		var size tooLarge
 		fits = !errors.As(err, &size) || !state.shrink(candidates, int(size)-trenchfile.MaxSize)
 	}
-	for _, named := range candidates[:len(services)] {
+	for _, named := range candidates[:len(services)] { // without absent ones
 		result.Services = append(result.Services, state.verdict(named))
 	}
 	result.Holders = state.holders(candidates)
