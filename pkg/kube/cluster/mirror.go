@@ -67,10 +67,12 @@ func (mirror *Mirror) Start(ctx context.Context, name string, client dynamic.Res
 	mirror.ended.Go(func() { runReflector(ctx, name, lister, &unstructured.Unstructured{}, mirror) })
 }
 
-// End stops following.
+// End stops following, if the mirror is not nil.
 func (mirror *Mirror) End() {
-	mirror.cancel()
-	mirror.ended.Wait()
+	if mirror != nil {
+		mirror.cancel()
+		mirror.ended.Wait()
+	}
 }
 
 // Attempted records the result of a list or a watch for State.

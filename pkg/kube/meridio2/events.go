@@ -65,16 +65,12 @@ func (e *Events) Run(ctx context.Context) error {
 
 // refusals returns the problems of refused objects. A missing Gateway has no Events.
 func refusals(r translation.Result) (all []translation.Problem) {
-	add := func(v translation.Verdict) {
+	for _, v := range r.Verdicts() {
 		// A deletion is intended and needs no Event.
 		if !v.Accepted && v.Reason != ReasonDeleting && v.Object.Name != "" {
 			all = append(all, translation.Problem{Object: v.Object, Reason: v.Reason, Message: v.Message})
 		}
 		all = append(all, v.Problems...)
-	}
-	add(r.Trench)
-	for _, v := range r.Services {
-		add(v.Verdict)
 	}
 	return all
 }

@@ -128,25 +128,24 @@ func TestDecision(t *testing.T) {
 // The last advertiser does not drain while its report is missing or does not say for long enough
 // that it does not advertise.
 func TestUnknownReportKeepsGuard(t *testing.T) {
-	const vips = `{"vip": "20.0.0.1/32", "advertised": true}`
+	const first = `{"vip": "20.0.0.1/32", "advertised": true}`
 	for name, test := range map[string]struct {
 		report  string // "" for none
 		old     bool
 		problem string
 		dark    bool
 	}{
-		"advertises":     {`{"total": 1, "advertised": 1, "vips": [` + vips + `]}`, false, "no pod on another node", false},
+		"advertises":     {`{"total": 1, "advertised": 1, "vips": [` + first + `]}`, false, "no pod on another node", false},
 		"only counts":    {`{"total": 2, "advertised": 1}`, false, "no pod on another node", false},
-		"session flaps":  {strings.Replace(`{"total": 1, "vips": [`+vips+`]}`, "true", "false", 1), false, "no pod on", true},
+		"session flaps":  {strings.Replace(`{"total": 1, "vips": [`+first+`]}`, "true", "false", 1), false, "no pod on", true},
 		"not configured": {`{}`, false, "no pod on another node advertises 20.0.0.1", true},
 		"restarts":       {`{"problem": "connection refused"}`, false, "pod advertises: connection refused", false},
 		"no report":      {"", false, "pod advertises: no report yet", false},
 		"not renewed":    {`{"total": 1, "advertised": 1}`, true, "pod advertises: its report is no longer renewed", false},
 	} {
-		input := trenchOf(t, map[string]string{"a": vips})
-		served, err := vip.Parse("20.0.0.1/32")
-		harness.Must(t, err)
-		input.Result.Config = &trench.Config{Streams: []trench.Stream{{VIPs: []vip.VIP{served}}}}
+		input := trenchOf(t, map[string]string{"a": first})
+		vips := []vip.VIP{vip.Require("20.0.0.1/32")}
+		input.Result.Config = &trench.Config{Streams: []trench.Stream{{VIPs: vips}}}
 		clear(input.Reports)
 		if test.report != "" {
 			reported := publication.Reported{Old: test.old}
@@ -259,4 +258,23 @@ func TestRecordOfDrain(t *testing.T) {
 	end()
 	server.Stop()
 	harness.Must(t, <-served)
+}
+
+// A report of another pod with counts only covers a VIP if that pod advertises all of its VIPs.
+func TestReportOfCounts(t *testing.T) {
+	for report, want := range map[string]bool{
+		`{"total": 2, "advertised": 2}`: true,
+		`{"total": 2, "advertised": 1}`: false,
+		`{"total": 2}`:                  false,
+	} {
+		input := trenchOf(t, map[string]string{"a": `{"vip": "20.0.0.1/32", "advertised": true}`, "b": ""})
+		vips := []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("20.0.0.2/32")}
+		input.Result.Config = &trench.Config{Streams: []trench.Stream{{VIPs: vips}}}
+		var reported publication.Reported
+		harness.Must(t, json.Unmarshal([]byte(report), &reported.Report))
+		input.Reports["pod-of-b"] = reported
+		if got := decide(input, labelledNodes(t, "a"), "pod-of-a", false); got.drain != want {
+			t.Errorf("%s: %+v", report, got)
+		}
+	}
 }

@@ -30,12 +30,13 @@ import (
 // probeInterval is the interval of the probes that detect a frontend that restarts or hangs.
 const probeInterval = 10 * time.Second
 
-// darkTime is the time for which a pod must not have advertised the VIPs that no other pod has, so
-// that its drain loses nothing. A session may flap, and a frontend restart.
+// darkTime is the time without advertisement after which a drain loses nothing: sessions may flap.
 const darkTime = 5 * time.Minute
 
 // begun is the content of the record of a drain that the frontend confirmed.
 const begun = "begun\n"
+
+type client = frontendv1.FrontendServiceClient
 
 // Options configure a Drainer. All are required.
 type Options struct {
@@ -79,18 +80,13 @@ func (drainer *Drainer) Run(ctx context.Context) error {
 // decide keeps the decision current until ctx ends.
 func (drainer *Drainer) decide(ctx context.Context) error {
 	var labelled *cluster.Mirror // of Nodes with the label; nil unless the Trench asks for drains
-	end := func() {
-		if labelled != nil {
-			labelled.End()
-		}
-		labelled = nil
-	}
-	defer end()
+	defer func() { labelled.End() }()
 	drainer.advertised = time.Now()
 	for {
 		input, changed := drainer.Input.Get()
 		if asks := asksForDrains(input); !asks {
-			end()
+			labelled.End()
+			labelled = nil
 		} else if labelled == nil {
 			labelled = cluster.NewMirror(drainer.changed)
 			labelled.Start(ctx, "nodes to drain", drainer.Client.Resource(corev1.SchemeGroupVersion.WithResource("nodes")),
@@ -179,7 +175,7 @@ func (drainer *Drainer) drain(ctx context.Context) error {
 	drained := false
 	_ = frontendstatus.Follow(ctx, drainer.AdminSocket, probeInterval, func(_ *frontendv1.Status, err error) {
 		if err == nil && !drained {
-			err = drainer.call(ctx, func(ctx context.Context, frontend frontendv1.FrontendServiceClient) error {
+			err = frontendstatus.Call(ctx, drainer.AdminSocket, func(ctx context.Context, frontend client) error {
 				// The decision knows the other pods better than the frontend does: whose node leaves.
 				_, err := frontend.Drain(ctx, &frontendv1.DrainRequest{All: true, Node: true, Force: true})
 				return err
@@ -204,7 +200,7 @@ func (drainer *Drainer) undrain(ctx context.Context) error {
 	if recorded, _ := drainer.drains(); !recorded {
 		return nil
 	}
-	err := drainer.call(ctx, func(ctx context.Context, frontend frontendv1.FrontendServiceClient) error {
+	err := frontendstatus.Call(ctx, drainer.AdminSocket, func(ctx context.Context, frontend client) error {
 		_, err := frontend.Undrain(ctx, &frontendv1.UndrainRequest{All: true, Node: true})
 		return err
 	})
@@ -216,12 +212,6 @@ func (drainer *Drainer) undrain(ctx context.Context) error {
 		return fmt.Errorf("failed to remove the record of a drain: %w", err)
 	}
 	return nil
-}
-
-func (drainer *Drainer) call(ctx context.Context,
-	call func(context.Context, frontendv1.FrontendServiceClient) error,
-) error {
-	return frontendstatus.Call(ctx, drainer.AdminSocket, call)
 }
 
 // drains reports whether this package ordered a drain of the frontend, and whether it began.

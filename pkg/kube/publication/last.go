@@ -19,12 +19,23 @@ func AdvertisedElsewhere(input Input, pod string, leaves func(*corev1.Pod) bool)
 			others = append(others, sibling)
 		}
 	}
-	vips := vip.Set{}
-	for _, report := range readReports(others, input.Reports) {
-		for _, v := range report.candidates(input) {
+	vips, all := vip.Set{}, readReports(others, input.Reports)
+	for v := range input.served(all) {
+		for _, report := range all {
 			if state, known := report.of(v); known && state.Advertised && state.Reason == "" {
 				vips[v] = struct{}{}
 			}
+		}
+	}
+	return vips
+}
+
+// served returns the VIPs that a stream serves, by the reports or the trench file.
+func (input Input) served(all reports) vip.Set {
+	vips := all.served()
+	if input.Result.Config != nil {
+		for _, stream := range input.Result.Config.Streams {
+			maps.Copy(vips, vip.NewSet(stream.VIPs...))
 		}
 	}
 	return vips
@@ -39,14 +50,8 @@ func LastAdvertised(input Input, pod string, leaves func(*corev1.Pod) bool) (vip
 	if i := slices.IndexFunc(all, func(report podReport) bool { return report.pod == pod }); i >= 0 {
 		own = all[i]
 	}
-	served := all.served()
-	if input.Result.Config != nil {
-		for _, stream := range input.Result.Config.Streams {
-			maps.Copy(served, vip.NewSet(stream.VIPs...))
-		}
-	}
 	var withdrawn []string
-	for _, v := range served.Sorted() {
+	for _, v := range input.served(all).Sorted() {
 		// A VIP of a report with counts only may be advertised.
 		switch state, known := own.of(v); {
 		case elsewhere.Has(v):
@@ -60,16 +65,4 @@ func LastAdvertised(input Input, pod string, leaves func(*corev1.Pod) bool) (vip
 		return withdrawn, own.Problem, true
 	}
 	return vips, own.Problem, false
-}
-
-// candidates returns the VIPs that the pod may advertise: those of the report, or of the Trench if
-// the report has counts only.
-func (report podReport) candidates(input Input) (vips []vip.VIP) {
-	if len(report.VIPs) == 0 && input.Result.Config != nil {
-		return input.Result.Config.Attractor.VIPs
-	}
-	for _, v := range report.VIPs {
-		vips = append(vips, v.VIP)
-	}
-	return vips
 }

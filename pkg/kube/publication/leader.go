@@ -78,7 +78,7 @@ func newLeader(watch, write dynamic.Interface, options Options, restore time.Dur
 
 // run writes status until ctx ends, and returns after the last write.
 func (leader *leader) run(ctx context.Context, input *latest.Value[Input]) {
-	defer leader.sources.stop()
+	defer leader.sources.follow(ctx, nil)
 	leader.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[types.UID]{
 		Queue: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[types.UID]{Queue: &order{class: leader.class}}),
 	})
@@ -118,7 +118,7 @@ func (leader *leader) evaluate(ctx context.Context, input Input) []wanted {
 	var p published
 	trench, err := decode(input)
 	if trench != nil && err == nil {
-		leader.sources.follow(ctx, trench)
+		leader.sources.follow(ctx, needed(trench))
 		leader.mu.Lock()
 		p = leader.sources.published(trench).refused(leader.failing)
 		leader.mu.Unlock()

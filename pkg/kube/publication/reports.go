@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/logs"
 )
@@ -147,22 +148,13 @@ func (ages *ages) mark(pods []*corev1.Pod, own string, reports map[types.UID]Rep
 		}
 		seen[pod.UID] = last
 		limit := missedRenewals
-		if !isReady(pod) {
+		if !translation.IsReady(pod) {
 			limit = missedNotReady
 		}
 		reported.Old = ages.own-last.at >= limit
 		reports[pod.UID] = reported
 	}
 	ages.seen = seen
-}
-
-func isReady(pod *corev1.Pod) bool {
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodReady {
-			return condition.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }
 
 // writeReport writes the report to the TrenchReport of pod.

@@ -59,10 +59,8 @@ func needed(t *v1alpha1.Trench) (all []source) {
 	return all
 }
 
-// follow starts the followers of a Trench's sources and ends all remaining ones. They run until
-// ctx ends or stop is called.
-func (sources *sources) follow(ctx context.Context, t *v1alpha1.Trench) {
-	keys := needed(t)
+// follow starts the followers of sources and ends all remaining ones.
+func (sources *sources) follow(ctx context.Context, keys []source) {
 	for key, follower := range sources.followers {
 		if !slices.Contains(keys, key) {
 			follower.End()
@@ -74,14 +72,6 @@ func (sources *sources) follow(ctx context.Context, t *v1alpha1.Trench) {
 			sources.followers[key] = sources.start(ctx, key)
 		}
 	}
-}
-
-// stop ends all followers.
-func (sources *sources) stop() {
-	for _, follower := range sources.followers {
-		follower.End()
-	}
-	clear(sources.followers)
 }
 
 func fromService(t *v1alpha1.Trench) source {

@@ -162,11 +162,7 @@ func (state *translator) readPod(pod *corev1.Pod) *endpoint {
 	if pod.Status.Phase != corev1.PodRunning {
 		return found
 	}
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodReady {
-			found.ready = condition.Status == corev1.ConditionTrue
-		}
-	}
+	found.ready = IsReady(pod)
 	for _, text := range state.addressTexts(found) {
 		address, err := netip.ParseAddr(text)
 		if err != nil {
@@ -184,6 +180,13 @@ func (state *translator) readPod(pod *corev1.Pod) *endpoint {
 		found.ips[vip.FamilyOf(address)] = address
 	}
 	return found
+}
+
+// IsReady reports whether a Pod has the condition Ready.
+func IsReady(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(condition corev1.PodCondition) bool {
+		return condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue
+	})
 }
 
 // addressTexts returns the addresses of a Pod in the Trench's network.

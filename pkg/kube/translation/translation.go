@@ -87,15 +87,11 @@ func (result Result) Table() string {
 		fmt.Fprintf(writer, "%s\t%s\t%t\t%s\t%s\n", object.Kind, name, accepted, reason, strings.ReplaceAll(message,
 			"\n", " "))
 	}
-	verdict := func(judged Verdict) {
+	for _, judged := range result.Verdicts() {
 		row(judged.Object, judged.Accepted, judged.Reason, judged.Message)
 		for _, problem := range judged.Problems {
 			row(problem.Object, problem.Warning(), problem.Reason, problem.Message)
 		}
-	}
-	verdict(result.Trench)
-	for _, judged := range result.Services {
-		verdict(judged.Verdict)
 	}
 	_ = writer.Flush() // into memory
 	return table.String()
@@ -104,7 +100,7 @@ func (result Result) Table() string {
 // Refused returns the objects that are refused themselves or in a part.
 func (result Result) Refused() map[corev1.ObjectReference]bool {
 	refused := map[corev1.ObjectReference]bool{} // a Pod of several Services is one object
-	note := func(verdict Verdict) {
+	for _, verdict := range result.Verdicts() {
 		if !verdict.Accepted {
 			refused[verdict.Object] = true
 		}
@@ -112,11 +108,16 @@ func (result Result) Refused() map[corev1.ObjectReference]bool {
 			refused[problem.Object] = true
 		}
 	}
-	note(result.Trench)
-	for _, verdict := range result.Services {
-		note(verdict.Verdict)
-	}
 	return refused
+}
+
+// Verdicts returns all verdicts, the one on the Trench first.
+func (result Result) Verdicts() []Verdict {
+	all := []Verdict{result.Trench}
+	for _, verdict := range result.Services {
+		all = append(all, verdict.Verdict)
+	}
+	return all
 }
 
 // Refusals returns the problems with an effect on the traffic.
