@@ -181,7 +181,8 @@ func TestVerdictsExpire(t *testing.T) {
 func TestVerdictsOfManyChecks(t *testing.T) {
 	var members trench.Check
 	problems := trenchfile.Decode(map[string]any{"any": []any{
-		map[string]any{"tcp": map[string]any{"port": 1}}, map[string]any{"tcp": map[string]any{"port": 2}},
+		map[string]any{"tcp": map[string]any{"port": 1}},
+		map[string]any{"tcp": map[string]any{"port": 2}},
 		map[string]any{"tcp": map[string]any{"port": 3}},
 	}}, &members)
 	if len(problems) > 0 {

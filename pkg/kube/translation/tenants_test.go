@@ -298,7 +298,8 @@ func TestUnreadableNamespace(t *testing.T) {
 		problems   []string
 	}{
 		"readable": {
-			nil, map[string]string{"trench-a.next": "20.0.0.2/32", "trench-a.web": "20.0.0.1/32"},
+			nil,
+			map[string]string{"trench-a.next": "20.0.0.2/32", "trench-a.web": "20.0.0.1/32"},
 			[]string{"Secret gw PasswordMissing Secret trench-a/gw does not exist: create it with the key password"},
 		},
 		"refused": {
