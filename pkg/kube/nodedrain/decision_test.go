@@ -137,7 +137,7 @@ func TestUnknownReportKeepsGuard(t *testing.T) {
 	}{
 		"advertises":     {`{"total": 1, "advertised": 1, "vips": [` + first + `]}`, false, "no pod on another node", false},
 		"only counts":    {`{"total": 2, "advertised": 1}`, false, "no pod on another node", false},
-		"session flaps":  {strings.Replace(`{"total": 1, "vips": [`+first+`]}`, "true", "false", 1), false, "no pod on", true},
+		"session flaps":  {strings.Replace(`{"total": 1, "vips": [`+first+`]}`, "true", "false", 1), false, "no pod", true},
 		"not configured": {`{}`, false, "no pod on another node advertises 20.0.0.1", true},
 		"restarts":       {`{"problem": "connection refused"}`, false, "pod advertises: connection refused", false},
 		"no report":      {"", false, "pod advertises: no report yet", false},
