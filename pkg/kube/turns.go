@@ -79,8 +79,7 @@ func (f *files) gateways() []trench.Gateway {
 	return []trench.Gateway{}
 }
 
-// with returns the result with other gateways. It reports whether the trench file is valid with
-// them.
+// with returns the result with other gateways, and reports whether the trench file is valid.
 func (f *files) with(result translation.Result, gateways []trench.Gateway) (translation.Result, bool) {
 	config := *result.Config
 	config.Attractor.Gateways = gateways

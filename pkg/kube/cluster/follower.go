@@ -91,11 +91,10 @@ func (follower *follower) failing(ctx context.Context, err error) {
 		lasts := apierrors.IsForbidden(err) && !follower.required && time.Since(failure.Since) >= refusedTime
 		if (err == nil || lasts) && follower.refused.Swap(lasts) != lasts {
 			follower.condition.changed() // a refusal is not stale
-			if follower.store.isSynced() {
-				follower.store.changed()
-			} else {
+			if !follower.store.isSynced() {
 				_ = follower.store.Replace(nil, "") // so that the other caches take effect
 			}
+			follower.store.changed()
 		}
 	}
 }

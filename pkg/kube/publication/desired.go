@@ -46,9 +46,8 @@ type wanted struct {
 	// differs.
 	conditions, addresses             string
 	conditionsDiffer, addressesDiffer bool
-	// onlyTargets reports whether nothing differs but the record of targets.
-	onlyTargets bool
-	events      []event // sent after the write
+	onlyTargets                       bool    // reports whether only the record of targets differs
+	events                            []event // sent after the write
 }
 
 // evaluate returns the desired status of the objects, the Trench first.

@@ -11,8 +11,7 @@ const (
 	ReasonInvalid = "Invalid"
 	// ReasonPasswordMissing, of a Secret: it, or its key, does not exist. The gateway has no session.
 	ReasonPasswordMissing = "PasswordMissing"
-	// ReasonUnreadable: the API server refuses a namespace or Secret. Its Services, or the password, are
-	// as last read, or missing.
+	// ReasonUnreadable: the API server refuses a namespace or Secret, which is as last read, or empty.
 	ReasonUnreadable = "Unreadable"
 	// ReasonSubnetsMissing: the targets of other namespaces than the Trench's are refused, because
 	// nothing bounds their addresses.

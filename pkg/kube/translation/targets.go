@@ -33,10 +33,10 @@ func (state *translator) addTargets(service *corev1.Service, stream *trench.Stre
 	}
 	// Without any Pod that listens on the port, the Service itself is wrong. After a rename of the
 	// port, the last accepted form serves until a Pod with the new name is ready.
-	selected := list
-	list, translated := withPorts(service, selected)
 	serves := func(endpoint *endpoint) bool { return endpoint.ready && endpoint.ips != (addresses{}) }
-	waits := slices.ContainsFunc(selected, serves) && !slices.ContainsFunc(list, serves)
+	waits := slices.ContainsFunc(list, serves)
+	list, translated := withPorts(service, list)
+	waits = waits && !slices.ContainsFunc(list, serves)
 	if len(translated) > 0 && (len(list) == 0 || waits && renamed(service)) {
 		return nil, &refusal{ReasonPortTranslation, translated[0].Message}
 	}

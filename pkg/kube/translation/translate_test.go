@@ -126,6 +126,9 @@ spec: {attractor: {name: a, vips: [20.0.0.1/32], gateways: [{name: gw-1, address
 // targetsOf returns the targets of the first stream, such as "a=172.16.1.1"; "!" marks terminating
 // ones.
 func targetsOf(r translation.Result) string {
+	if len(r.Config.Streams) == 0 {
+		return "no stream"
+	}
 	var texts []string
 	for _, target := range r.Config.Streams[0].Targets {
 		text := fmt.Sprint(target.Name, "=", target.IPs[0])
