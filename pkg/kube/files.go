@@ -77,8 +77,7 @@ func (f *files) write(r translation.Result) (wrote bool, err error) {
 	return wrote || removed, err
 }
 
-// removeKeys removes the key files that no gateway names. Those of a missing Secret stay: it may be
-// created again, and sessions end with their password.
+// removeKeys removes the key files that no gateway names. A missing Secret may be created again.
 func (f *files) removeKeys(r translation.Result) (removed bool, err error) {
 	entries, err := os.ReadDir(f.keyDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

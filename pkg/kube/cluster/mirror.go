@@ -36,8 +36,8 @@ func NewMirror(changed chan<- struct{}) *Mirror {
 }
 
 // Start keeps the cache current until End is called or ctx ends. attempted is called with the error
-// of each list that fails, and with the result of each watch, which RBAC may refuse by itself. If it
-// is nil, State has the result.
+// of each list that fails, and with the result of each watch, which RBAC may refuse alone. If it is
+// nil, State has the result.
 func (mirror *Mirror) Start(ctx context.Context, name string, client dynamic.ResourceInterface,
 	selected metav1.ListOptions, attempted func(watches bool, err error),
 ) {

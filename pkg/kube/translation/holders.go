@@ -65,8 +65,7 @@ func (state *translator) holds(candidate *candidate, recorded []vip.VIP) {
 	candidate.held = vip.NewSet(candidate.reserved...)
 }
 
-// absent returns candidates for the holders in namespaces that the API server refuses: their Services
-// may exist, and no other Service takes their VIPs.
+// absent returns candidates for holders in refused namespaces: no other Service takes their VIPs.
 func (state *translator) absent(services []*corev1.Service) (all []*candidate) {
 	for holder, vips := range state.settings.holders.vips {
 		has := func(service *corev1.Service) bool { return holderOf(service) == holder }
