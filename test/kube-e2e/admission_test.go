@@ -191,6 +191,26 @@ func (f *fixture) removalsAreWarned() {
 			return nil
 		})
 	}
+	const (
+		session    = `{"name": "g4", "address": "169.254.100.150", "families": "both"}`
+		unnumbered = `{"name": "u", "interface": "ext-vlan"}`
+	)
+	for _, c := range []struct {
+		before, after string
+		held          bool
+	}{
+		{gateway4 + ", " + unnumbered, gateway4, true},
+		{gateway4 + ", " + unnumbered, unnumbered, false},
+		{session + ", " + gateway6, session, false},
+		{session, gateway4, true},
+		{unnumbered, "", true},
+	} {
+		f.kubectl(trench("", five, c.before))
+		said := f.kubectl(trench("", five, c.after), "--dry-run=server")
+		if strings.Contains(said, family) != c.held {
+			f.t.Errorf("%s to %s: %q", c.before, c.after, said)
+		}
+	}
 }
 
 // kubectl applies a manifest with kubectl, and returns its output.
@@ -230,11 +250,11 @@ func (f *fixture) foreignReports() {
 	f.must(patch(ctx, podName(1), `{"report":{"advertised":2}}`))
 	const owner = `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"trench-a-2","uid":"other"}]}}`
 	for name, body := range map[string]string{podName(2): `{"report":{"advertised":0}}`, podName(1): owner} {
-		if err := patch(ctx, name, body); !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
+		if err := patch(ctx, name, body); !apierrors.IsForbidden(err) {
 			f.t.Errorf("the report of %s is written by %s: %v", name, podName(1), err)
 		}
 	}
-	if err := f.report(ctx, 1, 2); !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
+	if err := f.report(ctx, 1, 2); !apierrors.IsForbidden(err) {
 		f.t.Errorf("the report of %s is applied by %s: %v", podName(2), podName(1), err)
 	}
 	// The Role does not include the status of a Pod.
