@@ -42,6 +42,11 @@ func TestKube(t *testing.T) {
 		{"Pod refused", func(s *kubev1.Status) {
 			s.Services[0].Verdict.Problems = []*kubev1.Problem{{Object: "Pod trench-a/web-1", Reason: "NoAddress"}}
 		}, false, "Pod trench-a/web-1: NoAddress"},
+		{"many Pods refused", func(s *kubev1.Status) {
+			for range maxItems + 5 {
+				s.Services[0].Verdict.Problems = append(s.Services[0].Verdict.Problems, &kubev1.Problem{Reason: "NoAddress"})
+			}
+		}, false, "and 5 more: --output=json has them all"},
 		{"warning", func(s *kubev1.Status) {
 			s.Services[0].Verdict.Problems = []*kubev1.Problem{{Object: "Service ns/web", Reason: "TCPCheck", Warning: true}}
 		}, true, "Without effect on the traffic:\n  Service ns/web: TCPCheck"},

@@ -103,7 +103,7 @@ func writeList(out *strings.Builder, title string, items [][]string) {
 		}
 	}
 	if more := len(items) - maxItems; more > 0 {
-		fmt.Fprintf(out, "  and %d more: `lb status --output=json` has them all\n", more)
+		fmt.Fprintf(out, "  and %d more: --output=json has them all\n", more)
 	}
 }
 
