@@ -333,7 +333,7 @@ func (state *translator) readDefaults() error {
 	defaults := state.settings.trench.Spec.Defaults
 	for _, name := range slices.Sorted(maps.Keys(defaults)) {
 		if _, ok := annotations[name]; !ok || name == "vips" {
-			return fmt.Errorf("spec.defaults.%s: unknown field: the fields here are minReady, check, drainTime, maglev", name)
+			return fmt.Errorf("spec.defaults.%s: unknown field: write minReady, check, drainTime, lastResort or maglev", name)
 		}
 	}
 	problems := trenchfile.Decode(defaults, &state.defaults)
