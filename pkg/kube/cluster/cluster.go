@@ -145,7 +145,7 @@ func (cluster *Cluster) Snapshot() (Snapshot, bool) {
 	snapshot.Siblings = objects[*corev1.Pod](cluster.followers[cluster.siblings()], nil)
 	for _, key := range cluster.keys {
 		follower := cluster.followers[key]
-		if failure, _ := follower.failure(); follower.refused.Load() {
+		if failure, _ := follower.failure(); follower.isRefused() {
 			snapshot.Unreadable[path.Join(key.namespace, key.name)] = failure.Cause
 		}
 		switch key.kind {
@@ -198,7 +198,8 @@ func (cluster *Cluster) reconcile(ctx context.Context) {
 	synced := fixed.store.isSynced()
 	// Start every cache before waiting for one, so that they list concurrently.
 	for _, key := range keys {
-		synced = cluster.start(ctx, key).store.isSynced() && synced
+		follower := cluster.start(ctx, key)
+		synced = (follower.store.isSynced() || follower.isRefused()) && synced
 	}
 	if !synced {
 		// The Trench in force keeps its caches until the new ones are synced.

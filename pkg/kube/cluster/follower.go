@@ -30,7 +30,7 @@ type follower struct {
 	store *store
 	// required reports whether nothing takes effect without the objects, even if they are refused.
 	required bool
-	refused  atomic.Bool // the API server refuses the objects
+	refused  atomic.Bool // see isRefused
 	condition
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -82,6 +82,12 @@ func (follower *follower) run(ctx context.Context, source source) {
 	runReflector(ctx, follower.what, lister, source.example, follower.store)
 }
 
+// isRefused reports whether the API server refuses the objects: other caches take effect without.
+func (follower *follower) isRefused() bool {
+	failure, _ := follower.failure()
+	return follower.refused.Load() && (!failure.Since.IsZero() || !follower.store.isSynced())
+}
+
 // failing reports the result of an attempt. It ignores errors after the end of ctx. If a resource
 // version expired, or the API server streams no lists, the reflector lists without delay.
 func (follower *follower) failing(ctx context.Context, err error) {
@@ -89,11 +95,9 @@ func (follower *follower) failing(ctx context.Context, err error) {
 		follower.report(follower.what, err)
 		failure, _ := follower.failure()
 		lasts := apierrors.IsForbidden(err) && !follower.required && time.Since(failure.Since) >= refusedTime
-		if (err == nil || lasts) && follower.refused.Swap(lasts) != lasts {
+		// A watch that streams the list is established before the list is complete.
+		if (err == nil && follower.store.isSynced() || lasts) && follower.refused.Swap(lasts) != lasts {
 			follower.condition.changed() // a refusal is not stale
-			if !follower.store.isSynced() {
-				_ = follower.store.Replace(nil, "") // so that the other caches take effect
-			}
 			follower.store.changed()
 		}
 	}

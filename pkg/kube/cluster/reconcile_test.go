@@ -184,14 +184,23 @@ func TestRefusedCaches(t *testing.T) {
 			{"Secret and Pods", 0, forbidden, []key{refused[0], refused[2]}, "no snapshot", true},
 			{"the last one", 0, forbidden, refused, "ns/gw two ", false},
 			{"the API server restarts", time.Second, errors.New("timeout"), refused, "ns/gw two ", false},
-			{"Secret readable", time.Second, nil, refused[2:], "two ", false},
+			{"Secret watched", time.Second, nil, refused[2:], "ns/gw two ", false},
+			{"Secret listed", 0, nil, nil, "two ", false},
 			{"Trench refused", 0, forbidden, []key{c.own()}, "two ", true},
 			{"Trench refused for long", time.Minute, forbidden, []key{c.own()}, "two ", true},
 			{"all readable", 0, nil, append(refused, c.own()), "", false},
+			{"away", time.Second, errors.New("timeout"), refused[:1], "", true},
 		} {
 			time.Sleep(step.after)
 			for len(c.changes) > 0 {
 				<-c.changes
+			}
+			if step.name == "Secret listed" {
+				c.idle(t, refused[2], []any{})
+			}
+			if step.name == "all readable" {
+				c.idle(t, refused[0], []any{})
+				c.idle(t, refused[1], []any{service("two", "x")})
 			}
 			for _, k := range step.keys {
 				c.followers[k].failing(t.Context(), step.err)

@@ -89,7 +89,7 @@ func (cluster *Cluster) currentState() State {
 	conditions := []*condition{&cluster.probe, &cluster.missing}
 	for _, key := range slices.SortedFunc(maps.Keys(cluster.followers), compareKeys) {
 		// The Trench names a refused cache, which must not end the use of the others.
-		if follower := cluster.followers[key]; !follower.refused.Load() {
+		if follower := cluster.followers[key]; !follower.isRefused() {
 			conditions = append(conditions, &follower.condition)
 		}
 	}

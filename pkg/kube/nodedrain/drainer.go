@@ -33,8 +33,7 @@ const probeInterval = 10 * time.Second
 // darkTime is the time without advertisement after which a drain loses nothing: sessions may flap.
 const darkTime = 5 * time.Minute
 
-// begun is the content of the record of a drain that the frontend confirmed.
-const begun = "begun\n"
+const begun = "begun\n" // the record of a drain that the frontend confirmed
 
 type client = frontendv1.FrontendServiceClient
 

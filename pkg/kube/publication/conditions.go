@@ -12,8 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
-// find returns the condition of a type, or nil.
-var find = meta.FindStatusCondition
+var find = meta.FindStatusCondition // nil without the condition
 
 // settle sets the transition times of the wanted conditions: the live time, or now if the status
 // changes. It reports whether a condition differs from the live one.

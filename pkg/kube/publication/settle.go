@@ -64,8 +64,7 @@ func (leader *leader) settle(ctx context.Context, wanted wanted, object *object)
 		object.notUntil = time.Time{}
 	}
 	switch {
-	// Wait until the watch returns the last write. Records of targets are seldom written, because all
-	// nodes of the cluster read each change of a Service.
+	// The watch is about to return the last write, or all nodes would read many records of targets.
 	case (wanted.onlyTargets || older(wanted.object.ResourceVersion, object.version)) && now.Before(object.echo):
 		return object.echo, object.err
 	case !wanted.conditionsDiffer && !wanted.addressesDiffer:

@@ -94,8 +94,7 @@ func (sources *sources) start(ctx context.Context, key source) *cluster.Mirror {
 	return mirror
 }
 
-// attempted records the result of a list or a watch. It keeps the last answer while the API
-// server is unreachable.
+// attempted records the answer to a list or a watch. An API server that is away changes nothing.
 func attempted(mirror *cluster.Mirror, err error) {
 	// After an expired resource version the reflector lists again.
 	if err == nil || answered(err) && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {

@@ -31,8 +31,7 @@ func (state *translator) addTargets(service *corev1.Service, stream *trench.Stre
 			"a hung application passes its TCP check: write annotation %s, such as %s, as in the readinessProbe of the Pods",
 			v1alpha1.CheckAnnotation, suggested)})
 	}
-	// Without any Pod that listens on the port, the Service itself is wrong. After a rename of the
-	// port, the last accepted form serves until a Pod with the new name is ready.
+	// Without a Pod that listens on the port the Service is wrong; a renamed port waits for one.
 	serves := func(endpoint *endpoint) bool { return endpoint.ready && endpoint.ips != (addresses{}) }
 	waits := slices.ContainsFunc(list, serves)
 	list, translated := withPorts(service, list)
