@@ -235,7 +235,7 @@ func TestNoTrial(t *testing.T) {
 }
 
 // Files that change faster than trialTime become good one after the other.
-// A refused start leaves no directory behind that it made, and one that exists.
+// A refused start leaves no directory behind that it created, and keeps one that existed.
 func TestRefusedStartLeavesNothing(t *testing.T) {
 	for _, exists := range []bool{false, true} {
 		f := &trialFixture{T: t, dir: filepath.Join(t.TempDir(), "state"), path: filepath.Join(t.TempDir(), "trench.yaml")}
