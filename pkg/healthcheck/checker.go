@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unique"
 
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/task"
@@ -71,12 +72,10 @@ type Checker struct {
 	mu      sync.Mutex
 	streams map[string]map[Key]*target
 	edits   map[string]*edit // of checks that have not replaced the old ones yet, by stream
-	// addresses holds the targets of all streams by address. gone has the addresses of those that the
-	// running Update removes: they pass on their verdicts until it ends. verdicts are the newest ones
-	// on the addresses of new targets: with many streams of one address it is searched only once.
-	addresses  map[netip.Addr][]*entry
-	gone       map[netip.Addr]bool
-	verdicts   map[netip.Addr]map[lineage]*entry
+	// verdicts has the checks with a verdict that is not overdue by VIP, and by all their VIPs. gone
+	// lists those that the running Update removes: they pass on their verdicts until it ends.
+	verdicts   map[checked]map[unique.Handle[string]]peers
+	gone       []*entry
 	schedule   schedule[*entry]
 	running    int                // checks in flight
 	complained time.Time          // time of the last log line about checks that cannot run
@@ -107,9 +106,9 @@ func New(options Options) *Checker {
 		Options: options, epoch: time.Now(), ready: make(chan struct{}),
 		changed: make(chan struct{}, 1), rescheduled: make(chan struct{}, 1), entered: make(chan struct{}, 1),
 		waiting: map[*entry]struct{}{}, diagnoses: make(chan probe, maxDiagnoses),
-		streams: map[string]map[Key]*target{}, edits: map[string]*edit{}, addresses: map[netip.Addr][]*entry{},
-		gone: map[netip.Addr]bool{}, verdicts: map[netip.Addr]map[lineage]*entry{},
-		dirty: map[Key]struct{}{}, reported: map[Key]reportedAs{},
+		streams: map[string]map[Key]*target{}, edits: map[string]*edit{},
+		verdicts: map[checked]map[unique.Handle[string]]peers{},
+		dirty:    map[Key]struct{}{}, reported: map[Key]reportedAs{},
 	}
 }
 
@@ -173,6 +172,7 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 	plans, anyPasses := checker.plansOf(s)
 	old, targets := checker.streams[s.Name], make(map[Key]*target, len(checker.streams[s.Name]))
 	checker.streams[s.Name] = targets
+	sources := checker.sources(plans)
 	for _, configured := range s.Targets {
 		for _, a := range configured.IPs {
 			key, family := Key{Stream: s.Name, Name: configured.Name, Addr: a}, vip.FamilyOf(a)
@@ -188,7 +188,7 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 				targets[key] = kept
 				continue
 			}
-			entered := checker.enter(key, plans, anyPasses, now)
+			entered := checker.enter(key, plans, sources[family], anyPasses, now)
 			targets[key], fresh = entered, append(fresh, entered.members...)
 			if kept == nil || entered.state != Starting {
 				continue
@@ -212,12 +212,12 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 }
 
 // enter returns a new target, whose members are not in the schedule yet.
-func (checker *Checker) enter(key Key, plans []*plan, anyPasses bool, now time.Time) *target {
+func (checker *Checker) enter(key Key, plans []*plan, sources [][]peers, anyPasses bool, now time.Time) *target {
 	entered := &target{anyPasses: anyPasses}
-	for _, p := range plans {
+	for i, p := range plans {
 		member := &entry{Health: Health{Key: key, Since: now}, plan: p, of: entered, slot: slot{index: -1}}
-		checker.inherit(member)
-		checker.addresses[key.Addr] = append(checker.addresses[key.Addr], member)
+		member.inherit(sources[i])
+		checker.note(member)
 		entered.members = append(entered.members, member)
 		if member.Since.After(entered.since) {
 			entered.since = member.Since
@@ -236,7 +236,7 @@ func (checker *Checker) remove(target *target) {
 	for ; target != nil; target = target.before {
 		for _, entry := range target.members {
 			entry.removed = true
-			checker.gone[entry.Addr] = true
+			checker.gone = append(checker.gone, entry)
 			if entry.index >= 0 {
 				heap.Remove(&checker.schedule, entry.index)
 			}
@@ -254,7 +254,9 @@ func (checker *Checker) retime(entry *entry, plan *plan, now time.Time) {
 	if entry.plan == plan {
 		return
 	}
+	checker.unnote(entry)
 	entry.plan, entry.diagnosis = plan, diagnosis{}
+	checker.note(entry)
 	if !entry.overdue {
 		// A shorter interval must not make a target overdue that was checked in time.
 		entry.alive = now
@@ -284,6 +286,7 @@ func (checker *Checker) sync() {
 // judge applies a change of a member to its target.
 func (checker *Checker) judge(entry *entry, now time.Time) {
 	entry.judged = entry.judged || entry.state() != Starting
+	checker.note(entry)
 	target := entry.of
 	before := target.state
 	if target.join(now); target.state != Starting && !target.judged {

@@ -123,9 +123,9 @@ func TestEditOfCheck(t *testing.T) {
 			advance(time.Minute)
 			c.Configure(nil)
 			want(t, c, "removed", Ready, false, "")
-			if len(c.edits)+len(c.schedule)+len(c.addresses) > 0 || c.unjudged != 0 {
+			if len(c.edits)+len(c.schedule)+len(c.verdicts) > 0 || c.unjudged != 0 {
 				t.Errorf("left: %d edits, %d checks, %d addresses, %d unjudged", len(c.edits), len(c.schedule),
-					len(c.addresses), c.unjudged)
+					len(c.verdicts), c.unjudged)
 			}
 		})
 	})

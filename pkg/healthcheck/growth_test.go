@@ -40,7 +40,8 @@ func TestStreamsThatShareTargets(t *testing.T) {
 						least = took
 					}
 					for entry := range c.entries {
-						entry.State, entry.judged = Ready, true
+						entry.State = Ready
+						c.judge(entry, time.Now())
 					}
 				}
 				return least
@@ -49,6 +50,55 @@ func TestStreamsThatShareTargets(t *testing.T) {
 			t.Logf("8 streams: %v, 256 streams: %v", few, many)
 			if ratio := float64(many) / float64(few); ratio > 5 {
 				t.Errorf("32 times as many streams with as many checks take %.1f times as long", ratio)
+			}
+		})
+		t.Run("one of many/"+name, func(t *testing.T) {
+			// took are the shortest times of edits and of removals of one of some streams.
+			took := func(number int) (edit, removal time.Duration) {
+				options.Log = discard
+				c := New(options)
+				of := func(i int, port uint16) []trench.Stream {
+					check := testCheck
+					check.TCP.Port = port
+					one := named(fmt.Sprintf("service-%d", i), 256, check)
+					one.VIPs = []vip.VIP{vip.Require(fmt.Sprintf("20.0.0.%d/32", i))}
+					return []trench.Stream{one}
+				}
+				judge := func(stream string) {
+					for _, target := range c.streams[stream] {
+						target.members[0].State = Ready
+						c.judge(target.members[0], time.Now())
+					}
+					c.Evaluate(time.Now())
+				}
+				for i := range number {
+					c.Update(of(i, 5000), nil)
+					judge(of(i, 5000)[0].Name)
+				}
+				for round := range 10 {
+					next, began := of(0, uint16(5001+round)), time.Now()
+					c.Update(next, nil)
+					edited := time.Since(began)
+					judge(next[0].Name)
+					began = time.Now()
+					c.Update(nil, []string{next[0].Name})
+					removed := time.Since(began)
+					if round == 0 || edited < edit {
+						edit = edited
+					}
+					if round == 0 || removed < removal {
+						removal = removed
+					}
+					c.Update(of(0, 5000), nil)
+					judge(next[0].Name)
+				}
+				return edit, removal
+			}
+			fewEdit, fewRemoval := took(2)
+			manyEdit, manyRemoval := took(200)
+			t.Logf("2 streams: %v, %v; 200 streams: %v, %v", fewEdit, fewRemoval, manyEdit, manyRemoval)
+			if manyEdit > 5*fewEdit || manyRemoval > 5*fewRemoval {
+				t.Error("with 100 times as many streams, an edit or the removal of one takes longer")
 			}
 		})
 	}

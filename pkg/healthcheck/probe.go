@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,7 +46,7 @@ type plan struct {
 	// whole check. Over datagrams newQuery has the check.
 	exchange func(ctx context.Context, conn net.Conn, at netip.Addr) outcome
 	subjects [len(vip.Families)]subject
-	// lineages is sorted on first use, as body is compiled.
+	// lineages is built on first use, as body is compiled.
 	lineages func() [len(vip.Families)]lineage
 }
 
@@ -99,8 +98,11 @@ func newPlan(check trench.Check, vips ...vip.VIP) *plan {
 	}
 	p.lineages = sync.OnceValue(func() (lineages [len(vip.Families)]lineage) {
 		for _, family := range vip.Families {
-			sorted := slices.SortedFunc(slices.Values(p.vips[family]), netip.Addr.Compare)
-			lineages[family] = lineage{p.subjects[family], unique.Make(fmt.Sprint(sorted))}
+			all := []checked{{subject: p.subjects[family]}}
+			for i, a := range p.vips[family] {
+				all = append(all[:i], checked{p.subjects[family], a})
+			}
+			lineages[family] = lineage{unique.Make(fmt.Sprint(p.vips[family])), all}
 		}
 		return lineages
 	})
@@ -115,11 +117,16 @@ type subject struct {
 	source netip.Addr
 }
 
-// lineage is a subject with the VIPs that are checked: targets of an address and a lineage have the
-// same verdict.
-type lineage struct {
+// checked is a subject with one of the VIPs that are checked; the zero Addr without VIPs.
+type checked struct {
 	subject
-	vips unique.Handle[string]
+	address netip.Addr
+}
+
+// lineage has all VIPs that are checked: targets of an address and a lineage have the same verdict.
+type lineage struct {
+	vips    unique.Handle[string]
+	checked []checked
 }
 
 // named returns the reason of a failure with the name of the member that failed.

@@ -2,6 +2,7 @@ package healthcheck
 
 import (
 	"container/heap"
+	"container/list"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -49,6 +50,8 @@ type entry struct {
 	starved bool // the last failure was noticed late and is not counted
 	// removed marks a target that left its stream. The outcome of a running check is ignored.
 	removed bool
+	noted   *list.Element // in peers; nil without a verdict
+	peers   *list.List    // in Checker.verdicts
 	// vip is the index in plan.vips of the VIP that is checked next.
 	vip       int
 	diagnosis diagnosis

@@ -1,10 +1,12 @@
 package healthcheck
 
 import (
+	"container/list"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
+	"unique"
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -100,40 +102,96 @@ func (target *target) keeps(plans []*plan, family vip.Family) bool {
 	})
 }
 
-// inherit gives a new target the newest verdict on its address that a check of the same lineage
-// reached, with its counters.
-func (checker *Checker) inherit(heir *entry) {
-	family := vip.FamilyOf(heir.Addr)
-	verdicts := checker.verdicts[heir.Addr]
-	if verdicts == nil && len(checker.addresses[heir.Addr]) > 0 {
-		verdicts = map[lineage]*entry{}
-		for _, entry := range checker.addresses[heir.Addr] {
-			lineage := entry.plan.lineages()[family]
-			if newest := verdicts[lineage]; entry.judged && !entry.overdue &&
-				(newest == nil || entry.alive.After(newest.alive)) {
-				verdicts[lineage] = entry
+// peers has the checks that differ in nothing but timing by address, the newest verdict first.
+type peers map[netip.Addr]*list.List
+
+// sources returns by family the verdicts that a new target inherits from, for each of its checks.
+// Checks of VIPs count only if they cover the VIPs of the new target: its stream may serve one that
+// the application does not have.
+func (checker *Checker) sources(plans []*plan) (sources [len(vip.Families)][][]peers) {
+	for _, family := range vip.Families {
+		for _, plan := range plans {
+			var covering []peers
+			all := plan.lineages()[family].checked
+			few := slices.MinFunc(all, func(a, b checked) int { return len(checker.verdicts[a]) - len(checker.verdicts[b]) })
+			for vips, peers := range checker.verdicts[few] {
+				if !slices.ContainsFunc(all, func(c checked) bool { return checker.verdicts[c][vips] == nil }) {
+					covering = append(covering, peers)
+				}
+			}
+			sources[family] = append(sources[family], covering)
+		}
+	}
+	return sources
+}
+
+// inherit gives a new target the newest verdict on its address, with its counters.
+func (heir *entry) inherit(sources []peers) {
+	key := heir.Key
+	for _, peers := range sources {
+		if peers[key.Addr] == nil {
+			continue
+		}
+		if from := peers[key.Addr].Front().Value.(*entry); !heir.judged || from.alive.After(heir.alive) {
+			heir.Health, heir.streak, heir.passing, heir.judged = from.Health, from.streak, from.passing, true
+			heir.Key, heir.alive, heir.due = key, from.alive, from.due
+		}
+	}
+}
+
+// note makes the verdict of a check the newest one that new targets inherit, unless it is overdue.
+func (checker *Checker) note(entry *entry) {
+	switch lineage := entry.plan.lineages()[vip.FamilyOf(entry.Addr)]; {
+	case !entry.judged || entry.overdue:
+		checker.unnote(entry)
+	case entry.noted != nil:
+		entry.peers.MoveToFront(entry.noted)
+	default:
+		all := checker.verdicts[lineage.checked[0]][lineage.vips]
+		if all == nil {
+			all = peers{}
+			for _, c := range lineage.checked {
+				if checker.verdicts[c] == nil {
+					checker.verdicts[c] = map[unique.Handle[string]]peers{}
+				}
+				checker.verdicts[c][lineage.vips] = all
 			}
 		}
-		checker.verdicts[heir.Addr] = verdicts
+		if all[entry.Addr] == nil {
+			all[entry.Addr] = list.New()
+		}
+		entry.peers = all[entry.Addr]
+		entry.noted = entry.peers.PushFront(entry)
 	}
-	from := verdicts[heir.plan.lineages()[family]]
-	if from == nil {
+}
+
+// unnote ends the inheritance from a check.
+func (checker *Checker) unnote(entry *entry) {
+	if entry.noted == nil {
 		return
 	}
-	key := heir.Key
-	heir.Health, heir.streak, heir.passing, heir.judged = from.Health, from.streak, from.passing, true
-	heir.Key, heir.alive, heir.due = key, from.alive, from.due
+	entry.peers.Remove(entry.noted)
+	if entry.noted = nil; entry.peers.Len() > 0 {
+		return
+	}
+	lineage := entry.plan.lineages()[vip.FamilyOf(entry.Addr)]
+	peers := checker.verdicts[lineage.checked[0]][lineage.vips]
+	if delete(peers, entry.Addr); len(peers) > 0 {
+		return
+	}
+	for _, c := range lineage.checked {
+		if delete(checker.verdicts[c], lineage.vips); len(checker.verdicts[c]) == 0 {
+			delete(checker.verdicts, c)
+		}
+	}
 }
 
 // forget ends the inheritance of targets that the running Update removed.
 func (checker *Checker) forget() {
-	for gone := range checker.gone {
-		left := slices.DeleteFunc(checker.addresses[gone], func(e *entry) bool { return e.removed })
-		if checker.addresses[gone] = left; len(left) == 0 {
-			delete(checker.addresses, gone)
-		}
+	for _, gone := range checker.gone {
+		checker.unnote(gone)
 	}
-	checker.gone, checker.verdicts = map[netip.Addr]bool{}, map[netip.Addr]map[lineage]*entry{}
+	checker.gone = nil
 }
 
 // plansOf returns the plans of the checks of a stream. Those of targets that it has are kept where

@@ -92,6 +92,54 @@ func TestVIPsAreCheckedInTurn(t *testing.T) {
 	})
 }
 
+// A check through VIPs passes its verdict on to streams whose VIPs it covers, in any number.
+func TestVerdictsOfCoveredVIPs(t *testing.T) {
+	of := func(name string, vips ...int) trench.Stream {
+		s := named(name, 2, testCheck)
+		for _, i := range vips {
+			s.VIPs = append(s.VIPs, vipStream(0).VIPs[i])
+		}
+		return s
+	}
+	for name, tt := range map[string]struct {
+		before, after []trench.Stream
+		want          string
+	}{
+		"renamed":            {[]trench.Stream{of("a", 0, 1)}, []trench.Stream{of("b", 0, 1)}, "b=ready"},
+		"in another order":   {[]trench.Stream{of("a", 0, 1)}, []trench.Stream{of("b", 1, 0)}, "b=ready"},
+		"split":              {[]trench.Stream{of("a", 0, 1)}, []trench.Stream{of("b", 0), of("c", 1)}, "b=ready c=ready"},
+		"a VIP less":         {[]trench.Stream{of("a", 0, 1, 2)}, []trench.Stream{of("b", 2, 0)}, "b=ready"},
+		"a VIP more":         {[]trench.Stream{of("a", 0)}, []trench.Stream{of("b", 0, 1)}, "b=starting"},
+		"another VIP":        {[]trench.Stream{of("a", 0)}, []trench.Stream{of("b", 1)}, "b=starting"},
+		"united":             {[]trench.Stream{of("a", 0), of("b", 1)}, []trench.Stream{of("c", 0, 1)}, "c=starting"},
+		"a VIP of its own":   {[]trench.Stream{of("a", 0, 1)}, []trench.Stream{of("a", 0), of("b", 2)}, "a=ready b=starting"},
+		"the other family":   {[]trench.Stream{of("a", 3)}, []trench.Stream{of("b", 3, 0)}, "b=starting"},
+		"none of the family": {[]trench.Stream{of("a", 3)}, []trench.Stream{of("b")}, "b=ready"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				c, stop := start(t, Options{dial: newNetwork().DialContext, FWMark: routed})
+				defer stop()
+				c.Configure(tt.before)
+				advance(time.Second)
+				c.Evaluate(time.Now())
+				c.Configure(tt.after)
+				var got []string
+				for _, h := range c.List() {
+					got = append(got, fmt.Sprintf("%s=%v", h.Stream, h.State))
+				}
+				if got := strings.Join(slices.Compact(got), " "); got != tt.want {
+					t.Errorf("got %s, want %s", got, tt.want)
+				}
+				c.Configure(nil)
+				if len(c.verdicts) > 0 {
+					t.Errorf("%d verdicts are left: %v", len(c.verdicts), c.verdicts)
+				}
+			})
+		})
+	}
+}
+
 func TestCheckWaitsForItsFWMark(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
