@@ -190,7 +190,7 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 			}
 			entered := checker.enter(key, plans, sources[family], anyPasses, now)
 			targets[key], fresh = entered, append(fresh, entered.members...)
-			if kept == nil || entered.state != Starting {
+			if kept == nil || entered.state == Ready {
 				continue
 			}
 			checker.edits[s.Name] = &edit{ends: now.Add(maxWait)}

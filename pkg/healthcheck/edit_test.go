@@ -116,6 +116,32 @@ func TestEditOfCheck(t *testing.T) {
 			want(t, c, "without a verdict", Ready, true, "")
 		})
 	})
+	t.Run("wrong, as in another stream", func(t *testing.T) {
+		withChecker(t, func(t *testing.T, network *ports, c *Checker) {
+			network.set(2, "refuses")
+			other := edited(4, 2)
+			other.Name = "stream-b"
+			c.Update([]trench.Stream{other}, nil)
+			advance(5 * time.Second)
+			c.Update([]trench.Stream{edited(4, 2)}, []string{other.Name})
+			want(t, c, "it fails there", Ready, true, "new check: "+refused)
+			c.Configure([]trench.Stream{edited(4, 1)})
+			want(t, c, "undone", Ready, false, "")
+		})
+	})
+	t.Run("undone as the old one fails", func(t *testing.T) {
+		withChecker(t, func(t *testing.T, network *ports, c *Checker) {
+			network.set(2, "hangs")
+			c.Configure([]trench.Stream{edited(4, 2)})
+			network.set(1, "refuses")
+			advance(5 * time.Second)
+			c.Configure([]trench.Stream{edited(4, 1)})
+			want(t, c, "immediately", NotReady, false, "port 1: refused")
+			if len(c.edits) > 0 || len(c.schedule) != 4 || c.unjudged != 0 {
+				t.Errorf("%d edits, %d checks, %d unjudged are left", len(c.edits), len(c.schedule), c.unjudged)
+			}
+		})
+	})
 	t.Run("stream removed", func(t *testing.T) {
 		withChecker(t, func(t *testing.T, network *ports, c *Checker) {
 			network.set(2, "refuses")
