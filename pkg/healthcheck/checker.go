@@ -328,7 +328,7 @@ func (checker *Checker) Evaluate(now time.Time) Evaluation {
 	return result
 }
 
-// forgive moves the deadlines by the time for which this process stalled: its checks stalled, too.
+// forgive moves deadlines by the time for which this process stalled: its checks stalled, too.
 // It returns that time. Between two calls of Evaluate at most Heartbeat counts, which bounds the
 // time until a target without checks is overdue in a process that stalls again and again.
 func (checker *Checker) forgive(now time.Time) (late time.Duration) {
@@ -336,6 +336,9 @@ func (checker *Checker) forgive(now time.Time) (late time.Duration) {
 	checker.evaluateBy = now.Add(checker.Heartbeat)
 	if checker.Heartbeat > 0 && !by.IsZero() && now.Sub(by) > starvedAfter {
 		late = now.Sub(by)
+		for _, edit := range checker.edits {
+			edit.ends = edit.ends.Add(late)
+		}
 		for entry := range checker.entries {
 			// A check may have ended since the stall.
 			if moved := entry.alive.Add(late); moved.Before(now) {

@@ -59,6 +59,34 @@ func TestOwnStallIsNotOverdue(t *testing.T) {
 	})
 }
 
+// A stall does not shorten the wait of an edit for the verdicts of its check.
+func TestStallDuringEdit(t *testing.T) {
+	stalled(t, func(t *testing.T, n *network, c *Checker, stall func(time.Duration)) {
+		next := stream(2, testCheck)
+		c.Update([]trench.Stream{next}, nil)
+		advance(time.Second)
+		c.Evaluate(time.Now())
+		next.Check.TCP.Port = 2
+		c.Update([]trench.Stream{named("b", 1, next.Check)}, nil) // target-1 shares its verdict
+		advance(heartbeat)
+		c.Evaluate(time.Now())
+		release := n.hang("10.0.0.2:2")
+		c.Update([]trench.Stream{next}, nil)
+		advance(heartbeat)
+		c.Evaluate(time.Now())
+		release()
+		synctest.Wait()
+		stall(maxWait)
+		if state := states(c.List())["target-2"]; state != Ready || len(c.Held()) > 0 {
+			t.Errorf("after the stall: %v, held %v", state, c.Held())
+		}
+		advance(time.Second)
+		if c.Evaluate(time.Now()); states(c.List())["target-2"] != Ready || len(c.edits) > 0 {
+			t.Errorf("in the end: %+v, %d edits", c.List(), len(c.edits))
+		}
+	})
+}
+
 // A target whose checks do not run is overdue after a stall: in time if the evaluations run, and
 // after as many heartbeats as fit into that time if each of them is late.
 func TestStallsDelayOverdueByTheirLength(t *testing.T) {
