@@ -295,7 +295,7 @@ func (checker *Checker) judge(entry *entry, now time.Time) {
 		checker.sync()
 	}
 	if edit := checker.edits[entry.Stream]; edit != nil && target.state != before {
-		edit.due = time.Time{}
+		edit.due = edit.rest
 	}
 }
 

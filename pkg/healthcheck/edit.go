@@ -12,12 +12,15 @@ import (
 // maxWait bounds the wait for the first verdicts of a new check.
 const maxWait = 30 * time.Second
 
+// settleRest is the time for each target of a stream between two visits of all of them.
+const settleRest = 10 * time.Microsecond
+
 // edit is a change of the check of a stream. Each target keeps the old check, which decides, until
 // it passes the new one. It also ends if the target fails the new one, provided that minReady
 // targets, and half of those that are ready, pass; otherwise the edit is held.
 type edit struct {
 	minReady        int
-	ends, due       time.Time // of the wait for first verdicts; of the next settle
+	ends, due, rest time.Time // of the wait for first verdicts; of the next settle; after the last one
 	held, confirmed bool      // too few targets pass; the old check ends in any case
 }
 
@@ -27,6 +30,7 @@ func (checker *Checker) settle(now time.Time) {
 		if now.Before(edit.due) {
 			continue
 		}
+		edit.rest = now.Add(time.Duration(len(checker.streams[name])) * settleRest)
 		over := !now.Before(edit.ends)
 		var passes, ready [len(vip.Families)]int
 		for key, target := range checker.streams[name] {

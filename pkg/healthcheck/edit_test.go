@@ -192,6 +192,41 @@ func TestEditAtSomeTargets(t *testing.T) {
 	}
 }
 
+// Many verdicts in a row visit the targets of an edit a few times only.
+func TestManyVerdictsOfEdit(t *testing.T) {
+	const n = 1000
+	rest := n * settleRest
+	c := New(Options{Log: discard})
+	now := time.Now()
+	verdict := func(key Key) {
+		member := c.streams["stream-a"][key].members[0]
+		member.State = Ready
+		c.judge(member, now)
+	}
+	c.Configure([]trench.Stream{edited(n, 1)})
+	for key := range c.streams["stream-a"] {
+		verdict(key)
+	}
+	c.Configure([]trench.Stream{edited(n, 2)})
+	c.Evaluate(now)
+	verdict(c.List()[0].Key)
+	for _, tt := range []struct {
+		after time.Duration
+		left  int
+	}{{0, n}, {rest - 1, n}, {rest, n - 1}, {rest + 1, n - 1}} {
+		c.Evaluate(now.Add(tt.after))
+		left := 0
+		for _, target := range c.streams["stream-a"] {
+			if target.before != nil {
+				left++
+			}
+		}
+		if left != tt.left {
+			t.Errorf("after %v: %d old checks, want %d", tt.after, left, tt.left)
+		}
+	}
+}
+
 // An edit before the first verdict does not delay the first configuration.
 func TestEditBeforeFirstVerdict(t *testing.T) {
 	withChecker(t, func(t *testing.T, n *network, c *Checker) {
