@@ -162,7 +162,6 @@ func (checker *Checker) Update(changed []trench.Stream, removed []string) {
 	if len(fresh) > 0 {
 		latest.Wake(checker.entered)
 	}
-	checker.sync()
 	latest.Wake(checker.changed)
 	latest.Wake(checker.rescheduled)
 }

@@ -65,7 +65,6 @@ func (checker *Checker) settle(now time.Time) {
 	}
 	if len(checker.gone) > 0 {
 		checker.forget()
-		checker.sync()
 	}
 }
 

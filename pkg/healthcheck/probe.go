@@ -46,8 +46,7 @@ type plan struct {
 	// whole check. Over datagrams newQuery has the check.
 	exchange func(ctx context.Context, conn net.Conn, at netip.Addr) outcome
 	subjects [len(vip.Families)]subject
-	// lineages is built on first use, as body is compiled.
-	lineages func() [len(vip.Families)]lineage
+	lineages [len(vip.Families)]lineage
 }
 
 // newPlans returns the plans of the members of a check.
@@ -95,17 +94,12 @@ func newPlan(check trench.Check, vips ...vip.VIP) *plan {
 	single := unique.Make(check.Untimed())
 	for _, family := range vip.Families {
 		p.subjects[family] = subject{single, len(p.vips[family]) > 0, p.Source(family)}
-	}
-	p.lineages = sync.OnceValue(func() (lineages [len(vip.Families)]lineage) {
-		for _, family := range vip.Families {
-			all := []checked{{subject: p.subjects[family]}}
-			for i, a := range p.vips[family] {
-				all = append(all[:i], checked{p.subjects[family], a})
-			}
-			lineages[family] = lineage{unique.Make(fmt.Sprint(p.vips[family])), all}
+		all := []checked{{subject: p.subjects[family]}}
+		for i, a := range p.vips[family] {
+			all = append(all[:i], checked{p.subjects[family], a})
 		}
-		return lineages
-	})
+		p.lineages[family] = lineage{unique.Make(fmt.Sprint(p.vips[family])), all}
+	}
 	return p
 }
 

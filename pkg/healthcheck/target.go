@@ -112,11 +112,11 @@ func (checker *Checker) sources(plans []*plan) (sources [len(vip.Families)][][]p
 	for _, family := range vip.Families {
 		for _, plan := range plans {
 			var covering []peers
-			all := plan.lineages()[family].checked
-			few := slices.MinFunc(all, func(a, b checked) int { return len(checker.verdicts[a]) - len(checker.verdicts[b]) })
-			for vips, peers := range checker.verdicts[few] {
-				if !slices.ContainsFunc(all, func(c checked) bool { return checker.verdicts[c][vips] == nil }) {
-					covering = append(covering, peers)
+			vips := plan.lineages[family].checked
+			few := slices.MinFunc(vips, func(a, b checked) int { return len(checker.verdicts[a]) - len(checker.verdicts[b]) })
+			for of, all := range checker.verdicts[few] {
+				if !slices.ContainsFunc(vips, func(c checked) bool { return checker.verdicts[c][of] == nil }) {
+					covering = append(covering, all)
 				}
 			}
 			sources[family] = append(sources[family], covering)
@@ -128,11 +128,11 @@ func (checker *Checker) sources(plans []*plan) (sources [len(vip.Families)][][]p
 // inherit gives a new target the newest verdict on its address, with its counters.
 func (heir *entry) inherit(sources []peers) {
 	key := heir.Key
-	for _, peers := range sources {
-		if peers[key.Addr] == nil {
+	for _, source := range sources {
+		if source[key.Addr] == nil {
 			continue
 		}
-		if from := peers[key.Addr].Front().Value.(*entry); !heir.judged || from.alive.After(heir.alive) {
+		if from := source[key.Addr].Front().Value.(*entry); !heir.judged || from.alive.After(heir.alive) {
 			heir.Health, heir.streak, heir.passing, heir.judged = from.Health, from.streak, from.passing, true
 			heir.Key, heir.alive, heir.due = key, from.alive, from.due
 		}
@@ -141,7 +141,7 @@ func (heir *entry) inherit(sources []peers) {
 
 // note makes the verdict of a check the newest one that new targets inherit, unless it is overdue.
 func (checker *Checker) note(entry *entry) {
-	switch lineage := entry.plan.lineages()[vip.FamilyOf(entry.Addr)]; {
+	switch lineage := entry.plan.lineages[vip.FamilyOf(entry.Addr)]; {
 	case !entry.judged || entry.overdue:
 		checker.unnote(entry)
 	case entry.noted != nil:
@@ -174,9 +174,9 @@ func (checker *Checker) unnote(entry *entry) {
 	if entry.noted = nil; entry.peers.Len() > 0 {
 		return
 	}
-	lineage := entry.plan.lineages()[vip.FamilyOf(entry.Addr)]
-	peers := checker.verdicts[lineage.checked[0]][lineage.vips]
-	if delete(peers, entry.Addr); len(peers) > 0 {
+	lineage := entry.plan.lineages[vip.FamilyOf(entry.Addr)]
+	all := checker.verdicts[lineage.checked[0]][lineage.vips]
+	if delete(all, entry.Addr); len(all) > 0 {
 		return
 	}
 	for _, c := range lineage.checked {
@@ -186,12 +186,13 @@ func (checker *Checker) unnote(entry *entry) {
 	}
 }
 
-// forget ends the inheritance of targets that the running Update removed.
+// forget ends the inheritance of removed targets, which may have been the last without a verdict.
 func (checker *Checker) forget() {
 	for _, gone := range checker.gone {
 		checker.unnote(gone)
 	}
 	checker.gone = nil
+	checker.sync()
 }
 
 // plansOf returns the plans of the checks of a stream. Those of targets that it has are kept where
