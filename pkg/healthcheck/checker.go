@@ -216,7 +216,7 @@ func (checker *Checker) enter(key Key, plans []*plan, sources [][]peers, anyPass
 	for i, p := range plans {
 		member := &entry{Health: Health{Key: key, Since: now}, plan: p, of: entered, slot: slot{index: -1}}
 		member.inherit(sources[i])
-		checker.note(member)
+		checker.note(member, true)
 		entered.members = append(entered.members, member)
 		if member.Since.After(entered.since) {
 			entered.since = member.Since
@@ -253,9 +253,9 @@ func (checker *Checker) retime(entry *entry, plan *plan, now time.Time) {
 	if entry.plan == plan {
 		return
 	}
-	checker.unnote(entry)
+	checker.note(entry, false)
 	entry.plan, entry.diagnosis = plan, diagnosis{}
-	checker.note(entry)
+	checker.note(entry, true)
 	if !entry.overdue {
 		// A shorter interval must not make a target overdue that was checked in time.
 		entry.alive = now
@@ -285,7 +285,7 @@ func (checker *Checker) sync() {
 // judge applies a change of a member to its target.
 func (checker *Checker) judge(entry *entry, now time.Time) {
 	entry.judged = entry.judged || entry.state() != Starting
-	checker.note(entry)
+	checker.note(entry, true)
 	target := entry.of
 	before := target.state
 	if target.join(now); target.state != Starting && !target.judged {

@@ -50,8 +50,7 @@ type entry struct {
 	starved bool // the last failure was noticed late and is not counted
 	// removed marks a target that left its stream. The outcome of a running check is ignored.
 	removed bool
-	noted   *list.Element // in peers; nil without a verdict
-	peers   *list.List    // in Checker.verdicts
+	noted   *list.Element // in Checker.verdicts; nil without a verdict
 	// vip is the index in plan.vips of the VIP that is checked next.
 	vip       int
 	diagnosis diagnosis

@@ -139,15 +139,15 @@ func (heir *entry) inherit(sources []peers) {
 	}
 }
 
-// note makes the verdict of a check the newest one that new targets inherit, unless it is overdue.
-func (checker *Checker) note(entry *entry) {
-	switch lineage := entry.plan.lineages[vip.FamilyOf(entry.Addr)]; {
-	case !entry.judged || entry.overdue:
-		checker.unnote(entry)
-	case entry.noted != nil:
-		entry.peers.MoveToFront(entry.noted)
-	default:
-		all := checker.verdicts[lineage.checked[0]][lineage.vips]
+// note makes the verdict of a check the newest one that new targets inherit, or ends that if the
+// check is overdue or does not remain.
+func (checker *Checker) note(entry *entry, remains bool) {
+	lineage := entry.plan.lineages[vip.FamilyOf(entry.Addr)]
+	all := checker.verdicts[lineage.checked[0]][lineage.vips]
+	switch inherited := remains && entry.judged && !entry.overdue; {
+	case inherited && entry.noted != nil:
+		all[entry.Addr].MoveToFront(entry.noted)
+	case inherited:
 		if all == nil {
 			all = peers{}
 			for _, c := range lineage.checked {
@@ -160,28 +160,19 @@ func (checker *Checker) note(entry *entry) {
 		if all[entry.Addr] == nil {
 			all[entry.Addr] = list.New()
 		}
-		entry.peers = all[entry.Addr]
-		entry.noted = entry.peers.PushFront(entry)
-	}
-}
-
-// unnote ends the inheritance from a check.
-func (checker *Checker) unnote(entry *entry) {
-	if entry.noted == nil {
-		return
-	}
-	entry.peers.Remove(entry.noted)
-	if entry.noted = nil; entry.peers.Len() > 0 {
-		return
-	}
-	lineage := entry.plan.lineages[vip.FamilyOf(entry.Addr)]
-	all := checker.verdicts[lineage.checked[0]][lineage.vips]
-	if delete(all, entry.Addr); len(all) > 0 {
-		return
-	}
-	for _, c := range lineage.checked {
-		if delete(checker.verdicts[c], lineage.vips); len(checker.verdicts[c]) == 0 {
-			delete(checker.verdicts, c)
+		entry.noted = all[entry.Addr].PushFront(entry)
+	case entry.noted != nil:
+		all[entry.Addr].Remove(entry.noted)
+		if entry.noted = nil; all[entry.Addr].Len() == 0 {
+			delete(all, entry.Addr)
+		}
+		if len(all) > 0 {
+			return
+		}
+		for _, c := range lineage.checked {
+			if delete(checker.verdicts[c], lineage.vips); len(checker.verdicts[c]) == 0 {
+				delete(checker.verdicts, c)
+			}
 		}
 	}
 }
@@ -189,7 +180,7 @@ func (checker *Checker) unnote(entry *entry) {
 // forget ends the inheritance of removed targets, which may have been the last without a verdict.
 func (checker *Checker) forget() {
 	for _, gone := range checker.gone {
-		checker.unnote(gone)
+		checker.note(gone, false)
 	}
 	checker.gone = nil
 	checker.sync()
