@@ -402,3 +402,41 @@ func TestManyChecksShareNoInstant(t *testing.T) {
 		}
 	})
 }
+
+// A new target inherits the newest verdict on its address, unless it is overdue.
+func TestNewestVerdictIsInherited(t *testing.T) {
+	c := New(Options{Log: discard})
+	now := time.Now()
+	verdict := func(name string, state State, overdue bool) {
+		for _, target := range c.streams[name] {
+			member := target.members[0]
+			member.State, member.overdue, member.alive = state, overdue, now
+			c.judge(member, now)
+		}
+		now = now.Add(time.Millisecond)
+	}
+	c.Configure([]trench.Stream{named("a", 1, testCheck), named("b", 1, testCheck)})
+	for i, tt := range []struct {
+		stream  string
+		state   State
+		overdue bool
+		want    State
+	}{
+		{"none", Starting, false, Starting},
+		{"a", Ready, false, Ready},
+		{"b", NotReady, false, NotReady},
+		{"a", Ready, false, Ready},
+		{"a", Ready, true, NotReady},
+		{"b", NotReady, true, Starting},
+		{"b", Ready, false, Ready},
+	} {
+		verdict(tt.stream, tt.state, tt.overdue)
+		c.Update([]trench.Stream{named("c", 1, testCheck)}, nil)
+		for key, target := range c.streams["c"] {
+			if target.state != tt.want {
+				t.Errorf("%d: %v is %v, want %v", i, key, target.state, tt.want)
+			}
+		}
+		c.Update(nil, []string{"c"})
+	}
+}
