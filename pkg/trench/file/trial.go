@@ -189,7 +189,8 @@ func (trial *Trial) change(change func()) {
 	trial.mu.Lock()
 	defer trial.mu.Unlock()
 	before := trial.record
-	if change(); trial.record != before {
+	// A refused start creates no directory. Without one there is no last good configuration either.
+	if change(); trial.record != before && (trial.running || !trial.fresh) {
 		trial.save()
 	}
 }
@@ -238,7 +239,11 @@ func (trial *Trial) Accept(digest [sha256.Size]byte, config *trench.Config, held
 
 // Run makes configurations good with which the process runs well.
 func (trial *Trial) Run(ctx context.Context) error {
-	trial.change(func() { trial.running = true })
+	trial.mu.Lock()
+	if trial.running = true; trial.fresh {
+		trial.save()
+	}
+	trial.mu.Unlock()
 	var timer <-chan time.Time // nil until a check is due
 	var since time.Time
 	for {
@@ -329,9 +334,6 @@ func (trial *Trial) End() {
 			trial.record = record{Good: trial.record.Good, Held: trial.record.Held}
 		}
 	})
-	if trial != nil && trial.fresh && !trial.running { // a refused start leaves nothing
-		_, _ = os.Remove(trial.path("trial.json")), os.Remove(trial.dir)
-	}
 }
 
 // save writes the record.

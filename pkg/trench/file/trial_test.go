@@ -235,7 +235,7 @@ func TestNoTrial(t *testing.T) {
 }
 
 // Files that change faster than trialTime become good one after the other.
-// A refused start leaves no directory behind that it created, and keeps one that existed.
+// A refused start creates no directory, and removes none. Other starts record their trial.
 func TestRefusedStartLeavesNothing(t *testing.T) {
 	for _, exists := range []bool{false, true} {
 		f := &trialFixture{T: t, dir: filepath.Join(t.TempDir(), "state"), path: filepath.Join(t.TempDir(), "trench.yaml")}
@@ -252,6 +252,15 @@ func TestRefusedStartLeavesNothing(t *testing.T) {
 		trial.End()
 		if _, err := os.Stat(f.dir); (err == nil) != exists {
 			t.Errorf("directory existed: %v, after a refused start: %v", exists, err)
+		}
+		if trial, err = f.read(); err != nil {
+			t.Fatal(err)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		_ = trial.Run(ended)
+		if _, err := os.Stat(trial.path("trial.json")); err != nil {
+			t.Errorf("directory existed: %v, after a start: %v", exists, err)
 		}
 	}
 }
