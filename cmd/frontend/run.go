@@ -215,20 +215,24 @@ func (c *runFlags) complete(config *trench.Config) {
 // if lenient and the file was refused.
 func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Options, *trench.Config, error) {
 	var refused cli.Refusals
-	config, err := c.read(settings.Trial, lenient)
-	refused.Add(err)
 	c.Check(&refused)
-	c.complete(config)
-	c.CheckSpeaker(&refused)
-	// A running frontend takes such an edit, so its next start must take it, too.
-	if !lenient {
-		c.checkPorts(&refused, config)
-	}
 	if c.UsesLB() {
 		c.LBID = c.Peers(&refused, cli.Peers{
 			Flag: "--lb", IDs: c.LBID, TrustDomain: c.LBTrustDomain, UIDs: c.LBUID,
 		})
 		refused.Add(c.CachedIdentity.Check(frontendcmd.DefaultID, lenient))
+	}
+	// Refused flags leave the trial of the trench file as it is.
+	if err := refused.Err(); err != nil && lenient {
+		return frontend.Options{}, nil, err
+	}
+	config, err := c.read(settings.Trial, lenient)
+	refused.Add(err)
+	c.complete(config)
+	c.CheckSpeaker(&refused)
+	// A running frontend takes such an edit, so its next start must take it, too.
+	if !lenient {
+		c.checkPorts(&refused, config)
 	}
 	if err := refused.Err(); err != nil {
 		return frontend.Options{}, nil, err

@@ -121,14 +121,19 @@ func (c *validateCommand) validate() (*trench.Config, error) {
 // or one that lacks a stream: an operator can repair it while lb runs, and the watcher reports it.
 func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options, error) {
 	var refused cli.Refusals
-	config, err := settings.Trial.Read(c.TrenchFile, trench.DefaultDefaults())
-	if err != nil && !lenient {
-		refused.Add(fmt.Errorf("trench file refused:\n%w", err))
-	}
 	c.check(&refused)
 	frontends := c.Peers(&refused, cli.Peers{
 		Flag: "--frontend", IDs: c.FrontendID, TrustDomain: c.FrontendTrustDomain, UIDs: c.FrontendUID,
 	})
+	refused.Add(c.CachedIdentity.Check(defaultID, lenient))
+	// Refused flags leave the trial of the trench file as it is.
+	if err := refused.Err(); err != nil && lenient {
+		return lb.Options{}, err
+	}
+	config, err := settings.Trial.Read(c.TrenchFile, trench.DefaultDefaults())
+	if err != nil && !lenient {
+		refused.Add(fmt.Errorf("trench file refused:\n%w", err))
+	}
 	// Only validate refuses what the trench file may correct later.
 	for _, problem := range slices.Concat(c.unknownStreams(config), c.loopbackTargets(config)) {
 		if lenient {
@@ -137,7 +142,6 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options,
 			refused.Add(problem)
 		}
 	}
-	refused.Add(c.CachedIdentity.Check(defaultID, lenient))
 	if err := refused.Err(); err != nil {
 		return lb.Options{}, err
 	}
