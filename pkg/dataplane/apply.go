@@ -264,7 +264,7 @@ func (a *application) transact() error {
 	// An empty configuration creates no common objects: the first target or stream does.
 	guests := a.guestChange(a.now())
 	all.Add(guests)
-	all.Base = !a.observed.Base && (a.repairBase || len(all.Targets)+len(all.Streams) > 0)
+	all.Base = !(a.observed.Base && a.observed.Checks) && (a.repairBase || len(all.Targets)+len(all.Streams) > 0)
 	if all.Empty() {
 		return nil
 	}

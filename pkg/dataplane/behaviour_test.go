@@ -426,6 +426,35 @@ func TestNoChangeBeforeFirstConfigure(t *testing.T) {
 	}
 }
 
+// The loss of chain checks is drift of its own: it detaches no fast path, and its back-off delays no
+// other repair.
+func TestLostChecksDelayNothing(t *testing.T) {
+	w := newModelFixture()
+	desired := streamA(testTarget("x1", plan.Serving))
+	w.settle(desired, false)
+	for range 2 {
+		w.k.unchecked = true
+		w.notice()
+		w.e.observe(true)
+		if drift, doubt := w.e.drift(), w.e.doubt(); len(drift) != 1 || drift[0].Object != checksObject || doubt != "" {
+			t.Errorf("drift %+v, fast path off: %q", drift, doubt)
+		}
+		w.e.converge(desired, false)
+	}
+	if !w.k.unchecked {
+		t.Error("the second repair does not wait")
+	}
+	w.k.unruled = true
+	w.notice()
+	w.e.observe(true)
+	if doubt := w.e.doubt(); doubt != kernelUnconfirmed {
+		t.Errorf("without policy rules: %q", doubt)
+	}
+	if w.e.converge(desired, false); w.k.unruled || w.k.unchecked {
+		t.Errorf("policy rules missing: %v, checks: %v", w.k.unruled, w.k.unchecked)
+	}
+}
+
 func TestCommonRulesComeBack(t *testing.T) {
 	vips, x1, x2 := []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)
 	t.Run("before the rules of a new target", func(t *testing.T) {

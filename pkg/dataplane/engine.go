@@ -17,7 +17,7 @@ import (
 type kernelConn interface {
 	Generation() (uint32, error)
 	Read(fwmarks []uint32) (*plan.KernelState, error)
-	ReadBase() (base bool, problem string, err error)
+	ReadBase() (base, checks bool, problem string, err error)
 	ReadStream(name string) (*plan.KernelStream, error)
 	ReadTables(write plan.StreamWrite) (*plan.KernelStream, error)
 	ReadTargets(fwmarks []uint32) (map[uint32]*plan.KernelTarget, error)

@@ -159,7 +159,7 @@ func tamper(t *rapid.T, k *modelKernel) {
 	streams := slices.Sorted(maps.Keys(k.Streams))
 	vips := slices.SortedFunc(maps.Keys(k.VIPs), vip.Compare)
 	f := rapid.SampledFrom(vip.Families[:]).Draw(t, "family")
-	switch what := rapid.IntRange(0, 9).Draw(t, "what"); {
+	switch what := rapid.IntRange(0, 10).Draw(t, "what"); {
 	case what == 0:
 		k.Base = false
 		clear(k.Streams)
@@ -194,6 +194,8 @@ func tamper(t *rapid.T, k *modelKernel) {
 	case what == 9 && len(streams) > 0:
 		s := k.Streams[rapid.SampledFrom(streams).Draw(t, "stream")]
 		s.Match = rapid.SampledFrom([][]plan.Port{nil, {}, siteMatch, siteMatch[1:]}).Draw(t, "ports")
+	case what == 10:
+		k.unchecked = true
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
@@ -122,7 +123,8 @@ const kernelUnconfirmed = "nftables does not have the configuration yet"
 
 // doubt returns why nftables may not have the desired state; "" if it has.
 func (engine *engine) doubt() string {
-	switch drift := engine.drift(); {
+	drift := slices.DeleteFunc(engine.drift(), func(d plan.Drift) bool { return d.Object == checksObject })
+	switch {
 	case engine.readErr != nil:
 		return fmt.Sprintf("nftables could not be read or changed: %s", engine.readErr)
 	case engine.desired == nil || engine.observed == nil || !engine.observed.Base:

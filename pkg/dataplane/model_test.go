@@ -33,12 +33,12 @@ type modelKernel struct {
 	killable
 	plan.KernelState
 	gen uint32
-	// unruled: the common policy rules are missing.
-	unruled bool
-	net     plan.Network
-	births  map[uint32]int // of chains of targets
-	writes  int
-	conns   map[uint32]bool // connection-tracking marks
+	// unruled: the common policy rules are missing. unchecked: chain checks is.
+	unruled, unchecked bool
+	net                plan.Network
+	births             map[uint32]int // of chains of targets
+	writes             int
+	conns              map[uint32]bool // connection-tracking marks
 	// refuse names a stream whose transactions fail.
 	refuse string
 	// flushErr is returned by FlushConntrack.
@@ -72,9 +72,9 @@ func (k *modelKernel) Generation() (uint32, error) { return k.gen, nil }
 func (k *modelKernel) Transactions() uint32 { return uint32(k.writes) }
 
 func (k *modelKernel) Read(numbers []uint32) (*plan.KernelState, error) {
-	base, problem, _ := k.ReadBase()
+	base, checks, problem, _ := k.ReadBase()
 	c := plan.KernelState{
-		Base: base, Problem: problem, Streams: map[string]*plan.KernelStream{},
+		Base: base, Checks: checks, Problem: problem, Streams: map[string]*plan.KernelStream{},
 		Targets: map[uint32]*plan.KernelTarget{}, VIPs: maps.Clone(k.VIPs), Guests: maps.Clone(k.Guests),
 	}
 	for name := range k.Streams {
@@ -94,11 +94,11 @@ func (k *modelKernel) Read(numbers []uint32) (*plan.KernelState, error) {
 	return &c, nil
 }
 
-func (k *modelKernel) ReadBase() (bool, string, error) {
+func (k *modelKernel) ReadBase() (base, checks bool, problem string, err error) {
 	if !k.Base {
-		return false, "the table is missing", nil
+		return false, false, "the table is missing", nil
 	}
-	return !k.unruled, "", nil
+	return !k.unruled, !k.unchecked, "", nil
 }
 
 func (k *modelKernel) AddCommonRules() fwstate.RouteErrors {
@@ -161,7 +161,7 @@ func (k *modelKernel) Write(c plan.Change) error {
 	old, _ := k.Read(slices.Collect(maps.Keys(k.Targets)))
 	if err := k.transact(c); err != nil {
 		k.Streams, k.Targets, k.VIPs, k.Base = old.Streams, old.Targets, old.VIPs, old.Problem == ""
-		k.Guests = old.Guests
+		k.Guests, k.unchecked = old.Guests, k.Base && !old.Checks
 		return err
 	}
 	k.gen++
@@ -170,7 +170,7 @@ func (k *modelKernel) Write(c plan.Change) error {
 }
 
 func (k *modelKernel) transact(c plan.Change) error {
-	k.Base = k.Base || c.Base
+	k.Base, k.unchecked = k.Base || c.Base, k.unchecked && !c.Base
 	if !k.Base && len(c.Targets)+len(c.Streams) > 0 {
 		return errors.New("no table")
 	}

@@ -125,10 +125,11 @@ func (observed *observation) foreignTransaction() bool {
 
 // readBase reads the common objects.
 func (observed *observation) readBase() error {
-	base, problem, err := observed.kernel.ReadBase()
+	base, checks, problem, err := observed.kernel.ReadBase()
 	if err != nil {
 		return fmt.Errorf("read table inet %s: %w", plan.TableName, err)
 	}
+	observed.observed.Checks = checks
 	if base != observed.observed.Base || problem != observed.observed.Problem {
 		observed.observed.Base, observed.observed.Problem = base, problem
 		observed.staleStreams()

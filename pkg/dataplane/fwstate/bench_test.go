@@ -105,7 +105,7 @@ func BenchmarkWithAHundredStreams(b *testing.B) {
 		{"read everything", func() error { _, err := f.Read(numbers); return err }},
 		{"read nftables", func() error { _, err := f.readContent(); return err }},
 		{"read one stream", func() error { _, err := f.ReadStream("stream-50"); return err }},
-		{"read base", func() error { _, _, err := f.ReadBase(); return err }},
+		{"read base", func() error { _, _, _, err := f.ReadBase(); return err }},
 		{"read two targets", func() error { _, err := f.ReadTargets([]uint32{5000, 5999}); return err }},
 		{"IPv4 route of the last", func() error { _, err := f.ResolveNextHop(5999, vip.IPv4); return err }},
 		{"IPv6 route of the last", func() error { _, err := f.ResolveNextHop(5999, vip.IPv6); return err }},

@@ -25,8 +25,8 @@ func TestMissingChecksAreNoProblem(t *testing.T) {
 		f := openConn(t, ns, Config{})
 		must(t, writeBase(f, exampleChange()))
 		for _, want := range []bool{true, false, true} {
-			if base, problem, err := f.ReadBase(); base != want || problem != "" || err != nil {
-				t.Errorf("%s: base %v, want %v; problem %q, %v", change, base, want, problem, err)
+			if base, checks, problem, err := f.ReadBase(); !base || checks != want || problem != "" || err != nil {
+				t.Errorf("%s: base %v, checks %v, want %v; problem %q, %v", change, base, checks, want, problem, err)
 			}
 			if want {
 				ns.Shell(t, change)
@@ -70,7 +70,7 @@ func TestChecksLeaveNoLongEntries(t *testing.T) {
 				f.config.checkTimeouts = false
 			}
 			must(t, writeBase(f, exampleChange()))
-			if !readAll(t, f).Base {
+			if kernel := readAll(t, f); !kernel.Base || !kernel.Checks {
 				t.Error("the common objects are incomplete")
 			}
 			ns.Shell(t, longTimeouts)

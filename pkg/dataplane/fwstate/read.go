@@ -175,24 +175,23 @@ func (conn *Conn) missingFixed(set nft.Set) ([]nft.Element, error) {
 	return missing, err
 }
 
-// ReadBase reports whether the common objects are intact. problem is the reason why no packets are
-// forwarded.
-func (conn *Conn) ReadBase() (base bool, problem string, err error) {
-	timeouts := false
+// ReadBase reports whether the common objects are intact, and chain checks, without which packets
+// are forwarded. problem is the reason why none are.
+func (conn *Conn) ReadBase() (base, checks bool, problem string, err error) {
 	err = conn.nft.ReadConsistently("table inet "+plan.TableName, func() error {
 		content, err := conn.readRuleset(false)
 		if err != nil {
 			return err
 		}
 		problem, err = conn.inspectBase(content)
-		timeouts = content.assignsTimeouts(conn.config)
+		checks = content.assignsTimeouts(conn.config)
 		return err
 	})
 	if err != nil || problem != "" {
-		return false, problem, err
+		return false, checks, problem, err
 	}
 	base, err = conn.commonRulesInstalled()
-	return base && timeouts, "", err
+	return base, checks, "", err
 }
 
 // streamFrom returns a stream from its rules in r. It reads the Maglev maps and the ports.
@@ -396,7 +395,7 @@ func (conn *Conn) readContent() (*plan.KernelState, error) {
 	if state.Problem, err = conn.inspectBase(content); err != nil {
 		return nil, err
 	}
-	state.Base = state.Problem == "" && content.assignsTimeouts(conn.config)
+	state.Base, state.Checks = state.Problem == "", content.assignsTimeouts(conn.config)
 	// A stream that lost its chain still has maps, which Write must remove or fill.
 	names := content.streams()
 	for name := range names {
