@@ -296,7 +296,8 @@ func TestCleanupLeavesForeignEntries(t *testing.T) {
 	}))
 	for _, want := range []string{
 		"rule fwmark 5000 lookup 5000 (IPv4)", "route default via 10.1.0.11 table 5000 (IPv4)",
-		"chain stream/a", "element 20.0.0.2/32 of map vip4 (to stream b)", "map maglev6/a",
+		"chain stream/a", "element 20.0.0.2/32 of map vip4 (to stream b)", "map maglev6/a", "rules that no target owns",
+		"table inet vipgate-lb with its base chains and common maps, unless another process has objects in it",
 	} {
 		if !slices.Contains(lines, want) {
 			t.Errorf("no line %q in %q", want, lines)
