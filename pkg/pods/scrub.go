@@ -285,6 +285,7 @@ func (m *masker) finish(files []File) {
 	}
 	// The longer text first: one may be the beginning of another one.
 	longest := func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) }
+	quoted := func(text string) string { text = strconv.Quote(text); return text[1 : len(text)-1] }
 	var pairs []string
 	words := strings.Join(m.words, "\n")
 	for _, text := range slices.SortedFunc(maps.Keys(m.replaced), longest) {
@@ -297,7 +298,7 @@ func (m *masker) finish(files []File) {
 		// As it is, quoted, and quoted in a text of JSON.
 		for range 3 {
 			pairs = append(pairs, text, shown)
-			text = strings.TrimSuffix(strings.TrimPrefix(strconv.Quote(text), `"`), `"`)
+			text, shown = quoted(text), quoted(shown)
 		}
 	}
 	replacer := strings.NewReplacer(pairs...)

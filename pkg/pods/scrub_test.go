@@ -181,6 +181,26 @@ func TestWordsOfOtherFiles(t *testing.T) {
 	}
 }
 
+// A masked text is quoted as often as the text was.
+func TestMaskedJSONIsValid(t *testing.T) {
+	m := newMasker()
+	maskJSON(`{"http":{"headers":["X-Note: short","X-Key: a\"b\\c0123"]}}`, m.check)
+	content := func(note, key string) []byte {
+		message, err := json.Marshal(object{"message": fmt.Sprintf("%q is refused", "X-Note: "+note)})
+		harness.Must(t, err)
+		text, err := json.Marshal([]any{
+			object{"message": fmt.Sprintf("%q, %q", "X-Note: "+note, "X-Key: "+key)}, object{"log": string(message)},
+		})
+		harness.Must(t, err)
+		return text
+	}
+	files := []File{{Content: content("short", `a"b\c0123`)}}
+	m.finish(files)
+	if got, want := files[0].Content, content(masked, masked); !bytes.Equal(got, want) || !json.Valid(got) {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 // Statuses, logs and failures quote secrets of the configuration in force.
 func TestSysdumpMasksQuotedSecrets(t *testing.T) {
 	long := strings.Repeat("0123456789", 20)
