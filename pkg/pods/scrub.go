@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"index/suffixarray"
 	"maps"
 	"net/netip"
 	"path"
@@ -287,12 +288,12 @@ func (m *masker) finish(files []File) {
 	longest := func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) }
 	quoted := func(text string) string { text = strconv.Quote(text); return text[1 : len(text)-1] }
 	var pairs []string
-	words := strings.Join(m.words, "\n")
+	words := suffixarray.New([]byte(strings.Join(m.words, "\n"))) // a cluster has many, and many checks
 	for _, text := range slices.SortedFunc(maps.Keys(m.replaced), longest) {
 		shown := m.replaced[text]
 		_, errAddress := netip.ParseAddr(text)
 		_, errPrefix := netip.ParsePrefix(text)
-		if errAddress == nil || errPrefix == nil || strings.Contains(words, text) {
+		if errAddress == nil || errPrefix == nil || words.Lookup([]byte(text), 1) != nil {
 			continue
 		}
 		// As it is, quoted, and quoted in a text of JSON.

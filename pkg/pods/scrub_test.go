@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vipgate/vipgate/test/harness"
 )
@@ -178,6 +180,32 @@ func TestWordsOfOtherFiles(t *testing.T) {
 		if got := string(files[0].Content); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
+	}
+}
+
+// The time grows with the texts and the words, and not with their product.
+func TestManyWordsAndSecrets(t *testing.T) {
+	const count, many = 2_000, 20_000
+	finished := func(texts, words int) time.Duration {
+		least := time.Duration(math.MaxInt64)
+		for range 3 {
+			m := newMasker()
+			for i := range texts {
+				m.secret("X-Key: ", fmt.Sprintf("secret %d of a tenant", i))
+			}
+			for i := range words {
+				m.words = append(m.words, fmt.Sprintf("application %d of a tenant", i))
+			}
+			begin := time.Now()
+			m.finish(nil)
+			least = min(least, time.Since(begin))
+		}
+		return least
+	}
+	texts, words, both := finished(count, 1), finished(1, many), finished(count, many)
+	t.Logf("texts %v, words %v, both %v", texts, words, both)
+	if both > 10*(texts+words) {
+		t.Error("texts and words take a multiple of their single times")
 	}
 }
 
