@@ -51,6 +51,8 @@ type reconciler struct {
 	// solicited is the time of the last neighbor probes, solicitErr their last failure.
 	solicited  time.Time
 	solicitErr string
+	// nextEviction is the earliest time at which the kernel removes expired flows on request.
+	nextEviction time.Time
 }
 
 func (plane *Plane) unsubscribe() {
@@ -179,7 +181,6 @@ func (plane *Plane) step(desired *plan.Desired) (failed bool) {
 	engine, now := plane.e, time.Now()
 	if now.Sub(plane.sysctlsChecked) >= sysctlInterval {
 		plane.sysctlsChecked, plane.sysctlProblems = now, sysctlProblems(plane.conn)
-		plane.conn.EvictConntrack(0.25)
 	}
 	if engine.targets == nil {
 		if err := engine.load(); err != nil {
@@ -226,6 +227,9 @@ func (plane *Plane) step(desired *plan.Desired) (failed bool) {
 	engine.updateMoved(desired)
 	// After readiness, which does not depend on it.
 	engine.accelerate(plane.withheld())
+	if plane.sysctlsChecked.Equal(now) && now.After(plane.nextEviction) {
+		plane.nextEviction = plane.conn.EvictConntrack(0.25)
+	}
 	return engine.readErr != nil || engine.failing()
 }
 

@@ -140,11 +140,11 @@ func TestExpiredEntriesAreEvicted(t *testing.T) {
 	must(t, ns.Do(func() error { return oneCheck(0) }))
 	ns.Shell(t, "for name in /proc/sys/net/netfilter/nf_conntrack_*timeout*; do echo 0 >$name; done")
 	const rounds = 2 * int(await.Timeout/time.Second)
-	evicted, long := 0, conntrackCount(t, ns)
+	evicted, long, pauses := 0, conntrackCount(t, ns), false
 	await.True(t, "eviction of expired entries", func() bool {
 		must(t, ns.Do(func() error {
 			err := oneCheck(0)
-			f.EvictConntrack(0)
+			pauses = f.EvictConntrack(0).After(time.Now()) || pauses
 			return err
 		}))
 		if conntrackCount(t, ns) <= long {
@@ -152,6 +152,9 @@ func TestExpiredEntriesAreEvicted(t *testing.T) {
 		}
 		return evicted == rounds
 	})
+	if !pauses || f.EvictConntrack(2).After(time.Now()) {
+		t.Errorf("pauses after dumps: %v; or after none", pauses)
+	}
 }
 
 func conntrackCount(t *testing.T, ns *lab.NetNS) int {

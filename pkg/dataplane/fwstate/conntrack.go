@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -49,13 +50,15 @@ func (conn *Conn) FlushConntrack(fwmarks []uint32) error {
 }
 
 // EvictConntrack makes the kernel remove expired connection tracking entries, which it may keep for
-// a minute otherwise, if the table has at least the given part of its limit.
-func (conn *Conn) EvictConntrack(part float64) {
+// a minute otherwise, if the table has at least the given part of its limit. It returns the earliest
+// time of the next call: live flows may fill the part, too, and a dump of many takes long.
+func (conn *Conn) EvictConntrack(part float64) (next time.Time) {
+	begin := time.Now()
 	const directory = "net/netfilter/nf_conntrack_"
 	count, _ := strconv.ParseFloat(sysctl.Key(directory+"count").Read(), 64)
 	limit, _ := strconv.ParseFloat(sysctl.Key(directory+"max").Read(), 64)
-	if count == 0 || count < part*limit {
-		return
+	if !full(count, limit, part) {
+		return begin
 	}
 	// A dump removes expired entries. The filter is a mark that no entry has, so that it is short.
 	var request nlmsg.Messages
@@ -63,7 +66,11 @@ func (conn *Conn) EvictConntrack(part float64) {
 	request.Uint32BE(ctaMark, math.MaxUint32)
 	request.Uint32BE(ctaMarkMask, math.MaxUint32)
 	_, _ = conn.nft.Socket.Dump(&request, func([]byte) {}) // without it the kernel removes them later
+	return time.Now().Add(20 * time.Since(begin))
 }
+
+// full reports whether count is at least a part of a limit, of which 0 is none.
+func full(count, limit, part float64) bool { return limit > 0 && count >= part*limit }
 
 // block is a range of numbers whose length is a power of two that divides the first number, so
 // that a mask matches it.

@@ -38,6 +38,17 @@ func TestBlocksCoverExactMarks(t *testing.T) {
 	}
 }
 
+func TestFullTable(t *testing.T) {
+	for _, tt := range []struct {
+		count, limit float64
+		want         bool
+	}{{24, 100, false}, {25, 100, true}, {26, 100, true}, {1000, 0, false}, {0, 0, false}} {
+		if got := full(tt.count, tt.limit, 0.25); got != tt.want {
+			t.Errorf("%v of %v: %v", tt.count, tt.limit, got)
+		}
+	}
+}
+
 // Only entries with marks of a block are deleted. Adjacent marks and bits outside the mask are
 // preserved.
 func TestDeletedEntriesHaveExactMarks(t *testing.T) {
