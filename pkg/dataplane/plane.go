@@ -165,7 +165,9 @@ func (plane *Plane) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("open netlink sockets: %w", err)
 	}
-	conn.UseTimeouts()
+	if err := conn.UseTimeouts(); err != nil {
+		plane.e.log.Warn("timeouts unavailable, flows of checks stay up to 120 s", "error", err)
+	}
 	plane.e.kernel, plane.conn = conn, conn
 	plane.e.moved.UseKernel(conn, midstream.Mode{
 		Mask: plane.e.options.FWMarkMask(), Returning: plane.e.options.Conntrack != ConntrackOn,

@@ -15,6 +15,22 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
+// needTimeouts skips the test on a kernel without timeouts of connections.
+func needTimeouts(t *testing.T, f *Conn) {
+	t.Helper()
+	if !f.config.checkTimeouts {
+		lab.Skip(t, "a kernel that assigns timeouts (CONFIG_NF_CONNTRACK_TIMEOUT)")
+	}
+}
+
+func TestUnavailableTimeouts(t *testing.T) {
+	f := openConn(t, lab.NewNetNS(t), Config{})
+	f.nft.SendLimit = 0
+	if err := f.UseTimeouts(); err == nil || f.config.timeouts() != nil {
+		t.Errorf("error %v, timeouts %+v", err, f.config.timeouts())
+	}
+}
+
 // Without the rules of checks the common objects are repaired, and VIPs stay forwarded until then.
 func TestMissingChecksAreNoProblem(t *testing.T) {
 	for _, change := range []string{
@@ -23,6 +39,7 @@ func TestMissingChecksAreNoProblem(t *testing.T) {
 	} {
 		ns := lab.NewNetNS(t)
 		f := openConn(t, ns, Config{})
+		needTimeouts(t, f)
 		must(t, writeBase(f, exampleChange()))
 		for _, want := range []bool{true, false, true} {
 			if base, checks, problem, err := f.ReadBase(); !base || checks != want || problem != "" || err != nil {
@@ -66,6 +83,7 @@ func TestChecksLeaveNoLongEntries(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ns := lab.NewNetNS(t)
 			f := openConn(t, ns, Config{Conntrack: c.mode})
+			needTimeouts(t, f)
 			if c.without {
 				f.config.checkTimeouts = false
 			}

@@ -30,7 +30,7 @@ func openConn(t testing.TB, ns *lab.NetNS, o Config) *Conn {
 		f, err = Dial(o)
 		return err
 	}))
-	f.UseTimeouts()
+	_ = f.UseTimeouts() // see needTimeouts
 	t.Cleanup(func() { must(t, f.Close()) })
 	return f
 }

@@ -86,7 +86,7 @@ func (conn *Conn) missingDynamicMaps() []plan.Problem {
 }
 
 // UseTimeouts makes rules assign checkTimeouts if the kernel has CONFIG_NF_CONNTRACK_TIMEOUT.
-func (conn *Conn) UseTimeouts() {
+func (conn *Conn) UseTimeouts() error {
 	config, transaction := conn.config, &nft.Transaction{Table: probeTable}
 	config.checkTimeouts = true
 	transaction.AddTable()
@@ -94,9 +94,9 @@ func (conn *Conn) UseTimeouts() {
 	transaction.AddChain(nft.Chain{Name: "probe"})
 	transaction.AddRules("probe", config.baseRules(checksChain)...)
 	transaction.DeleteTable()
-	if conn.commit(transaction) == nil {
-		conn.config = config
-	}
+	err := conn.commit(transaction)
+	conn.config.checkTimeouts = err == nil
+	return err
 }
 
 // probeExpression adds and deletes a table with one rule and its sets in the same transaction.
