@@ -11,9 +11,27 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
 )
+
+// The plane assigns timeouts to checks, and lets the kernel remove expired flows.
+func TestFlowsOfChecksAreShort(t *testing.T) {
+	s := newSite(t)
+	p := s.start()
+	s.eventually("eviction", func() bool {
+		at, err := ask(t.Context(), p.Plane, "read", func(*engine) (time.Time, error) { return p.nextEviction, nil })
+		s.must(err)
+		return !at.IsZero()
+	})
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving)))
+	if err := openConn(t, s.ns, fwstate.Config{}).UseTimeouts(); err != nil {
+		lab.Skip(t, "a kernel that assigns timeouts (CONFIG_NF_CONNTRACK_TIMEOUT)")
+	}
+	s.eventually("timeouts", func() bool { return strings.Contains(s.snapshot(), `ct timeout set "checks-tcp"`) })
+}
 
 func TestTargetLifecycle(t *testing.T) {
 	x := newSite(t)
