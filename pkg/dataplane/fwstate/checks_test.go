@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/sysctl"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/await"
@@ -51,6 +52,30 @@ func TestMissingChecksAreNoProblem(t *testing.T) {
 				must(t, f.Write(exampleChange()))
 			}
 		}
+	}
+}
+
+// Objects of another process do not prevent the removal.
+func TestRemovalWithForeignTimeouts(t *testing.T) {
+	const rule = "chain inet vipgate-lb theirs { ct timeout set \"checks-tcp\"; }"
+	for name, c := range map[string]struct{ change, stays string }{
+		"rule that uses them": {rule, "checks-tcp"},
+		"counter":             {"add counter inet vipgate-lb checks-udp", "counter checks-udp"},
+		"rule and counter":    {rule + "; add counter inet vipgate-lb checks-udp", "counter checks-udp"},
+		"none":                {"list ruleset", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := lab.NewNetNS(t)
+			f := openConn(t, ns, Config{})
+			needTimeouts(t, f)
+			must(t, writeBase(f, plan.Change{Base: true}))
+			ns.Shell(t, "nft '"+c.change+"'")
+			must(t, f.RemoveAll())
+			out := ns.Shell(t, "nft list ruleset")
+			if strings.Contains(out, "vipgate:") || !strings.Contains(out, c.stays) || c.stays == "" && out != "" {
+				t.Errorf("left:\n%s", out)
+			}
+		})
 	}
 }
 

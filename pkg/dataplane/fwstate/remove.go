@@ -20,10 +20,12 @@ const removeAttempts = 10
 // RemoveAll removes the common objects: base chains, common maps, the common policy rules, and the
 // table unless it contains objects of another process.
 func (conn *Conn) RemoveAll() error {
-	// Repeat the removal if another process changes the ruleset between read and commit.
+	// Repeat the removal if another process changes the ruleset between read and commit. Rules of
+	// another process may use the timeouts (EBUSY), which then stay.
 	var err error
 	for range removeAttempts {
-		if err = conn.removeTable(); !errors.Is(err, unix.ERESTART) {
+		err = conn.removeTable(!errors.Is(err, unix.EBUSY))
+		if !errors.Is(err, unix.ERESTART) && !errors.Is(err, unix.EBUSY) {
 			break
 		}
 	}
@@ -32,7 +34,7 @@ func (conn *Conn) RemoveAll() error {
 
 // removeTable empties the table. The kernel rejects the transaction if the ruleset changed since
 // it was read.
-func (conn *Conn) removeTable() error {
+func (conn *Conn) removeTable(timeouts bool) error {
 	// The generation precedes the read, so that the kernel rejects a removal of objects added since.
 	generation, err := conn.Generation()
 	if err != nil {
@@ -70,7 +72,7 @@ func (conn *Conn) removeTable() error {
 	// The kernel rejects the removal of referenced objects, so rules are removed first.
 	transaction.Append(objects)
 	// The kernel deletes a table with all its objects, also the objects of other processes.
-	others, err := conn.objects(transaction)
+	others, err := conn.objects(transaction, timeouts)
 	if err != nil {
 		return err
 	}
@@ -101,13 +103,14 @@ func (conn *Conn) removableSet(name string, got nft.Set) (bool, error) {
 	return !foreign, err
 }
 
-// objects deletes the objects of checks. It counts the other stateful objects and the flow tables,
+// objects deletes the timeouts of checks. It counts the other stateful objects and the flow tables,
 // which belong to other processes.
-func (conn *Conn) objects(transaction *nft.Transaction) (count int, err error) {
+func (conn *Conn) objects(transaction *nft.Transaction, timeouts bool) (count int, err error) {
 	for _, kind := range []uint16{unix.NFT_MSG_GETOBJ, unix.NFT_MSG_GETFLOWTABLE} {
 		err := conn.nft.List(inet, kind, 0, "", func(object nlmsg.Attributes) {
 			name := object.Text(unix.NFTA_OBJ_NAME)
-			if slices.ContainsFunc(checkTimeouts, func(own nft.Timeouts) bool { return own.Name == name }) {
+			if timeouts && object.Uint32BE(unix.NFTA_OBJ_TYPE) == unix.NFT_OBJECT_CT_TIMEOUT &&
+				slices.ContainsFunc(checkTimeouts, func(own nft.Timeouts) bool { return own.Name == name }) {
 				transaction.DeleteTimeouts(name)
 			} else {
 				count++
