@@ -55,6 +55,23 @@ func TestMissingChecksAreNoProblem(t *testing.T) {
 	}
 }
 
+// A chain checks of another process stays, and the VIPs are forwarded without timeouts of checks.
+func TestForeignChecks(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	const theirs = "chain inet vipgate-lb checks { counter; }"
+	ns.Shell(t, "nft 'table inet vipgate-lb; "+theirs+"'")
+	f := openConn(t, ns, Config{})
+	needTimeouts(t, f)
+	must(t, writeBase(f, exampleChange()))
+	if kernel := readAll(t, f); !kernel.Base || kernel.Checks || kernel.Problem != "" || len(kernel.VIPs) != 5 {
+		t.Errorf("base %v, checks %v, problem %q, VIPs %v", kernel.Base, kernel.Checks, kernel.Problem, kernel.VIPs)
+	}
+	if out := ns.Shell(t, "nft list table inet vipgate-lb"); strings.Contains(out, "ct timeout") ||
+		!strings.Contains(out, "chain checks {\n\t\tcounter packets") {
+		t.Errorf("the chain of another process became\n%s", out)
+	}
+}
+
 // Objects of another process do not prevent the removal.
 func TestRemovalWithForeignTimeouts(t *testing.T) {
 	const rule = "chain inet vipgate-lb theirs { ct timeout set \"checks-tcp\"; }"

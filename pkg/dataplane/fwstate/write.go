@@ -231,8 +231,13 @@ func (writer *changeWriter) base(change plan.Change) error {
 		}
 		writer.first.AddElements(want.Name, missing)
 	}
-	writer.first.AddTimeouts(writer.config.timeouts()...)
 	for _, want := range writer.config.baseChains() {
+		switch {
+		case content.checkChain(want) != nil: // chain checks of another process: see inspectForeign
+			continue
+		case want.Name == checksChain:
+			writer.first.AddTimeouts(writer.config.timeouts()...)
+		}
 		if got, found := content.Chains[want.Name]; !found || got.Policy != want.Policy {
 			writer.first.AddChain(want)
 		}
