@@ -145,7 +145,7 @@ type Timeouts struct {
 	Name     string
 	Protocol byte
 	// Seconds has the timeouts by state, in the numbers of linux/netfilter/nfnetlink_cttimeout.h.
-	// Other states have those of the network namespace.
+	// Other states have those of the network namespace when the object was created.
 	Seconds map[uint16]uint32
 }
 
