@@ -429,6 +429,7 @@ func TestNoChangeBeforeFirstConfigure(t *testing.T) {
 // The loss of chain checks is drift of its own: it detaches no fast path, and its back-off delays no
 // other repair.
 func TestLostChecksDelayNothing(t *testing.T) {
+	const checksObject = "chain inet vipgate-lb checks"
 	w := newModelFixture()
 	desired := streamA(testTarget("x1", plan.Serving))
 	w.settle(desired, false)

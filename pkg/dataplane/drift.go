@@ -97,11 +97,8 @@ func (observed *observation) routedFWMarks(record *streamRecord) map[netip.Addr]
 	return marks
 }
 
-// checksObject is an object without which packets are forwarded.
-const checksObject = "chain inet " + plan.TableName + " checks"
-
 // baseDrift returns the drift of the common objects.
-func (observed *observation) baseDrift() (drift []plan.Drift) {
+func (observed *observation) baseDrift() []plan.Drift {
 	applied := func(record *streamRecord) bool {
 		return record.installed != nil && record.installed.Stage == plan.StageApplied
 	}
@@ -110,14 +107,11 @@ func (observed *observation) baseDrift() (drift []plan.Drift) {
 		return nil
 	case kernel.Problem != "":
 		return []plan.Drift{{Object: "table inet " + plan.TableName, Detail: kernel.Problem}}
-	case !kernel.Base:
-		rules := fmt.Sprintf("policy rules of priority %d and %d", observed.priority, observed.priority+2)
-		drift = []plan.Drift{{Object: rules, Detail: "one of them is missing or changed"}}
+	case kernel.Base:
+		return []plan.Drift{{Object: "chain inet " + plan.TableName + " checks", Detail: "it is missing or changed"}}
 	}
-	if !observed.observed.Checks {
-		drift = append(drift, plan.Drift{Object: checksObject, Detail: "it is missing or changed"})
-	}
-	return drift
+	rules := fmt.Sprintf("policy rules of priority %d and %d", observed.priority, observed.priority+2)
+	return []plan.Drift{{Object: rules, Detail: "one of them is missing or changed"}}
 }
 
 // noteDrift records the start of each difference and logs new drift.

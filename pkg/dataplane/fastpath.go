@@ -123,15 +123,14 @@ const kernelUnconfirmed = "nftables does not have the configuration yet"
 
 // doubt returns why nftables may not have the desired state; "" if it has.
 func (engine *engine) doubt() string {
-	drift := slices.DeleteFunc(engine.drift(), func(d plan.Drift) bool { return d.Object == checksObject })
-	switch {
+	switch drift := slices.DeleteFunc(engine.drift(), func(d plan.Drift) bool { return d.Stream == "" }); {
 	case engine.readErr != nil:
 		return fmt.Sprintf("nftables could not be read or changed: %s", engine.readErr)
 	case engine.desired == nil || engine.observed == nil || !engine.observed.Base:
 		return kernelUnconfirmed
 	case len(engine.holds.until) > 0:
 		return "the data plane is held"
-	case len(drift) > 0:
+	case len(drift) > 0: // without that of chain checks
 		return fmt.Sprintf("another process changed %s", drift[0].Object)
 	}
 	return ""

@@ -49,10 +49,9 @@ type reconciler struct {
 	// link does not postpone reads indefinitely.
 	lastLinkDown time.Time
 	// solicited is the time of the last neighbor probes, solicitErr their last failure.
-	solicited  time.Time
-	solicitErr string
-	// nextEviction is the earliest time at which the kernel removes expired flows on request.
-	nextEviction time.Time
+	solicited    time.Time
+	solicitErr   string
+	nextEviction time.Time // of expired flows
 }
 
 func (plane *Plane) unsubscribe() {

@@ -100,8 +100,7 @@ type SingleCheck struct {
 }
 
 // CheckPriority is the SO_PRIORITY of the sockets of checks, by which the data plane identifies
-// them. Bands follow its low 4 bits, 0 by default; VLAN egress maps, and classes of a qdisc 7667:,
-// all of it. Without a data plane it may be refused.
+// them. Its low 4 bits, for bands, are 0 as by default. Without a data plane it may be refused.
 const CheckPriority = 0x76670000
 
 // Members returns the checks of a target, each as a Check of one kind, and reports whether one of

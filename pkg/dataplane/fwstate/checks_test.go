@@ -66,7 +66,7 @@ func TestForeignChecks(t *testing.T) {
 	if kernel := readAll(t, f); !kernel.Base || kernel.Checks || kernel.Problem != "" || len(kernel.VIPs) != 5 {
 		t.Errorf("base %v, checks %v, problem %q, VIPs %v", kernel.Base, kernel.Checks, kernel.Problem, kernel.VIPs)
 	}
-	if out := ns.Shell(t, "nft list table inet vipgate-lb"); strings.Contains(out, "ct timeout") ||
+	if out := ns.Shell(t, "nft list table inet vipgate-lb"); strings.Contains(out, "ct timeout set") ||
 		!strings.Contains(out, "chain checks {\n\t\tcounter packets") {
 		t.Errorf("the chain of another process became\n%s", out)
 	}

@@ -20,12 +20,11 @@ const removeAttempts = 10
 // RemoveAll removes the common objects: base chains, common maps, the common policy rules, and the
 // table unless it contains objects of another process.
 func (conn *Conn) RemoveAll() error {
-	// Repeat the removal if another process changes the ruleset between read and commit. Rules of
-	// another process may use the timeouts (EBUSY), which then stay.
+	// Repeat the removal if another process changes the ruleset between read and commit, or has rules
+	// that use the timeouts (EBUSY), which then stay.
 	var err error
 	for range removeAttempts {
-		err = conn.removeTable(!errors.Is(err, unix.EBUSY))
-		if !errors.Is(err, unix.ERESTART) && !errors.Is(err, unix.EBUSY) {
+		if err = conn.removeTable(!errors.Is(err, unix.EBUSY)); err == nil {
 			break
 		}
 	}

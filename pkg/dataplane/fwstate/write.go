@@ -231,12 +231,10 @@ func (writer *changeWriter) base(change plan.Change) error {
 		}
 		writer.first.AddElements(want.Name, missing)
 	}
+	writer.first.AddTimeouts(writer.config.timeouts()...)
 	for _, want := range writer.config.baseChains() {
-		switch {
-		case content.checkChain(want) != nil: // chain checks of another process: see inspectForeign
-			continue
-		case want.Name == checksChain:
-			writer.first.AddTimeouts(writer.config.timeouts()...)
+		if content.checkChain(want) != nil {
+			continue // chain checks of another process: see inspectForeign
 		}
 		if got, found := content.Chains[want.Name]; !found || got.Policy != want.Policy {
 			writer.first.AddChain(want)

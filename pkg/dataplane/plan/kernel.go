@@ -15,11 +15,10 @@ const MaxTable = 1 << 20
 type KernelState struct {
 	// Base reports whether the common objects are intact: table, base chains and their rules,
 	// common maps, common policy rules. Problem is the reason why no packets are forwarded; it is
-	// empty if only policy rules are missing, because forwarding works without them. Checks reports
-	// whether chain checks is intact, which packets do not pass.
+	// empty if only policy rules are missing, because forwarding works without them.
 	Base    bool
 	Problem string
-	Checks  bool
+	Checks  bool // chain checks, which no forwarded packet passes, is intact
 	Streams map[string]*KernelStream
 	Targets map[uint32]*KernelTarget
 	// VIPs maps each element of the VIP maps to its stream.
