@@ -50,8 +50,8 @@ func (conn *Conn) FlushConntrack(fwmarks []uint32) error {
 }
 
 // EvictConntrack makes the kernel remove expired connection tracking entries, which it may keep for
-// a minute otherwise, if the table has at least the given part of its limit. It returns the earliest
-// time of the next call: live flows may fill the part, too, and a dump of many takes long.
+// a minute otherwise, if the table has at least a given part of its limit. It returns the earliest
+// time of the next call, because live flows may fill the part, too, and a dump takes long.
 func (conn *Conn) EvictConntrack(part float64) (next time.Time) {
 	begin := time.Now()
 	const directory = "net/netfilter/nf_conntrack_"

@@ -285,7 +285,7 @@ func TestPartialTransactionIsRepaired(t *testing.T) {
 			must(t, writeBase(f, exampleChange()))
 			ns.Shell(t, commands)
 			got := readAll(t, f)
-			if s := got.Streams["web"]; got.Base && s != nil && s.ChainIntact && len(got.VIPs) == 5 &&
+			if s := got.Streams["web"]; got.Base && got.Checks && s != nil && s.ChainIntact && len(got.VIPs) == 5 &&
 				plan.SameMatch(s.Match, exampleMatch) {
 				t.Fatal("nothing seems wrong")
 			}
@@ -294,7 +294,7 @@ func TestPartialTransactionIsRepaired(t *testing.T) {
 			must(t, writeBase(f, again))
 			mustHave(t, f, again.Streams[0].Desired)
 			got = readAll(t, f)
-			if !got.Base || !reflect.DeepEqual(got.VIPs, again.VIPs) {
+			if !got.Base || !got.Checks || !reflect.DeepEqual(got.VIPs, again.VIPs) {
 				t.Errorf("base %v, VIPs %v", got.Base, got.VIPs)
 			}
 			for _, s := range again.Targets {
