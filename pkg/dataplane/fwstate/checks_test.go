@@ -19,16 +19,16 @@ import (
 // needTimeouts skips the test on a kernel without timeouts of connections.
 func needTimeouts(t *testing.T, f *Conn) {
 	t.Helper()
-	if !f.config.checkTimeouts {
+	if f.config.timeouts == 0 {
 		lab.Skip(t, "a kernel that assigns timeouts (CONFIG_NF_CONNTRACK_TIMEOUT)")
 	}
 }
 
 func TestUnavailableTimeouts(t *testing.T) {
 	f := openConn(t, lab.NewNetNS(t), Config{})
-	f.nft.SendLimit = 0
-	if err := f.UseTimeouts(); err == nil || f.config.timeouts() != nil {
-		t.Errorf("error %v, timeouts %+v", err, f.config.timeouts())
+	f.config.timeouts, f.nft.SendLimit = 0, 0
+	if err := f.UseTimeouts(); err == nil || f.config.timeouts != 0 {
+		t.Errorf("error %v, timeouts %d", err, f.config.timeouts)
 	}
 }
 
@@ -127,7 +127,7 @@ func TestChecksLeaveNoLongEntries(t *testing.T) {
 			f := openConn(t, ns, Config{Conntrack: c.mode})
 			needTimeouts(t, f)
 			if c.without {
-				f.config.checkTimeouts = false
+				f.config.timeouts = 0
 			}
 			must(t, writeBase(f, exampleChange()))
 			if kernel := readAll(t, f); !kernel.Base || !kernel.Checks {

@@ -31,8 +31,8 @@ type Config struct {
 	// Priority is the first of three consecutive policy rule priorities, below 32766 (the main table).
 	Priority int
 	// Conntrack selects how established flows keep their targets.
-	Conntrack     Conntrack
-	checkTimeouts bool // see UseTimeouts
+	Conntrack Conntrack
+	timeouts  int // of checkTimeouts that the kernel can assign, see UseTimeouts
 }
 
 // Conntrack is the method by which established flows keep their targets.

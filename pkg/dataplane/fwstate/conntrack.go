@@ -54,9 +54,8 @@ func (conn *Conn) FlushConntrack(fwmarks []uint32) error {
 // time of the next call, because live flows may fill the part, too, and a dump takes long.
 func (conn *Conn) EvictConntrack(part float64) (next time.Time) {
 	begin := time.Now()
-	const directory = "net/netfilter/nf_conntrack_"
-	count, _ := strconv.ParseFloat(sysctl.Key(directory+"count").Read(), 64)
-	limit, _ := strconv.ParseFloat(sysctl.Key(directory+"max").Read(), 64)
+	count, _ := strconv.ParseFloat(sysctl.Key("net/netfilter/nf_conntrack_count").Read(), 64)
+	limit, _ := strconv.ParseFloat(sysctl.Key("net/netfilter/nf_conntrack_max").Read(), 64)
 	if !full(count, limit, part) {
 		return begin
 	}

@@ -37,14 +37,6 @@ var checkTimeouts = []nft.Timeouts{
 	{Name: "checks-udp", Protocol: unix.IPPROTO_UDP, Seconds: map[uint16]uint32{1: 10, 2: 10}},
 }
 
-// timeouts returns those that the kernel can assign.
-func (config Config) timeouts() []nft.Timeouts {
-	if config.checkTimeouts {
-		return checkTimeouts
-	}
-	return nil
-}
-
 // Names by family.
 var (
 	errorSets  = [...]string{"errors4", "errors6"}

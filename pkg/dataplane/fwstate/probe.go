@@ -88,14 +88,16 @@ func (conn *Conn) missingDynamicMaps() []plan.Problem {
 // UseTimeouts makes rules assign checkTimeouts if the kernel has CONFIG_NF_CONNTRACK_TIMEOUT.
 func (conn *Conn) UseTimeouts() error {
 	config, transaction := conn.config, &nft.Transaction{Table: probeTable}
-	config.checkTimeouts = true
+	config.timeouts = len(checkTimeouts)
 	transaction.AddTable()
 	transaction.AddTimeouts(checkTimeouts...)
 	transaction.AddChain(nft.Chain{Name: "probe"})
 	transaction.AddRules("probe", config.baseRules(checksChain)...)
 	transaction.DeleteTable()
 	err := conn.commit(transaction)
-	conn.config.checkTimeouts = err == nil
+	if err == nil {
+		conn.config = config
+	}
 	return err
 }
 

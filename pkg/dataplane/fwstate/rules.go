@@ -64,7 +64,7 @@ func (config Config) baseRules(chain string) (rules []nft.Rule) {
 			}
 		}
 	case checksChain:
-		for _, timeouts := range config.timeouts() {
+		for _, timeouts := range checkTimeouts[:config.timeouts] {
 			add("connections of health checks",
 				&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: Register(0)},
 				&expr.Cmp{Op: expr.CmpOpEq, Register: Register(0), Data: markKey(trench.CheckPriority)},

@@ -231,7 +231,7 @@ func (writer *changeWriter) base(change plan.Change) error {
 		}
 		writer.first.AddElements(want.Name, missing)
 	}
-	writer.first.AddTimeouts(writer.config.timeouts()...)
+	writer.first.AddTimeouts(checkTimeouts[:writer.config.timeouts]...)
 	for _, want := range writer.config.baseChains() {
 		if content.checkChain(want) != nil {
 			continue // chain checks of another process: see inspectForeign
