@@ -227,7 +227,9 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 		return frontend.Options{}, nil, err
 	}
 	config, err := c.read(settings.Trial, lenient)
-	refused.Add(err)
+	if err != nil {
+		refused = append(cli.Refusals{err}, refused...)
+	}
 	c.complete(config)
 	c.CheckSpeaker(&refused)
 	// A running frontend takes such an edit, so its next start must take it, too.

@@ -132,7 +132,7 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options,
 	}
 	config, err := settings.Trial.Read(c.TrenchFile, trench.DefaultDefaults())
 	if err != nil && !lenient {
-		refused.Add(fmt.Errorf("trench file refused:\n%w", err))
+		refused = append(cli.Refusals{fmt.Errorf("trench file refused:\n%w", err)}, refused...)
 	}
 	// Only validate refuses what the trench file may correct later.
 	for _, problem := range slices.Concat(c.unknownStreams(config), c.loopbackTargets(config)) {
