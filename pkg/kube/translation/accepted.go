@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -80,6 +81,9 @@ type candidate struct {
 	refused  *refusal        // why the described stream is not assigned
 	stream   *trench.Stream  // nil if no stream is assigned
 	problems []Problem
+
+	generations plan.Generations // of its targets
+	serves      bool             // reports whether it has these, because it had a stream
 }
 
 // candidates returns each Service with the stream that it describes, or else with its last
@@ -96,6 +100,9 @@ func (state *translator) candidates(services []*corev1.Service) []*candidate {
 			recorded = next.accepted(last)
 		}
 		state.holds(next, recorded)
+		if state.settings.holders.believes(service) {
+			next.generations, next.serves = recordOf[plan.Generations](service, v1alpha1.Generations)
+		}
 	}
 	state.readQuota()
 	// An edit takes no place, nor its own: first the last forms of Services with VIPs have theirs.

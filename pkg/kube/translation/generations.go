@@ -40,12 +40,10 @@ func Generations(service *corev1.Service, names []string, now time.Time) string 
 }
 
 // addEarlier adds the earlier sets of targets to a stream, without sets of which no target is left.
-func (state *translator) addEarlier(service *corev1.Service, stream *trench.Stream) {
-	if !state.settings.holders.believes(service) {
-		return
-	}
-	generations, _ := recordOf[plan.Generations](service, v1alpha1.Generations)
-	for _, generation := range generations.Earlier {
+func (candidate *candidate) addEarlier() {
+	stream := candidate.stream
+	stream.Earlier = nil
+	for _, generation := range candidate.generations.Earlier {
 		names := generation.Targets[0]
 		// Other users may write conditions: an invalid name must not break the trench file.
 		invalid := func(name string) bool { return fileName(name) != name }

@@ -12,7 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/trench"
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
@@ -143,36 +142,24 @@ func (state *translator) spread(all []*candidate) {
 			if next.stream == nil || next.most == math.MaxInt { // of the Trench's namespace
 				continue
 			}
-			serves, stream := serves(next.service), *next.stream
+			stream := *next.stream
 			stream.Targets = slices.DeleteFunc(slices.Clone(stream.Targets),
-				func(target trench.Target) bool { return !fresh && (target.Terminating || !serves(target)) })
+				func(target trench.Target) bool { return !fresh && (target.Terminating || !next.had(target)) })
 			state.grow(next, targets(&stream))
 		}
 	}
 }
 
-// serves returns a function that reports whether a Service had a target already.
-func serves(service *corev1.Service) func(target trench.Target) bool {
-	generations, _ := recordOf[plan.Generations](service, v1alpha1.Generations)
-	return func(target trench.Target) bool {
-		_, found := slices.BinarySearch(generations.Current.Targets[0], target.Name)
-		return found
+// limit leaves out the targets of a stream that are not counted, of which new ones are first.
+func (state *translator) limit(candidate *candidate) {
+	stream, counts := candidate.stream, map[bool]int{}
+	if stream == nil {
+		return
 	}
-}
-
-// limit leaves out the targets of each stream that are not counted, of which new ones are first.
-func (state *translator) limit(all []*candidate) {
-	for _, candidate := range all {
-		stream, counts := candidate.stream, map[bool]int{}
-		if stream != nil {
-			state.grow(candidate, targets(stream))
-		}
-		if stream == nil || targets(stream) <= candidate.most {
-			continue
-		}
-		serves, first := serves(candidate.service), map[bool]int{true: -1}
+	if state.grow(candidate, targets(stream)); targets(stream) > candidate.most {
+		first := map[bool]int{true: -1}
 		slices.SortStableFunc(stream.Targets,
-			func(a, b trench.Target) int { return cmp.Compare(first[serves(a)], first[serves(b)]) })
+			func(a, b trench.Target) int { return cmp.Compare(first[candidate.had(a)], first[candidate.had(b)]) })
 		stream.Targets = slices.DeleteFunc(stream.Targets, func(target trench.Target) bool {
 			counts[target.Terminating]++
 			return counts[target.Terminating] > candidate.most
@@ -183,6 +170,13 @@ func (state *translator) limit(all []*candidate) {
 				"some, or raise spec.quota.targets of the Trench", candidate.most, counts[false], state.limits[0][1],
 			state.limits[1][1])})
 	}
+	candidate.addEarlier()
+}
+
+// had reports whether a target is one of the current set.
+func (candidate *candidate) had(target trench.Target) bool {
+	_, found := slices.BinarySearch(candidate.generations.Current.Targets[0], target.Name)
+	return found
 }
 
 // targets counts the targets of a stream without those that a rollout replaces.

@@ -380,3 +380,17 @@ func TestEditsTakeNothing(t *testing.T) {
 		}
 	})
 }
+
+// Earlier sets of targets that the quota leaves out are not in the trench file.
+func TestEarlierOfLimitedTargets(t *testing.T) {
+	for quota, want := range map[int]int{1: 1, 2: 2, 3: 2} {
+		o := quoted(t, "other", fmt.Sprintf("quota: {targets: %d}", quota), "")
+		accept(t, o)
+		o.Services[0].Status.Conditions[1].Message = `{"current":{"targets":[["web-0"],null]},"earlier":[` +
+			`{"targets":[["web-0","web-1"],null]},{"targets":[["web-1"],null]}]}`
+		r := translation.Translate(o, options)
+		if got := len(r.Config.Streams[0].Earlier); got != want {
+			t.Errorf("quota %d: %d earlier sets, want %d", quota, got, want)
+		}
+	}
+}

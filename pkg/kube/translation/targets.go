@@ -77,7 +77,6 @@ func (state *translator) addTargets(service *corev1.Service, stream *trench.Stre
 		stream.Targets = append(stream.Targets,
 			trench.Target{Name: name, IPs: endpoint.ips.list(), Terminating: endpoint.terminating})
 	}
-	state.addEarlier(service, stream)
 	// Without any address the problem is another one, such as missing Pods.
 	if has != [len(vip.Families)]bool{} {
 		for _, served := range stream.VIPs {

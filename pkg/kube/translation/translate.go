@@ -82,7 +82,9 @@ func (result *Result) translate(objects Objects, options Options) error {
 	for fits := false; !fits; {
 		// Again for each Service that shrink lets fall back.
 		state.share(candidates)
-		state.limit(candidates)
+		for _, candidate := range candidates {
+			state.limit(candidate)
+		}
 		result.Config, result.File, err = state.file(candidates)
 		var size tooLarge
 		fits = !errors.As(err, &size) || !state.shrink(candidates, int(size)-trenchfile.MaxSize)
