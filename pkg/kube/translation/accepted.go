@@ -107,14 +107,19 @@ func (state *translator) candidates(services []*corev1.Service) []*candidate {
 	state.readQuota()
 	// An edit takes no place, nor its own: first the last forms of Services with VIPs have theirs.
 	order := ranked(all)
-	for _, next := range order {
-		if len(next.held) > 0 && next.edited {
-			state.fallBack(next)
-		} else if len(next.held) > 0 {
-			state.describe(next)
+	for _, recorded := range []bool{true, false} {
+		for _, next := range order {
+			switch {
+			case len(next.held) == 0 || (next.last != nil) != recorded:
+			case next.edited:
+				state.fallBack(next)
+			default:
+				state.describe(next)
+			}
 		}
+		state.spread(all, false) // before Services without a record, whose edits are not known, take more
 	}
-	state.spread(all)
+	state.spread(all, true)
 	for _, next := range order {
 		if len(next.held) == 0 || next.edited {
 			state.describe(next)

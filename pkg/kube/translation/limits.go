@@ -135,18 +135,17 @@ func (state *translator) grow(candidate *candidate, count int) {
 	state.add(candidate, candidate.stream, count) // which fits
 }
 
-// spread counts the targets of Services that have VIPs: first those that serve, then new ones.
-func (state *translator) spread(all []*candidate) {
-	for _, fresh := range []bool{false, true} {
-		for _, next := range all {
-			if next.stream == nil || next.most == math.MaxInt { // of the Trench's namespace
-				continue
-			}
-			stream := *next.stream
-			stream.Targets = slices.DeleteFunc(slices.Clone(stream.Targets),
-				func(target trench.Target) bool { return !fresh && (target.Terminating || !next.had(target)) })
-			state.grow(next, targets(&stream))
+// spread counts the targets of Services that have VIPs: as many as serve, or also new ones.
+func (state *translator) spread(all []*candidate, fresh bool) {
+	for _, next := range all {
+		if next.stream == nil {
+			continue
 		}
+		count := targets(next.stream)
+		if !fresh { // a number, because a rollout replaces the names
+			count = min(count, len(next.generations.Current.Targets[0]))
+		}
+		state.grow(next, count)
 	}
 }
 

@@ -394,3 +394,43 @@ func TestEarlierOfLimitedTargets(t *testing.T) {
 		}
 	}
 }
+
+// A rollout keeps the places of its Service, although Pods of an older one wait for places.
+func TestRolloutKeepsPlaces(t *testing.T) {
+	for terminating := range 4 {
+		o := quoted(t, "other", "quota: {targets: 5}", "", "")
+		o.Services[1].Spec.Selector = map[string]string{"app": "new"}
+		accept(t, o)
+		for i := range 7 {
+			pod := o.Pods[0].DeepCopy()
+			pod.Name, pod.Labels["app"] = fmt.Sprint("new-", i), "new"
+			pod.Annotations["k8s.v1.cni.cncf.io/network-status"] = fmt.Sprintf(
+				`[{"name":"trench-a/targets","ips":["172.16.1.%d"]}]`, i)
+			if i < terminating {
+				pod.DeletionTimestamp = &metav1.Time{}
+			}
+			if i >= 3+terminating {
+				pod.Labels["app"] = "web" // waits
+			}
+			o.Pods = append(o.Pods, pod)
+		}
+		o.Services[1].Status.Conditions[1].Message = `{"current":{"targets":[["new-0","new-1","new-2"],null]}}`
+		r := translation.Translate(o, options)
+		if got := fmt.Sprint(r.Services[0].Targets, " ", r.Services[1].Targets); got != "2 3" {
+			t.Errorf("%d terminating: %s\n%s", terminating, got, r.Table())
+		}
+	}
+}
+
+// A Service without a record takes no targets that serve from those that have one.
+func TestQuotaWithoutRecord(t *testing.T) {
+	for quota, want := range map[int]string{6: "0 2 2", 7: "2 2 2"} {
+		o := quoted(t, "other", fmt.Sprintf("quota: {targets: %d}", quota), `, vipgate.io/min-ready: "3"`, "", "")
+		accept(t, o)
+		o.Services[0].Status.Conditions = o.Services[0].Status.Conditions[1:]
+		r := translation.Translate(o, options)
+		if got := fmt.Sprint(r.Services[0].Targets, r.Services[1].Targets, r.Services[2].Targets); got != want {
+			t.Errorf("quota %d: %s, want %s\n%s", quota, got, want, r.Table())
+		}
+	}
+}
