@@ -210,14 +210,18 @@ func (state *translator) rate(check *trench.Check) (count int) {
 // ranked returns candidates by age, after those that have VIPs, of which edited ones, and those
 // without a record of their form, are last. The last one loses its place first.
 func ranked(all []*candidate) []*candidate {
-	rank := func(candidate *candidate) int {
-		edited := candidate.edited && candidate.stream != nil && candidate.refused == nil
-		if len(candidate.held) > 0 && candidate.last != nil && !edited {
-			return 2
-		}
+	return slices.SortedStableFunc(slices.Values(all), func(a, b *candidate) int { return cmp.Compare(b.rank(), a.rank()) })
+}
+
+func (candidate *candidate) rank() int {
+	edited := candidate.edited && candidate.stream != nil && candidate.refused == nil
+	switch {
+	case len(candidate.held) == 0 || candidate.last == nil || edited:
 		return min(len(candidate.held), 1)
+	case candidate.serves: // an older one without a stream does not take its place
+		return 3
 	}
-	return slices.SortedStableFunc(slices.Values(all), func(a, b *candidate) int { return cmp.Compare(rank(b), rank(a)) })
+	return 2
 }
 
 func (candidate *candidate) drop() { candidate.stream, candidate.problems = nil, nil }

@@ -434,3 +434,21 @@ func TestQuotaWithoutRecord(t *testing.T) {
 		}
 	}
 }
+
+// A Service that has no room takes the place of a younger one that serves neither when it fits again,
+// nor when a third one leaves.
+func TestServingKeepsItsPlace(t *testing.T) {
+	for serving, want := range map[int]string{0: "other.s0 other.s1", 1: "other.s0 other.s1", 2: "other.s0 other.s2"} {
+		o := quoted(t, "other", "quota: {streams: 2}", "", "", "")
+		accept(t, o)
+		for i, service := range o.Services[1:] {
+			if i+1 != serving {
+				service.Status.Conditions = service.Status.Conditions[:1]
+			}
+		}
+		got := strings.Join(slices.Sorted(maps.Keys(served(translation.Translate(o, options)))), " ")
+		if got != want {
+			t.Errorf("s0 and s%d serve: %s, want %s", serving, got, want)
+		}
+	}
+}
