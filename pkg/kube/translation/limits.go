@@ -238,25 +238,31 @@ func expressions(check *trench.Check) (count int) {
 }
 
 // shrink refuses Services of the other namespaces with most bytes until the trench file has excess
-// bytes less, so that no tenant has the Trench refused; those without VIPs first. It reports
+// bytes less, so that no tenant has the Trench refused; those of the least rank first. It reports
 // whether it refused any.
 func (state *translator) shrink(all []*candidate, excess int) (refused bool) {
 	byNamespace, sizes, total := map[string][]*candidate{}, map[*candidate]int{}, map[string]int{}
+	size := func(candidate *candidate) int {
+		if candidate.stream == nil {
+			return 0
+		}
+		config := trench.Config{Streams: []trench.Stream{*candidate.stream}}
+		if policy, ok := state.policies[candidate.stream.Name]; ok {
+			config.Attractor.Policies = []trench.Policy{policy}
+		}
+		return len(trenchfile.Marshal(&config))
+	}
 	for _, candidate := range ranked(all) {
 		if namespace := candidate.service.Namespace; candidate.stream != nil &&
 			namespace != state.settings.trench.Namespace {
-			config := trench.Config{Streams: []trench.Stream{*candidate.stream}}
-			if policy, ok := state.policies[candidate.stream.Name]; ok {
-				config.Attractor.Policies = []trench.Policy{policy}
-			}
-			sizes[candidate] = len(trenchfile.Marshal(&config))
+			sizes[candidate] = size(candidate)
 			byNamespace[namespace] = append(byNamespace[namespace], candidate)
 			total[namespace] += sizes[candidate]
 		}
 	}
 	has := func(namespace string) int {
 		list := byNamespace[namespace]
-		return min(len(list[len(list)-1].held), 1)
+		return list[len(list)-1].rank()
 	}
 	for ; excess > 0 && len(total) > 0; refused = true {
 		largest := slices.MaxFunc(slices.Sorted(maps.Keys(total)), func(a, b string) int {
@@ -269,9 +275,11 @@ func (state *translator) shrink(all []*candidate, excess int) (refused bool) {
 			"remove Services of namespace %s, or use several Trenches", trenchfile.MaxSize, largest)
 		if last.drop(); edit {
 			state.fallBack(last)
+			state.limit(last)
 		}
-		excess -= sizes[last]
-		total[largest] -= sizes[last]
+		less := sizes[last] - size(last) // the last form has a size, too
+		excess -= less
+		total[largest] -= less
 		if byNamespace[largest] = list[:len(list)-1]; len(list) == 1 {
 			delete(total, largest)
 		}

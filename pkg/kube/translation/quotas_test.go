@@ -172,6 +172,27 @@ func TestEditFillsFile(t *testing.T) {
 	}
 }
 
+// An edit that fills the trench file takes no room from a larger namespace.
+func TestEditFillsFileOfOthers(t *testing.T) {
+	o := crowded(t, 1)
+	o.Services, o.Pods = o.Services[:2], read(t, []byte(attached("a", "web-0", "172.16.0.1"))).Pods
+	o.Trench.Object["spec"].(map[string]any)["quota"] = map[string]any{"targets": int64(1_000_000)}
+	for i := range 90_000 {
+		pod := o.Pods[0].DeepCopy()
+		pod.Namespace, pod.Name = map[bool]string{true: "a", false: "b"}[i < 50_000], fmt.Sprintf("web-%054d", i)
+		pod.Annotations["k8s.v1.cni.cncf.io/network-status"] = fmt.Sprintf(
+			`[{"name":"trench-a/targets","ips":["172.16.%d.%d"]}]`, i/256%256, i%256)
+		o.Pods = append(o.Pods, pod)
+	}
+	o.Services[1].Spec.Selector["old"] = "yes"
+	o.Services[1].Status.Conditions[0].Message = translation.Record(o.Services[1])
+	delete(o.Services[1].Spec.Selector, "old")
+	r := translation.Translate(o, options)
+	if v := r.Services[1]; len(served(r)) != 2 || v.Accepted || v.Targets != 0 {
+		t.Error(r.Table()[:min(3000, len(r.Table()))])
+	}
+}
+
 // VIPs beyond a full list of holders push none out of it, of whatever age.
 func TestFullListOfHolders(t *testing.T) {
 	for _, more := range []int{-1, 0, 1} {
