@@ -164,10 +164,12 @@ func (state *translator) limit(candidate *candidate) {
 			return counts[target.Terminating] > candidate.most
 		})
 		slices.SortFunc(stream.Targets, func(a, b trench.Target) int { return cmp.Compare(a.Name, b.Name) })
-		candidate.problems = append(candidate.problems, Problem{reference(candidate.service), ReasonQuotaExceeded, message(
-			"the Service gets %d of %d targets (one check a second each), of %d of its namespace and %d of all: remove "+
-				"some, or raise spec.quota.targets of the Trench", candidate.most, counts[false], state.limits[0][1],
-			state.limits[1][1])})
+		if counts[false] > candidate.most {
+			candidate.problems = append(candidate.problems, Problem{reference(candidate.service), ReasonQuotaExceeded, message(
+				"the Service gets %d of %d targets (one check a second each), of %d of its namespace and %d of all: remove "+
+					"some, or raise spec.quota.targets of the Trench", candidate.most, counts[false], state.limits[0][1],
+				state.limits[1][1])})
+		}
 	}
 	candidate.addEarlier()
 }
