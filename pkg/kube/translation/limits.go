@@ -93,15 +93,20 @@ func (state *translator) readQuota() {
 }
 
 // add returns why a Service may not have a stream with count targets, or at least those that make
-// it ready, or else counts it. What was counted before stays, so that it may fall back.
+// it ready, or else counts it. What was counted before stays, so that it may fall back. The last
+// form of a Service with VIPs keeps the targets that make it ready, and is counted while there is
+// room: a subnet of another family, or an upgrade, may have raised their number.
 func (state *translator) add(candidate *candidate, stream *trench.Stream, count int) *refusal {
 	namespace := candidate.service.Namespace
 	if namespace == state.settings.trench.Namespace {
 		candidate.most = math.MaxInt
 		return nil
 	}
-	rate := state.rate(&stream.Check)
-	need := amounts{1, max(1, stream.MinReady, count) * rate, 0}
+	rate, least := state.rate(&stream.Check), max(1, stream.MinReady)
+	need := amounts{1, max(least, count) * rate, 0}
+	if len(candidate.held) > 0 && candidate.last != nil && (!candidate.edited || candidate.stream == nil) {
+		need[1] = min(need[1], state.room(candidate))
+	}
 	// The kernel keeps a table for each in the memory of lb.
 	if stream.Maglev.Size > state.defaults.Maglev.Size {
 		need[0] = (int(stream.Maglev.Size) + 1008) / 1009
@@ -122,17 +127,19 @@ func (state *translator) add(candidate *candidate, stream *trench.Stream, count 
 		}
 	}
 	state.used[namespace], state.used[""] = used[0], used[1]
-	candidate.counted, candidate.most = need, need[1]/rate
+	candidate.counted, candidate.most = need, max(least, need[1]/rate)
 	return nil
+}
+
+// room returns how many checks a second a Service may have.
+func (state *translator) room(candidate *candidate) int {
+	return candidate.counted[1] + min(state.limits[0][1]-state.used[candidate.service.Namespace][1],
+		state.limits[1][1]-state.used[""][1])
 }
 
 // grow counts up to count targets of a Service, while there is room.
 func (state *translator) grow(candidate *candidate, count int) {
-	for i, namespace := range []string{candidate.service.Namespace, ""} {
-		room := candidate.counted[1] + state.limits[i][1] - state.used[namespace][1]
-		count = min(count, room/state.rate(&candidate.stream.Check))
-	}
-	state.add(candidate, candidate.stream, count) // which fits
+	state.add(candidate, candidate.stream, min(count, state.room(candidate)/state.rate(&candidate.stream.Check)))
 }
 
 // spread counts the targets of Services that have VIPs: as many as serve, or also new ones.

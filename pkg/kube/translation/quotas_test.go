@@ -52,9 +52,9 @@ func TestEditInFullNamespace(t *testing.T) {
 	}
 }
 
-// A stream keeps the targets that it needs to be ready, or its Service is refused.
+// A stream keeps the targets that it needs to be ready, also of a quota that is lower than these.
 func TestQuotaKeepsMinReady(t *testing.T) {
-	for quota, want := range map[int]string{2: "2 0", 3: "2 1", 4: "2 2"} {
+	for quota, want := range map[int]string{1: "2 1", 2: "2 1", 3: "2 1", 4: "2 2"} {
 		o := quoted(t, "other", fmt.Sprintf("quota: {targets: %d}", quota), "", "")
 		accept(t, o)
 		o.Services[0].Annotations[v1alpha1.MinReadyAnnotation] = "2"
@@ -470,6 +470,47 @@ func TestServingKeepsItsPlace(t *testing.T) {
 		got := strings.Join(slices.Sorted(maps.Keys(served(translation.Translate(o, options)))), " ")
 		if got != want {
 			t.Errorf("s0 and s%d serve: %s, want %s", serving, got, want)
+		}
+	}
+}
+
+// A subnet of another family withdraws no VIP: the last form of a Service keeps the targets that
+// make it ready. Edits and new Services pass no quota.
+func TestQuotaOfNewFamily(t *testing.T) {
+	for _, c := range []struct {
+		quota    int
+		edit     string // min-ready of s1
+		want     string
+		accepted bool
+	}{
+		{12, "2", "2 2 2", true},
+		{11, "2", "2 2 0", true},
+		{8, "2", "2 2 0", true},
+		{7, "2", "2 2 0", true},
+		{4, "2", "2 2 0", true},
+		{1, "2", "2 2 0", true},
+		{1, "x", "2 2 0", false},
+		{7, "1", "2 2 0", false},
+		{8, "1", "2 2 0", true},
+		{9, "3", "2 2 0", false},
+		{10, "3", "2 2 0", true},
+	} {
+		o := quoted(t, "other", fmt.Sprintf("quota: {targets: %d}", c.quota), "", "", "")
+		accept(t, o)
+		for _, service := range o.Services[:2] {
+			service.Annotations[v1alpha1.MinReadyAnnotation] = "2"
+			service.Status.Conditions[0].Message = translation.Record(service)
+		}
+		o.Services[1].Annotations[v1alpha1.MinReadyAnnotation] = c.edit
+		o.Services[2].Status.Conditions = nil
+		status := o.Trench.Object["status"].(map[string]any)
+		status["holders"] = status["holders"].([]any)[:2]
+		spec := o.Trench.Object["spec"].(map[string]any)
+		spec["network"].(map[string]any)["subnets"] = []any{"172.16.0.0/16", "fd00::/64"}
+		r := translation.Translate(o, options)
+		got := fmt.Sprint(r.Services[0].Targets, r.Services[1].Targets, r.Services[2].Targets)
+		if got != c.want || r.Services[1].Accepted != c.accepted {
+			t.Errorf("%+v: %s\n%s", c, got, r.Table())
 		}
 	}
 }

@@ -537,7 +537,7 @@ func TestQuotaOfTargets(t *testing.T) {
 		{5, 0, 0, "2 2 1", 1},
 		{5, 1, 0, "2 2 1", 2},
 		{3, 0, 0, "1 1 1", 3},
-		{2, 0, 0, "1 1 0", 2},
+		{2, 0, 0, "1 1 1", 3},
 	} {
 		o := quoted(t, "other", fmt.Sprintf("quota: {targets: %d}", c.quota), "", "", "")
 		for i := range 2 {
