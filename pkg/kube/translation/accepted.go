@@ -130,7 +130,13 @@ func (state *translator) candidates(services []*corev1.Service) []*candidate {
 
 // describe assigns a Service the stream that it describes, or else its last accepted one.
 func (state *translator) describe(next *candidate) {
-	if next.stream, next.refused = state.newStream(next.service); next.refused == nil {
+	next.stream, next.refused = state.newStream(next.service)
+	if next.refused == nil && len(next.held) == 0 {
+		used := maps.Clone(state.used) // many without a place must not visit all Pods
+		next.refused = state.add(&candidate{service: next.service}, next.stream, 0)
+		state.used = used
+	}
+	if next.refused == nil {
 		next.problems, next.refused = state.addTargets(next.service, next.stream)
 	}
 	if next.refused == nil {

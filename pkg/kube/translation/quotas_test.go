@@ -514,3 +514,16 @@ func TestQuotaOfNewFamily(t *testing.T) {
 		}
 	}
 }
+
+// A new Service without a place is refused before its Pods are visited.
+func TestQuotaBeforePods(t *testing.T) {
+	for quota, want := range map[int]string{1: "QuotaExceeded", 2: "PortTranslation"} {
+		o := quoted(t, "other", fmt.Sprintf("quota: {streams: %d}", quota), "", "", "")
+		o.Services = o.Services[1:] // s2 has its VIP
+		o.Services[0].Spec.Ports[0].TargetPort = intstr.FromString("none")
+		r := translation.Translate(o, options)
+		if got := r.Services[0].Reason; got != want || r.Services[1].Stream == "" {
+			t.Errorf("quota %d: %s, want %s", quota, got, want)
+		}
+	}
+}
