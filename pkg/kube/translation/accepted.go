@@ -24,7 +24,8 @@ const maxRecord = 32 << 10
 // reads the same record.
 type record struct {
 	// Generation counts the accepted forms: Services have no metadata.generation.
-	Generation               int64                `json:"generation"`
+	Generation int64 `json:"generation"`
+	// Annotations has no VIPs if they do not fit: the status of the Trench lists them, too.
 	Annotations              map[string]string    `json:"annotations"`
 	Ports                    []corev1.ServicePort `json:"ports,omitempty"`
 	Selector                 map[string]string    `json:"selector,omitempty"`
@@ -43,6 +44,9 @@ func Record(service *corev1.Service) string {
 		if text, ok := service.Annotations[name]; ok {
 			accepted.Annotations[name] = text
 		}
+	}
+	if text, _ := json.Marshal(accepted); len(text) >= maxRecord { // with room for a longer number
+		delete(accepted.Annotations, v1alpha1.VIPsAnnotation)
 	}
 	if !equality.Semantic.DeepEqual(accepted, last) {
 		accepted.Generation++
@@ -97,7 +101,7 @@ func (state *translator) candidates(services []*corev1.Service) []*candidate {
 		// An accepted Service has a record, too: share prefers the last holder of a VIP.
 		var recorded []vip.VIP
 		if last, ok := recordOf[record](service, v1alpha1.LastAccepted); ok {
-			recorded = next.accepted(last)
+			recorded = next.accepted(last, state.settings.holders.vips[holderOf(service)])
 		}
 		state.holds(next, recorded)
 		if state.settings.holders.believes(service) {
@@ -136,6 +140,10 @@ func (state *translator) describe(next *candidate) {
 		next.refused = state.add(&candidate{service: next.service}, next.stream, 0)
 		state.used = used
 	}
+	if next.refused == nil && Record(next.service) == "" && (len(next.held) == 0 || next.last != nil) {
+		next.refused = refuse(ReasonInvalid, "its annotations, ports and selector have more than %d bytes without the VIPs, "+
+			"and a refused edit would end its stream: shorten them", maxRecord)
+	}
 	if next.refused == nil {
 		next.problems, next.refused = state.addTargets(next.service, next.stream)
 	}
@@ -151,8 +159,16 @@ func (state *translator) describe(next *candidate) {
 	}
 }
 
-// accepted restores the last accepted form from a record, and returns its VIPs.
-func (candidate *candidate) accepted(form record) []vip.VIP {
+// accepted restores the last accepted form from a record, or its VIPs from those that the Trench
+// lists, and returns these.
+func (candidate *candidate) accepted(form record, listed []vip.VIP) []vip.VIP {
+	if _, ok := form.Annotations[v1alpha1.VIPsAnnotation]; !ok && form.Annotations != nil {
+		text := candidate.service.Annotations[v1alpha1.VIPsAnnotation]
+		if claimed, _ := parseVIPs(candidate.service); !maps.Equal(vip.NewSet(claimed...), vip.NewSet(listed...)) {
+			text = strings.Join(vip.Texts(listed), ",")
+		}
+		form.Annotations[v1alpha1.VIPsAnnotation] = text
+	}
 	// The Service is shared and must not be modified.
 	last := *candidate.service
 	last.Annotations, last.Spec.Ports, last.Spec.Selector = form.Annotations, form.Ports, form.Selector
