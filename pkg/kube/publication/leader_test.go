@@ -29,7 +29,6 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/latest"
-	"github.com/vipgate/vipgate/test/harness"
 )
 
 // write is a write that the fake API server received.
@@ -246,18 +245,25 @@ func TestRefusalHoldsUntilItIsOver(t *testing.T) {
 	})
 }
 
-// A CRD without a field of the status is not an API server that is away.
+// A CRD without a field of the status is not an API server that is away. Only vipgate's CRDs are in
+// its manifests.
 func TestWriteToOlderCRD(t *testing.T) {
-	a := newAPI()
-	a.answer = func(int, write) error { return errOlderCRD }
-	l, o := a.leader(), newObject()
-	o.wanted = wantedStatus("7")
-	o.wanted.resource = v1alpha1.Resource
-	l.objects[o.wanted.object.UID] = o
-	if again, _ := l.process(t.Context(), o.wanted.object.UID); !l.away.IsZero() || again.IsZero() {
-		t.Errorf("no writes until %v, again at %v", l.away, again)
+	const remedy = "the CRD trenches.vipgate.io is older, apply deployments/kubernetes"
+	for _, resource := range []schema.GroupVersionResource{v1alpha1.Resource, gateways} {
+		a := newAPI()
+		a.answer = func(int, write) error { return errOlderCRD }
+		l, o := a.leader(), newObject()
+		o.wanted = wantedStatus("7")
+		o.wanted.resource = resource
+		l.objects[o.wanted.object.UID] = o
+		if again, _ := l.process(t.Context(), o.wanted.object.UID); !l.away.IsZero() || again.IsZero() {
+			t.Errorf("no writes until %v, again at %v", l.away, again)
+		}
+		if got := strings.Contains(o.err.Error(), remedy); got != (resource == v1alpha1.Resource) ||
+			strings.Contains(o.err.Error(), "is older") != got {
+			t.Errorf("%s: %v", resource.Resource, o.err)
+		}
 	}
-	harness.WantError(t, o.err, "the CRD trenches.vipgate.io is older, apply deployments/kubernetes")
 }
 
 // Conditions are written even if the addresses are refused.

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
 const (
@@ -176,7 +177,7 @@ func (leader *leader) apply(ctx context.Context, wanted wanted) (version string,
 		wanted.object.Name, types.ApplyPatchType,
 		body, metav1.PatchOptions{FieldManager: fieldManager, Force: &force}, "status")
 	if err != nil {
-		if strings.Contains(err.Error(), undeclared) {
+		if strings.Contains(err.Error(), undeclared) && wanted.resource.Group == v1alpha1.Group {
 			err = fmt.Errorf("%w; the CRD %s is older, apply deployments/kubernetes", err, wanted.resource.GroupResource())
 		}
 		return "", fmt.Errorf("failed to apply the status of %s %s/%s: %w",
