@@ -89,13 +89,13 @@ func (state *translator) readQuota() {
 		cmp.Or(own.Streams, whole.Streams), cmp.Or(own.Targets, whole.Targets), cmp.Or(own.Expressions, whole.Expressions),
 	}
 	all := amounts{max(v1alpha1.MaxStreams, each[0]), max(v1alpha1.MaxTargets, each[1]), math.MaxInt}
-	state.limits, state.used = [2]amounts{each, all}, map[string]amounts{}
+	state.limits, state.used, state.lent = [2]amounts{each, all}, map[string]amounts{}, map[string]int{}
 }
 
 // add returns why a Service may not have a stream with count targets, or at least those that make
 // it ready, or else counts it. What was counted before stays, so that it may fall back. The last
-// form of a Service with VIPs keeps the targets that make it ready, and is counted while there is
-// room: a subnet of another family, or an upgrade, may have raised their number.
+// form of a Service with VIPs keeps the targets that make it ready, also without room: a subnet of
+// another family may have doubled their checks. Up to twice the quota, because records can be forged.
 func (state *translator) add(candidate *candidate, stream *trench.Stream, count int) *refusal {
 	namespace := candidate.service.Namespace
 	if namespace == state.settings.trench.Namespace {
@@ -104,9 +104,12 @@ func (state *translator) add(candidate *candidate, stream *trench.Stream, count 
 	}
 	rate, least := state.rate(&stream.Check), max(1, stream.MinReady)
 	need := amounts{1, max(least, count) * rate, 0}
-	if len(candidate.held) > 0 && candidate.last != nil && (!candidate.edited || candidate.stream == nil) {
-		need[1] = min(need[1], state.room(candidate))
+	kept := len(candidate.held) > 0 && candidate.last != nil && (!candidate.edited || candidate.stream == nil)
+	lack := max(0, need[1]-state.room(candidate))
+	if !kept || candidate.most == 0 && state.lent[namespace]+lack > 2*state.limits[0][1] {
+		lack = 0
 	}
+	need[1] -= lack
 	// The kernel keeps a table for each in the memory of lb.
 	if stream.Maglev.Size > state.defaults.Maglev.Size {
 		need[0] = (int(stream.Maglev.Size) + 1008) / 1009
@@ -127,6 +130,9 @@ func (state *translator) add(candidate *candidate, stream *trench.Stream, count 
 		}
 	}
 	state.used[namespace], state.used[""] = used[0], used[1]
+	if candidate.most == 0 {
+		state.lent[namespace] += lack
+	}
 	candidate.counted, candidate.most = need, max(least, need[1]/rate)
 	return nil
 }

@@ -26,6 +26,7 @@ type translator struct {
 	policies map[string]trench.Policy // of Services, by stream
 	limits   [2]amounts               // of each namespace other than the Trench's, and of all
 	used     map[string]amounts       // of each, and of all as ""
+	lent     map[string]int           // checks a second of each that are beyond the limits
 }
 
 // Translate returns the trench file of a Trench and its Services. It is pure: the result depends
