@@ -165,13 +165,12 @@ func (state *translator) spread(all []*candidate, fresh bool) {
 // limit leaves out the targets of a stream that are not counted, of which new ones are first.
 func (state *translator) limit(candidate *candidate) {
 	stream, counts := candidate.stream, map[bool]int{}
-	if stream == nil {
-		return
-	}
 	if state.grow(candidate, targets(stream)); targets(stream) > candidate.most {
-		first := map[bool]int{true: -1}
-		slices.SortStableFunc(stream.Targets,
-			func(a, b trench.Target) int { return cmp.Compare(first[candidate.had(a)], first[candidate.had(b)]) })
+		order := func(target trench.Target) int {
+			_, serves := slices.BinarySearch(candidate.generations.Current.Targets[0], target.Name)
+			return map[bool]int{true: -1}[serves]
+		}
+		slices.SortStableFunc(stream.Targets, func(a, b trench.Target) int { return cmp.Compare(order(a), order(b)) })
 		stream.Targets = slices.DeleteFunc(stream.Targets, func(target trench.Target) bool {
 			counts[target.Terminating]++
 			return counts[target.Terminating] > candidate.most
@@ -185,12 +184,6 @@ func (state *translator) limit(candidate *candidate) {
 		}
 	}
 	candidate.addEarlier()
-}
-
-// had reports whether a target is one of the current set.
-func (candidate *candidate) had(target trench.Target) bool {
-	_, found := slices.BinarySearch(candidate.generations.Current.Targets[0], target.Name)
-	return found
 }
 
 // targets counts the targets of a stream without those that a rollout replaces.
@@ -290,6 +283,8 @@ func (state *translator) shrink(all []*candidate, excess int) (refused bool) {
 			"remove Services of namespace %s, or use several Trenches", trenchfile.MaxSize, largest)
 		if last.drop(); edit {
 			state.fallBack(last)
+		}
+		if last.stream != nil {
 			state.limit(last)
 		}
 		less := sizes[last] - size(last) // the last form has a size, too

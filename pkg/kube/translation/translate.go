@@ -83,9 +83,6 @@ func (result *Result) translate(objects Objects, options Options) error {
 	for fits := false; !fits; {
 		// Again for each Service that shrink lets fall back.
 		state.share(candidates)
-		for _, candidate := range candidates {
-			state.limit(candidate)
-		}
 		result.Config, result.File, err = state.file(candidates)
 		var size tooLarge
 		fits = !errors.As(err, &size) || !state.shrink(candidates, int(size)-trenchfile.MaxSize)
@@ -128,11 +125,13 @@ func (size tooLarge) Error() string {
 		"divide the Services among several Trenches", int(size), trenchfile.MaxSize)
 }
 
-// file returns the configuration and the content of the trench file, or why it is refused.
+// file limits the streams to the quotas, and returns the configuration and the content of the trench
+// file, or why it is refused.
 func (state *translator) file(candidates []*candidate) (*trench.Config, []byte, error) {
 	state.streams = nil
 	for _, candidate := range candidates {
 		if candidate.stream != nil {
+			state.limit(candidate)
 			state.streams = append(state.streams, candidate.stream)
 		}
 	}
