@@ -95,7 +95,8 @@ func (state *translator) readQuota() {
 // add returns why a Service may not have a stream with count targets, or at least those that make
 // it ready, or else counts it. What was counted before stays, so that it may fall back. The last
 // form of a Service with VIPs keeps the targets that make it ready, also without room: a subnet of
-// another family may have doubled their checks. Up to twice the quota, because records can be forged.
+// another family may have doubled their checks. They pass the quota twice at most, because tenants
+// may forge records.
 func (state *translator) add(candidate *candidate, stream *trench.Stream, count int) *refusal {
 	namespace := candidate.service.Namespace
 	if namespace == state.settings.trench.Namespace {
@@ -151,14 +152,11 @@ func (state *translator) grow(candidate *candidate, count int) {
 // spread counts the targets of Services that have VIPs: as many as serve, or also new ones.
 func (state *translator) spread(all []*candidate, fresh bool) {
 	for _, next := range all {
-		if next.stream == nil {
-			continue
+		if next.stream != nil && fresh {
+			state.grow(next, targets(next.stream))
+		} else if next.stream != nil { // a number, because a rollout replaces the names
+			state.grow(next, min(targets(next.stream), len(next.generations.Current.Targets[0])))
 		}
-		count := targets(next.stream)
-		if !fresh { // a number, because a rollout replaces the names
-			count = min(count, len(next.generations.Current.Targets[0]))
-		}
-		state.grow(next, count)
 	}
 }
 
@@ -170,7 +168,7 @@ func (state *translator) limit(candidate *candidate) {
 			_, serves := slices.BinarySearch(candidate.generations.Current.Targets[0], target.Name)
 			return map[bool]int{true: -1}[serves]
 		}
-		slices.SortStableFunc(stream.Targets, func(a, b trench.Target) int { return cmp.Compare(order(a), order(b)) })
+		slices.SortStableFunc(stream.Targets, func(a, b trench.Target) int { return order(a) - order(b) })
 		stream.Targets = slices.DeleteFunc(stream.Targets, func(target trench.Target) bool {
 			counts[target.Terminating]++
 			return counts[target.Terminating] > candidate.most
@@ -218,7 +216,7 @@ func (state *translator) rate(check *trench.Check) (count int) {
 // ranked returns candidates by age, after those that have VIPs, of which edited ones, and those
 // without a record of their form, are last. The last one loses its place first.
 func ranked(all []*candidate) []*candidate {
-	return slices.SortedStableFunc(slices.Values(all), func(a, b *candidate) int { return cmp.Compare(b.rank(), a.rank()) })
+	return slices.SortedStableFunc(slices.Values(all), func(a, b *candidate) int { return b.rank() - a.rank() })
 }
 
 func (candidate *candidate) rank() int {
@@ -249,11 +247,8 @@ func expressions(check *trench.Check) (count int) {
 // bytes less, so that no tenant has the Trench refused; those of the least rank first. It reports
 // whether it refused any.
 func (state *translator) shrink(all []*candidate, excess int) (refused bool) {
-	byNamespace, sizes, total := map[string][]*candidate{}, map[*candidate]int{}, map[string]int{}
+	byNamespace, total := map[string][]*candidate{}, map[string]int{}
 	size := func(candidate *candidate) int {
-		if candidate.stream == nil {
-			return 0
-		}
 		config := trench.Config{Streams: []trench.Stream{*candidate.stream}}
 		if policy, ok := state.policies[candidate.stream.Name]; ok {
 			config.Attractor.Policies = []trench.Policy{policy}
@@ -263,31 +258,26 @@ func (state *translator) shrink(all []*candidate, excess int) (refused bool) {
 	for _, candidate := range ranked(all) {
 		if namespace := candidate.service.Namespace; candidate.stream != nil &&
 			namespace != state.settings.trench.Namespace {
-			sizes[candidate] = size(candidate)
 			byNamespace[namespace] = append(byNamespace[namespace], candidate)
-			total[namespace] += sizes[candidate]
+			total[namespace] += size(candidate)
 		}
 	}
-	has := func(namespace string) int {
-		list := byNamespace[namespace]
-		return list[len(list)-1].rank()
-	}
+	last := func(namespace string) *candidate { return byNamespace[namespace][len(byNamespace[namespace])-1] }
 	for ; excess > 0 && len(total) > 0; refused = true {
 		largest := slices.MaxFunc(slices.Sorted(maps.Keys(total)), func(a, b string) int {
-			return cmp.Or(cmp.Compare(has(b), has(a)), cmp.Compare(total[a], total[b]))
+			return cmp.Or(last(b).rank()-last(a).rank(), cmp.Compare(total[a], total[b]))
 		})
-		list := byNamespace[largest]
-		last := list[len(list)-1]
-		edit := last.edited && last.refused == nil
-		last.refused = refuse(ReasonQuotaExceeded, "the trench file would have more than %d bytes with it: "+
+		list, next := byNamespace[largest], last(largest)
+		less, edit := size(next), next.edited && next.refused == nil
+		next.refused = refuse(ReasonQuotaExceeded, "the trench file would have more than %d bytes with it: "+
 			"remove Services of namespace %s, or use several Trenches", trenchfile.MaxSize, largest)
-		if last.drop(); edit {
-			state.fallBack(last)
+		if next.drop(); edit {
+			state.fallBack(next)
 		}
-		if last.stream != nil {
-			state.limit(last)
+		if next.stream != nil { // its last form
+			state.limit(next)
+			less -= size(next)
 		}
-		less := sizes[last] - size(last) // the last form has a size, too
 		excess -= less
 		total[largest] -= less
 		if byNamespace[largest] = list[:len(list)-1]; len(list) == 1 {

@@ -456,8 +456,8 @@ func TestQuotaWithoutRecord(t *testing.T) {
 	}
 }
 
-// A Service that has no room takes the place of a younger one that serves neither when it fits again,
-// nor when a third one leaves.
+// A Service that has no room takes no place of a younger one that serves, such as after a third one
+// left.
 func TestServingKeepsItsPlace(t *testing.T) {
 	for serving, want := range map[int]string{0: "other.s0 other.s1", 1: "other.s0 other.s1", 2: "other.s0 other.s2"} {
 		o := quoted(t, "other", "quota: {streams: 2}", "", "", "")

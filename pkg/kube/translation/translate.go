@@ -125,8 +125,8 @@ func (size tooLarge) Error() string {
 		"divide the Services among several Trenches", int(size), trenchfile.MaxSize)
 }
 
-// file limits the streams to the quotas, and returns the configuration and the content of the trench
-// file, or why it is refused.
+// file limits the streams to the quotas, and returns the configuration and the content of the
+// trench file, or why it is refused.
 func (state *translator) file(candidates []*candidate) (*trench.Config, []byte, error) {
 	state.streams = nil
 	for _, candidate := range candidates {
