@@ -4,12 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/sysctl"
 )
@@ -31,19 +31,19 @@ func (conn *Conn) FlushConntrack(fwmarks []uint32) error {
 	if conn.config.Conntrack != ConntrackOn {
 		return nil
 	}
-	for _, block := range blocks(fwmarks) {
+	for _, block := range plan.Blocks(fwmarks) {
 		var request nlmsg.Messages
 		request.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8|conntrackDelete, unix.NLM_F_ACK, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-		request.Uint32BE(ctaMark, block.first)
+		request.Uint32BE(ctaMark, block.First)
 		// The mask ignores the bits within the block and those that are no bits of fwmarks.
-		request.Uint32BE(ctaMarkMask, conn.config.FWMarkMask()&^(block.length-1))
+		request.Uint32BE(ctaMarkMask, conn.config.FWMarkMask()&^(block.Length-1))
 		rejected, err := conn.nft.Do(&request)
 		switch err = errors.Join(err, rejected[0]); {
 		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
 			return nil // the kernel has no connection tracking
 		case err != nil && !errors.Is(err, unix.ENOENT): // no entry matched
-			return fmt.Errorf("failed to flush connection tracking entries of %d fwmarks from %d on: %w", block.length,
-				block.first, err)
+			return fmt.Errorf("failed to flush connection tracking entries of %d fwmarks from %d on: %w", block.Length,
+				block.First, err)
 		}
 	}
 	return nil
@@ -70,24 +70,3 @@ func (conn *Conn) EvictConntrack(part float64) (next time.Time) {
 
 // full reports whether count is at least a part of a limit, of which 0 is none.
 func full(count, limit, part float64) bool { return limit > 0 && count >= part*limit }
-
-// block is a range of numbers whose length is a power of two that divides the first number, so
-// that a mask matches it.
-type block struct{ first, length uint32 }
-
-// blocks returns the minimal list of blocks that cover exactly these numbers.
-func blocks(numbers []uint32) []block {
-	var list []block
-	for _, number := range slices.Compact(slices.Sorted(slices.Values(numbers))) {
-		list = append(list, block{number, 1})
-		// Merge aligned neighbors of equal length.
-		for len(list) > 1 {
-			a, b := list[len(list)-2], list[len(list)-1]
-			if a.length != b.length || a.first+a.length != b.first || a.first%(2*a.length) != 0 {
-				break
-			}
-			list = append(list[:len(list)-2], block{a.first, 2 * a.length})
-		}
-	}
-	return list
-}

@@ -3,40 +3,11 @@ package fwstate
 import (
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 	"testing"
 
-	"pgregory.net/rapid"
-
 	"github.com/vipgate/vipgate/test/lab"
 )
-
-func TestBlocksCoverExactMarks(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		numbers := rapid.SliceOf(rapid.Uint32Range(5000, 5100)).Draw(t, "numbers")
-		var covered []uint32
-		for _, b := range blocks(numbers) {
-			if b.length&(b.length-1) != 0 || b.first%b.length != 0 {
-				t.Fatalf("block %+v", b)
-			}
-			for i := range b.length {
-				covered = append(covered, b.first+i)
-			}
-		}
-		slices.Sort(numbers)
-		if want := slices.Compact(numbers); !slices.Equal(covered, want) {
-			t.Fatalf("covered %v, want %v", covered, want)
-		}
-	})
-	thousand := make([]uint32, 1000)
-	for i := range thousand {
-		thousand[i] = uint32(5000 + i)
-	}
-	if n := len(blocks(thousand)); n > 2*10 {
-		t.Errorf("%d blocks for a thousand numbers in a row", n)
-	}
-}
 
 func TestFullTable(t *testing.T) {
 	for _, tt := range []struct {
