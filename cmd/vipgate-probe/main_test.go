@@ -115,7 +115,11 @@ func TestRefusedFlags(t *testing.T) {
 			harness.WantError(t, refused.Err(), want)
 		}
 	}
-	c := good()
+	c, refused := good(), cli.Refusals{}
+	c.Ports = 64
+	c.check(&refused)
+	harness.Check(t, refused.Err())
+	c = good()
 	if targets := c.targets(nil); len(targets) != 1 || targets[0].Checks[0].TCP != (trench.TCPCheck{Port: 5000}) {
 		t.Errorf("targets %+v", targets)
 	}

@@ -104,6 +104,7 @@ func TestParsePassword(t *testing.T) {
 		{content: "\n", problem: "empty"},
 		{content: `a"b`, problem: "quote"},
 		{content: "a\nb\n", problem: "control character"},
+		{content: strings.Repeat("x", 80) + "\n", want: strings.Repeat("x", 80)},
 		{content: strings.Repeat("x", 81), problem: "81 bytes"},
 	} {
 		got, err := parsePassword([]byte(tt.content))

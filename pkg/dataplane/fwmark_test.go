@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestFWMarksAreNotReusedSoon(t *testing.T) {
@@ -33,4 +34,20 @@ func TestFWMarksAreNotReusedSoon(t *testing.T) {
 	if _, err := e.allocateFWMark(); err == nil {
 		t.Fatal("no error when all are used")
 	}
+}
+
+// A target more than fwmarks is refused, also if the mask has room.
+func TestFWMarksAreBounded(t *testing.T) {
+	e := newModelFixture().e
+	e.fwmarks.first, e.fwmarks.mask = 5000, 0xffffff
+	e.fwmarks.begin()
+	for n := range uint32(fwmarkRange) {
+		x, err := e.allocateFWMark()
+		if err != nil || x != 5000+n {
+			t.Fatalf("target %d: %d, %v", n+1, x, err)
+		}
+		e.targets[x] = plan.InstalledTarget{FWMark: x}
+	}
+	_, err := e.allocateFWMark()
+	harness.WantError(t, err, "all fwmarks from 5000 to 70535 are used")
 }

@@ -153,6 +153,13 @@ func TestRefusedReports(t *testing.T) {
 		return r
 	}
 	many := make([]uint32, maxPaths)
+	most := request("x", many, nil)
+	for n := range maxSources - 1 {
+		most.Vips[0].Sources = append(most.Vips[0].Sources, &probev1.SourceVerdict{Address: fmt.Sprintf("10.0.0.%d", n)})
+	}
+	if _, err := newRig(t).Report(call(probeA), most); err != nil {
+		t.Errorf("%d sources and %d paths: %v", maxSources, maxPaths, err)
+	}
 	for name, c := range map[string]struct {
 		id      spiffeid.ID
 		request *probev1.ReportRequest

@@ -577,6 +577,42 @@ func TestServer(t *testing.T) {
 	}
 }
 
+func TestScrapesAreBounded(t *testing.T) {
+	begun, release := make(chan struct{}), make(chan struct{})
+	hang := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+		begun <- struct{}{}
+		<-release
+		return nil, nil
+	})
+	l := listenTwice(t)
+	s := NewServer(l, hang, slog.New(slog.DiscardHandler))
+	harness.Run(t, s.Run)
+	client := &http.Client{Transport: &http.Transport{}, Timeout: time.Minute}
+	t.Cleanup(client.CloseIdleConnections)
+	get := func() (status int) {
+		r, err := client.Get("http://" + l[0].Addr().String() + "/metrics")
+		if err == nil {
+			status = r.StatusCode
+			r.Body.Close()
+		}
+		return status
+	}
+	statuses := make(chan int)
+	for range maxScrapes {
+		go func() { statuses <- get() }()
+		<-begun
+	}
+	if status := get(); status != http.StatusServiceUnavailable {
+		t.Errorf("status %d of a scrape beside %d others", status, maxScrapes)
+	}
+	close(release)
+	for range maxScrapes {
+		if status := <-statuses; status != http.StatusOK {
+			t.Errorf("status %d of one of %d scrapes", status, maxScrapes)
+		}
+	}
+}
+
 func TestHungScrapeIsClosed(t *testing.T) {
 	asked, release := make(chan struct{}), make(chan struct{})
 	hang := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {

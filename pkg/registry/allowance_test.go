@@ -78,6 +78,7 @@ func TestPatternsMatchWholeSegments(t *testing.T) {
 }
 
 func TestBadAllowances(t *testing.T) {
+	longest := "spiffe://example.org/" + strings.Repeat("a", maxPattern-len("spiffe://example.org/"))
 	for in, want := range map[string]string{
 		"":                                  "spiffe://example.org/ns/*/sa/app",
 		"app":                               "spiffe://example.org/ns/*/sa/app",
@@ -102,12 +103,14 @@ func TestBadAllowances(t *testing.T) {
 		"a b=spiffe://example.org/a":        `the stream "a b" is not a name`,
 		"stream-a-1=":                       "not a pattern",
 		"stream-a-1=x=spiffe://example.org": "not a pattern",
-		"spiffe://example.org/" + strings.Repeat("a", 2048): "2048 at most",
+		longest + "a":                       "2048 at most",
 	} {
 		if a, err := ParseAllowance(in); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.60q: %v, %v; want %q", in, a, err, want)
 		}
 	}
+	_, err := ParseAllowance(longest)
+	harness.Check(t, err)
 }
 
 func TestAllowancesOfStreams(t *testing.T) {

@@ -71,6 +71,7 @@ func TestStaleFileLeavesConfiguration(t *testing.T) {
 		{"2026-11-22T10:00:01Z", `"2026-11-22T10:00:01Z" is not a time`},
 		{"2026-11-22T10:00:01Z \n", `"2026-11-22T10:00:01Z \n" is not a time`},
 		{"yesterday the cause", "is not a time"},
+		{strings.Repeat("x", maxStaleFile), "is not a time"},
 		{strings.Repeat("x", maxStaleFile+1), "is larger than 4 KiB"},
 	}
 	for _, tt := range tests {
