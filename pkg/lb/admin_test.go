@@ -3,9 +3,11 @@ package lb
 import (
 	"context"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
@@ -28,6 +30,19 @@ func TestRepairRefusalCode(t *testing.T) {
 	} {
 		if err := call(); status.Code(err) != codes.FailedPrecondition {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A drain without a target is refused by its duration first.
+func TestDrainTimeIsBounded(t *testing.T) {
+	for drainFor, want := range map[time.Duration]error{
+		-1: nil, 0: errNoTarget, maxDrain - 1: errNoTarget, maxDrain: errNoTarget, maxDrain + 1: nil,
+	} {
+		request := &lbv1.DrainTargetsRequest{DrainFor: durationpb.New(drainFor)}
+		_, err := (&admin{process: &process{}}).DrainTargets(t.Context(), request)
+		if want == nil && (status.Code(err) != codes.InvalidArgument || err == errNoTarget) || want != nil && err != want {
+			t.Errorf("%v: %v", drainFor, err)
 		}
 	}
 }

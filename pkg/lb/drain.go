@@ -25,11 +25,6 @@ const maxDrain = 24 * time.Hour
 
 // DrainTargets implements the LBService.
 func (a *admin) DrainTargets(ctx context.Context, r *lbv1.DrainTargetsRequest) (*lbv1.DrainTargetsResponse, error) {
-	p := a.process
-	ids, err := p.targetsNamed(r.GetStream(), r.GetNames())
-	if err != nil {
-		return nil, err
-	}
 	// Negative: each target drains for the drain time of its stream.
 	drainFor := time.Duration(-1)
 	if d := r.GetDrainFor(); d != nil {
@@ -40,6 +35,11 @@ func (a *admin) DrainTargets(ctx context.Context, r *lbv1.DrainTargetsRequest) (
 	lasts := r.GetEndsAfter().AsDuration()
 	if lasts < 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "ends after %v: must not be negative", lasts)
+	}
+	p := a.process
+	ids, err := p.targetsNamed(r.GetStream(), r.GetNames())
+	if err != nil {
+		return nil, err
 	}
 	done, now, added := &lbv1.DrainTargetsResponse{}, time.Now(), map[targetset.ID]drains.Drain{}
 	for _, id := range ids {

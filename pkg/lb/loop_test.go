@@ -3,9 +3,11 @@ package lb
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -177,5 +179,16 @@ func TestEditOfCheck(t *testing.T) {
 			t.Fatalf("after check %d the changes are %+v", i+1, changes)
 		}
 		changes = changes[len(changes)-1:]
+	}
+}
+
+func TestLeaseIsBounded(t *testing.T) {
+	for lease, want := range map[time.Duration]string{
+		minLease - 1: "lease 19.999999ms is too short", minLease: "", minLease + 1: "", readiness.MaxLease - 1: "",
+		readiness.MaxLease: "", readiness.MaxLease + 1: "is longer than 1m0s",
+	} {
+		if err := ValidateLease(lease); (err != nil) != (want != "") || !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("%v: %v, want %q", lease, err, want)
+		}
 	}
 }

@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -90,6 +92,18 @@ func TestVariablesAreNamed(t *testing.T) {
 	got := p.nameVariables(parsed, "--lease=1s is bad\n--port=2 is bad\nnothing")
 	if want := "--lease=1s is bad (--lease is set by NFE_LEASE)\n--port=2 is bad\nnothing"; got != want {
 		t.Errorf("got %q", got)
+	}
+}
+
+func TestWithin(t *testing.T) {
+	for value, want := range map[time.Duration]string{
+		-1: "--e=-1ns must not be negative", time.Second - 1: "--e=999.999999ms: at least 1s", time.Second: "",
+		time.Second + 1: "", time.Minute - 1: "", time.Minute: "", time.Minute + 1: "--e=1m0.000000001s: at most 1m0s",
+	} {
+		var r Refusals
+		if r.Within("--e", value, time.Second, time.Minute); fmt.Sprint(errors.Join(r...)) != cmp.Or(want, "<nil>") {
+			t.Errorf("%v: %v, want %q", value, r.Err(), want)
+		}
 	}
 }
 
