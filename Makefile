@@ -129,7 +129,7 @@ generate: tools ## Generate pkg/api from proto/, the flag tables and configurati
 	$(GO) test ./pkg/trench/file -run TestSchemaIsCurrent -update
 	$(GO) test ./pkg/kube/v1alpha1 -run TestCRD -update
 	$(GO) test ./test/lab -run "Test(Gateways|Speakers)Document" -update
-	$(GO) test ./test/docs -run TestMetricsAreListed -update
+	$(GO) test ./test/docs -run "Test(Metrics|Limits)AreListed" -update
 
 # A clone without tags has the commit as its version. The length is fixed: git's own depends on the clone.
 # The clone may belong to another user. Without git the programs have no version.

@@ -96,6 +96,33 @@ func TestTrenchValidation(t *testing.T) {
 	}
 }
 
+// docs/reference.md lists the limits of lists.
+func TestTrenchLists(t *testing.T) {
+	p := newPublisher(t)
+	const vips = `"vips": ["20.0.0.1/32"]`
+	for _, c := range []struct {
+		most                    int
+		attractor, fields, item string
+	}{
+		{1000, vips + `, "gateways": [%s]`, "", `{"name": "g%[1]d", "address": "10.0.%[2]d.%[3]d"}`},
+		{256, vips, `, "network": {"name": "a/b", "subnets": [%s]}`, `"172.16.%[1]d.0/24"`},
+		{1000, vips, `, "communities": [%s]`, `"64512:%[1]d"`},
+		{16, vips, `, "publish": {"addresses": [%s]}`, `"192.0.2.%[1]d"`},
+	} {
+		for items, want := range map[int]string{c.most: "", c.most + 1: fmt.Sprintf("must have at most %d items", c.most)} {
+			list := make([]string, items)
+			for i := range list {
+				list[i] = fmt.Sprintf(c.item, i, i/256, i%256)
+			}
+			all := strings.Join(list, ",")
+			err := p.create(strings.Replace(c.attractor, "%s", all, 1), strings.Replace(c.fields, "%s", all, 1))
+			if (err != nil) != (want != "") || !strings.Contains(fmt.Sprint(err), want) {
+				t.Errorf("%d items %s: %v, want %q", items, c.item, err, want)
+			}
+		}
+	}
+}
+
 // The translation, the schema of the Trench and the status of Services, Ingresses and Gateways
 // accept the same addresses for publication.
 func TestAddressesThatCanBePublished(t *testing.T) {
