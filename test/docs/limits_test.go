@@ -57,44 +57,70 @@ var limits = []limit{
 	{"trench file", "trench/expression.maxFolded", "characters in `(?i)` ranges", acceptsText("body",
 		func(n int) string { return fmt.Sprintf(`(?i)[A-\x{%x}]`, n) }), ""},
 	{"trench file", "80", "bytes of a TCP-MD5 password", nil, "pkg/bird/render_test.TestParsePassword"},
-	{"trench file", "trench/file/stale.maxStaleFile", "bytes of `<trench file>.stale`", nil,
-		"pkg/trench/file/stale_test.TestStaleFileLeavesConfiguration"},
+	{
+		"trench file", "trench/file/stale.maxStaleFile", "bytes of `<trench file>.stale`", nil,
+		"pkg/trench/file/stale_test.TestStaleFileLeavesConfiguration",
+	},
 
-	{"Services of other namespaces", "kube/v1alpha1/trench.MaxStreams", "streams", nil,
-		"pkg/kube/translation/tenants_test.TestQuotaOfNamespaces"},
-	{"Services of other namespaces", "kube/v1alpha1/trench.MaxTargets", "targets (or a `quota`)", nil,
-		"pkg/kube/translation/quotas_test.TestQuotaOfAllTargets"},
-	{"Services of other namespaces", "kube/v1alpha1/trench.MaxHeld", "VIPs in `status.holders`", nil,
-		"pkg/kube/translation/tenants_test.TestBoundOfHolders"},
+	{
+		"Services of other namespaces", "kube/v1alpha1/trench.MaxStreams", "streams", nil,
+		"pkg/kube/translation/tenants_test.TestQuotaOfNamespaces",
+	},
+	{
+		"Services of other namespaces", "kube/v1alpha1/trench.MaxTargets", "targets (or a `quota`)", nil,
+		"pkg/kube/translation/quotas_test.TestQuotaOfAllTargets",
+	},
+	{
+		"Services of other namespaces", "kube/v1alpha1/trench.MaxHeld", "VIPs in `status.holders`", nil,
+		"pkg/kube/translation/tenants_test.TestBoundOfHolders",
+	},
 
 	{"data plane", "dataplane/plan/names.MaxHostVIPs", "VIPs of one address per family", acceptsHosts, ""},
 	{"data plane", "dataplane/fwmark.fwmarkRange", "targets", nil, "pkg/dataplane/fwmark_test.TestFWMarksAreBounded"},
-	{"data plane", "replypath/ruleset.maxPeers", "peers per `target`", nil,
-		"pkg/replypath/forged_test.TestForgedLinkAddresses"},
+	{
+		"data plane", "replypath/ruleset.maxPeers", "peers per `target`", nil,
+		"pkg/replypath/forged_test.TestForgedLinkAddresses",
+	},
 
 	{"`lb`", "healthcheck/run.burst", "checks per 10 ms", nil, "pkg/healthcheck/checker_test.TestStallCausesNoBurst"},
-	{"`lb`", "registry/registry.maxTargets", "registered targets", nil,
-		"pkg/registry/registry_test.TestRefusalsChangeNothing"},
+	{
+		"`lb`", "registry/registry.maxTargets", "registered targets", nil,
+		"pkg/registry/registry_test.TestRefusalsChangeNothing",
+	},
 	{"`lb`", "registry/request.MaxTargetsPerCall", "of a call", nil, "pkg/registry/service_test.TestRefusedRequests"},
-	{"`lb`", "registry/allowance.maxPattern", "bytes of `--target-id`", nil,
-		"pkg/registry/allowance_test.TestBadAllowances"},
+	{
+		"`lb`", "registry/allowance.maxPattern", "bytes of `--target-id`", nil,
+		"pkg/registry/allowance_test.TestBadAllowances",
+	},
 	{"`vipgate-probe`", "64", "`--ports`", nil, "cmd/vipgate-probe/main_test.TestRefusedFlags"},
 	{"`vipgate-probe`", "feedback/service.maxPaths", "paths", nil, "pkg/feedback/feedback_test.TestRefusedReports"},
-	{"`vipgate-probe`", "feedback/service.maxSources", "sources", nil,
-		"pkg/feedback/feedback_test.TestRefusedReports"},
+	{
+		"`vipgate-probe`", "feedback/service.maxSources", "sources", nil,
+		"pkg/feedback/feedback_test.TestRefusedReports",
+	},
 	{"files", "readinessfile/reader.maxFiles", "for readiness", nil, "pkg/readinessfile/reader_test.TestFilesAreBounded"},
-	{"files", "identity/listen.maxSocketPath", "bytes of a socket's path", nil,
-		"pkg/identity/listen_test.TestInvalidSocketAddresses"},
+	{
+		"files", "identity/listen.maxSocketPath", "bytes of a socket's path", nil,
+		"pkg/identity/listen_test.TestInvalidSocketAddresses",
+	},
 
-	{"listeners", "endpoint/limit.MaxConnections", "connections", nil,
-		"pkg/endpoint/limit_test.TestLimitClosesOldestOfBusiestSource"},
-	{"listeners", "endpoint/limit.MaxRegistryConnections", "with registry", nil,
-		"pkg/endpoint/limit_test.TestLimitClosesOldestOfBusiestSource"},
+	{
+		"listeners", "endpoint/limit.MaxConnections", "connections", nil,
+		"pkg/endpoint/limit_test.TestLimitClosesOldestOfBusiestSource",
+	},
+	{
+		"listeners", "endpoint/limit.MaxRegistryConnections", "with registry", nil,
+		"pkg/endpoint/limit_test.TestLimitClosesOldestOfBusiestSource",
+	},
 	{"listeners", "16", "health streams per connection", nil, "pkg/endpoint/endpoint_test.TestPlainEndpointLimits"},
-	{"listeners", "metrics/server.maxScrapes", "concurrent scrapes", nil,
-		"pkg/metrics/metrics_test.TestScrapesAreBounded"},
-	{"listeners", "readiness/server.DefaultMaxStreamsPerPeer", "readiness streams per SPIFFE ID", nil,
-		"pkg/readiness/server_test.TestStreamLimit"},
+	{
+		"listeners", "metrics/server.maxScrapes", "concurrent scrapes", nil,
+		"pkg/metrics/metrics_test.TestScrapesAreBounded",
+	},
+	{
+		"listeners", "readiness/server.DefaultMaxStreamsPerPeer", "readiness streams per SPIFFE ID", nil,
+		"pkg/readiness/server_test.TestStreamLimit",
+	},
 }
 
 // TestLimitsAreListed compares the limits in the reference with the tags of the trench file, the
@@ -314,7 +340,7 @@ func limitsOfFlags(t *testing.T) (cells []string) {
 	cells = append(cells,
 		"`--lease` "+duration(t, constant(t, filepath.Join(root, "pkg/readiness/readiness.go"), "MaxLease")),
 		"`lb target drain --drain-time` "+duration(t, constant(t, filepath.Join(root, "pkg/lb/drain.go"), "maxDrain")))
-	for _, pattern := range []string{"cmd/lb/*.go", "cmd/internal/frontendcmd/*.go", "cmd/meridio-frontend/*.go"} {
+	for _, pattern := range []string{"cmd/lb/*.go", "cmd/internal/frontendcmd/*.go"} {
 		files, err := filepath.Glob(filepath.Join(root, pattern))
 		harness.Must(t, err)
 		for _, file := range files {
@@ -335,7 +361,7 @@ func limitsOfFlags(t *testing.T) (cells []string) {
 		}
 	}
 	slices.Sort(cells)
-	if cells = slices.Compact(cells); len(cells) < 11 {
+	if cells = slices.Compact(cells); len(cells) < 10 {
 		t.Errorf("only the flags %v have bounds", cells)
 	}
 	return cells
