@@ -1,7 +1,6 @@
 package announce
 
 import (
-	"encoding/binary"
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -28,7 +27,7 @@ func TestGrowth(t *testing.T) {
 			return batches
 		}
 		families := [...]bool{vip.IPv4: true, vip.IPv6: true}
-		growth.Check(t, name+", edit", 1000, 25_000, func(n int) func() {
+		growth.Check(t, name+", edit", 1000, 25_000, func(t *testing.T, n int) func() {
 			batches, all := prepare(n), newTable()
 			return func() {
 				for _, batch := range batches {
@@ -39,7 +38,7 @@ func TestGrowth(t *testing.T) {
 				}
 			}
 		})
-		growth.Check(t, name+", session", 1000, 25_000, func(n int) func() {
+		growth.Check(t, name+", session", 1000, 25_000, func(t *testing.T, n int) func() {
 			all := newTable()
 			all.post(prepare(n)[0], false)
 			return func() {

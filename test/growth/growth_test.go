@@ -6,7 +6,7 @@ import "testing"
 var sum int
 
 func TestSquare(t *testing.T) {
-	if ratio := measure(t, 500, func(n int) func() {
+	if ratio := measure(t, 500, func(t *testing.T, n int) func() {
 		return func() {
 			for i := range n * n {
 				sum += i
@@ -18,7 +18,7 @@ func TestSquare(t *testing.T) {
 }
 
 func TestProportional(t *testing.T) {
-	Check(t, "sum", 100_000, 1_000_000, func(n int) func() {
+	Check(t, "sum", 100_000, 1_000_000, func(t *testing.T, n int) func() {
 		return func() {
 			for i := range n {
 				sum += i

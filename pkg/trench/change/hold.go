@@ -71,10 +71,7 @@ func Identify(prefix string, vips []vip.VIP, names []string) string {
 		return ""
 	}
 	hash := sha256.New()
-	for _, removed := range vips {
-		names = append(slices.Clip(names), removed.String())
-	}
-	for _, name := range names {
+	for _, name := range slices.Concat(names, vip.Texts(vips)) {
 		hash.Write([]byte(name + "\n"))
 	}
 	return prefix + hex.EncodeToString(hash.Sum(nil)[:4])
