@@ -10,7 +10,7 @@ import (
 )
 
 // benchGate returns a gate that announces n VIPs, and their states.
-func benchGate(b *testing.B, n int) (*Gate, []VIPState, time.Time) {
+func benchGate(b testing.TB, n int) (*Gate, []VIPState, time.Time) {
 	b.Helper()
 	now := time.Unix(1000, 0)
 	g := New(Options{NoFlapBackoff: true})

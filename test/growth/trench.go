@@ -24,7 +24,7 @@ var Dimensions = []struct {
 }{
 	{"VIPs", 500, 25_000, func(n int) Sizes { return Sizes{VIPs: n, Streams: 1, Targets: 2} }},
 	{"targets", 250, 1000, func(n int) Sizes { return Sizes{VIPs: 2, Streams: 1, Targets: n} }},
-	{"streams", 50, 500, func(n int) Sizes { return Sizes{VIPs: n, Streams: n, Targets: 20} }},
+	{"streams", 25, 500, func(n int) Sizes { return Sizes{VIPs: n, Streams: n, Targets: 20} }},
 	{"policies", 250, 25_000, func(n int) Sizes { return Sizes{VIPs: n, Policies: n} }},
 }
 
