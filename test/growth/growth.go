@@ -19,7 +19,7 @@ const (
 	Most = 2.5
 	// samples are taken in a round, and a round costs at most patience. Noise only lengthens a sample,
 	// so the shortest one counts, of all rounds.
-	samples, rounds = 5, 8
+	samples, rounds = 5, 6
 	patience        = 2 * time.Second
 	// shortest is long enough for the clock, and for the first misses of the cache not to count.
 	shortest = time.Millisecond

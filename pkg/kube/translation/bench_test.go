@@ -10,8 +10,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 )
 
-// many returns the objects of a case with more Pods like the first, in Services of 100 Pods each.
-func many(b *testing.B, pods int) translation.Objects {
+// many returns the objects of a case with more Pods like the first, in Services of perService each.
+func many(b testing.TB, pods, perService int) translation.Objects {
 	b.Helper()
 	o := read(b, base(b))
 	first, vips := o.Pods[0], []any{}
@@ -19,17 +19,17 @@ func many(b *testing.B, pods int) translation.Objects {
 	class := "vipgate.io/trench-a"
 	for i := range pods {
 		p := first.DeepCopy()
-		app := fmt.Sprintf("web-%d", i/100)
+		app := fmt.Sprintf("web-%d", i/perService)
 		p.Name, p.Labels["app"] = fmt.Sprintf("web-7d9c5b8f6-%05d", i), app
 		p.Annotations["k8s.v1.cni.cncf.io/network-status"] = fmt.Sprintf(`[{"name": "cbr0", "interface": "eth0", `+
 			`"ips": ["10.244.0.5"], "mac": "02:00:00:00:00:02", "default": true, "dns": {}}, {"name": "trench-a/targets", `+
 			`"interface": "net1", "ips": ["172.16.%d.%d", "fd00:16::%x"], "mac": "02:00:00:00:00:01", "dns": {}}]`,
 			i/250, i%250+1, i+1)
 		o.Pods = append(o.Pods, p)
-		if i%100 > 0 {
+		if i%perService > 0 {
 			continue
 		}
-		address := fmt.Sprintf("20.0.%d.1", i/100)
+		address := fmt.Sprintf("20.0.%d.%d", i/perService/250, i/perService%250)
 		vips = append(vips, address+"/32")
 		o.Services = append(o.Services, &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{
@@ -48,7 +48,7 @@ func many(b *testing.B, pods int) translation.Objects {
 func BenchmarkTranslate(b *testing.B) {
 	for _, pods := range []int{500, 5000} {
 		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
-			o := many(b, pods)
+			o := many(b, pods, 100)
 			targets := 0
 			b.ReportAllocs()
 			for b.Loop() {

@@ -3,7 +3,6 @@ package translation
 import (
 	"cmp"
 	"encoding/json"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -45,20 +44,16 @@ func (endpoint *endpoint) problem(reason, format string, args ...any) {
 // label is a label of an object in a namespace.
 type label struct{ namespace, key, value string }
 
-// readPods reads the Pods of the trench, and indexes them by the labels that are the first key of a
-// Service's selector.
+// readPods reads the Pods of the trench, and indexes them by their labels: comparing each Pod with
+// each Service is too slow with thousands of both.
 func (state *translator) readPods(pods []*corev1.Pod, services []*corev1.Service) {
-	wanted := map[string]bool{}
-	for _, service := range services {
-		if len(service.Spec.Selector) > 0 {
-			wanted[firstKey(service.Spec.Selector)] = true
-		}
-	}
-	// Index the Pods by one label of each selector: comparing each Pod with each Service is too slow
-	// with thousands of both.
-	byLabel := map[label][]*endpoint{}
+	state.pods = map[label][]*endpoint{}
 	byAddress := [len(vip.Families)]map[netip.Addr][]*endpoint{{}, {}}
-	for _, pod := range pods {
+	// In this order each list of the index has its Pods.
+	ordered := slices.SortedFunc(slices.Values(pods), func(a, b *corev1.Pod) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), Older(a, b))
+	})
+	for _, pod := range ordered {
 		if pod.Labels[v1alpha1.TrenchLabel] != state.settings.trench.Name ||
 			!slices.Contains(state.settings.namespaces, pod.Namespace) {
 			continue
@@ -70,18 +65,10 @@ func (state *translator) readPods(pods []*corev1.Pod, services []*corev1.Service
 			}
 		}
 		for key, value := range pod.Labels {
-			if wanted[key] {
-				index := label{pod.Namespace, key, value}
-				byLabel[index] = append(byLabel[index], found)
-			}
+			index := label{pod.Namespace, key, value}
+			state.pods[index] = append(state.pods[index], found)
 		}
 	}
-	for _, list := range byLabel {
-		slices.SortFunc(list, func(a, b *endpoint) int {
-			return cmp.Or(cmp.Compare(a.pod.Name, b.pod.Name), Older(a.pod, b.pod))
-		})
-	}
-	state.pods = byLabel
 	for _, service := range services {
 		if len(service.Spec.Selector) > 0 {
 			for _, found := range state.endpointsOf(service) {
@@ -136,11 +123,6 @@ func assign(list []*endpoint, family int, address netip.Addr) {
 				"in namespace %s has, too: give each Pod an address of its own", found.pod.Name, address, other)}
 		}
 	}
-}
-
-// firstKey returns the alphabetically first key of a selector.
-func firstKey(selector map[string]string) string {
-	return slices.Min(slices.Collect(maps.Keys(selector)))
 }
 
 // Older compares objects by age, then by name.

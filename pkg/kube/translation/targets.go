@@ -1,6 +1,7 @@
 package translation
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -100,9 +101,12 @@ func (state *translator) endpointsOf(service *corev1.Service) []*endpoint {
 	if len(service.Spec.Selector) == 0 {
 		return state.sliceEndpoints(service)
 	}
-	// The index has one label of each selector, so that a Service does not visit all Pods.
-	key := firstKey(service.Spec.Selector)
-	list := state.pods[label{service.Namespace, key, service.Spec.Selector[key]}]
+	var lists [][]*endpoint
+	for key, value := range service.Spec.Selector {
+		lists = append(lists, state.pods[label{service.Namespace, key, value}])
+	}
+	// Many Services may have a label in common: the shortest list has fewest of their Pods.
+	list := slices.MinFunc(lists, func(a, b []*endpoint) int { return cmp.Compare(len(a), len(b)) })
 	if len(service.Spec.Selector) == 1 {
 		return list
 	}
