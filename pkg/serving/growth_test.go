@@ -12,6 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/growth"
 )
 
 // holding returns the shortest time of an evaluation that holds all VIPs of a stream, whose targets
@@ -81,6 +82,43 @@ func TestHoldOfManyVIPsAndTargets(t *testing.T) {
 			t.Logf("%d targets: %v, %d targets: %v", tt.few, few, tt.many, many)
 			if ratio := float64(many) / float64(few); ratio > 2.5*growth || tt.vips > 1 && ratio > growth/4 {
 				t.Errorf("%.0f times as many targets take %.1f times as long", growth, ratio)
+			}
+		})
+	}
+}
+
+// An edit, verdicts of all targets, their forwarding and its confirmation, and an edit that removes
+// them again.
+func TestGrowth(t *testing.T) {
+	for _, dimension := range growth.Dimensions[:3] {
+		growth.Check(t, dimension.Name, dimension.Few/2, dimension.Many, func(t *testing.T, n int) func() {
+			config, members := dimension.Of(n).Trench(), map[string][]targetset.Member{}
+			for _, stream := range config.Streams {
+				for _, target := range stream.Targets {
+					next := targetset.Member{Name: target.Name, IPs: target.IPs, Draining: healthcheck.Ready}
+					members[stream.Name] = append(members[stream.Name], next)
+				}
+			}
+			return func() {
+				p := startPlaneRig(t, config, members)
+				for _, state := range []healthcheck.State{healthcheck.Ready, healthcheck.NotReady, healthcheck.Ready} {
+					var changed []healthcheck.Health
+					for stream, list := range members {
+						for _, target := range list {
+							for _, address := range target.IPs {
+								key := healthcheck.Key{Stream: stream, Name: target.Name, Addr: address}
+								changed = append(changed, healthcheck.Health{Key: key, State: state})
+							}
+						}
+					}
+					p.evaluate(changed...)
+					p.confirm()
+					p.reports(config.Attractor.VIPs...)
+					p.e.Targets()
+					p.e.Ready()
+				}
+				p.configure(&trench.Config{})
+				p.confirm()
 			}
 		})
 	}
