@@ -37,7 +37,7 @@ type benchLoop struct {
 
 // newBenchLoop returns a synced loop with streams of VIPs. With a data plane the kernel has applied
 // everything.
-func newBenchLoop(b *testing.B, streams, vips int, dataPlane bool) *benchLoop {
+func newBenchLoop(b testing.TB, streams, vips int, dataPlane bool) *benchLoop {
 	b.Helper()
 	c := &trench.Config{}
 	l := &benchLoop{loop: newLoop(b, TargetOptions{}), checker: &scriptedChecker{}}
