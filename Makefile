@@ -56,9 +56,12 @@ test-kube: check-root check-go $(TOOLS)/kube-apiserver $(TOOLS)/helm ## Run the 
 test-node: check-root check-go $(TOOLS)/kubelet images ## Run the quickstart on a real kubelet and containerd: rollouts, a drain, force deletes (builds for 20 minutes once)
 	@test/setup/test-node.sh
 
+# The packages with functions that run at an edit or a verdict.
+GROWTH = $(patsubst %,./%,$(dir $(wildcard pkg/*/growth_test.go pkg/*/*/growth_test.go)))
+
 .PHONY: bench
-bench: bench-tool ## Measure everything that docs/performance.md shows (takes most of an hour; ROWS=1,2 for some)
-	@$(BIN)/bench --binaries=$(BIN) --json=$(BIN)/bench.json --csv=$(BIN)/bench.csv --plots=$(BIN)/plots $(if $(ROWS),--rows=$(ROWS))
+bench: $(if $(SCALE),check-go,bench-tool) ## Measure everything that docs/performance.md shows (takes most of an hour; ROWS=1,2 for some; SCALE=1: only the growth up to 50 000 VIPs)
+	@$(if $(SCALE),VIPGATE_TEST_SCALE=1 $(GO) test -vet=off -count=1 -p 1 -timeout 60m -v -run '^TestGrowth' $(GROWTH),$(BIN)/bench --binaries=$(BIN) --json=$(BIN)/bench.json --csv=$(BIN)/bench.csv --plots=$(BIN)/plots $(if $(ROWS),--rows=$(ROWS)))
 
 .PHONY: bench-quick
 bench-quick: bench-tool ## The same with few repeats and few VIPs, in under a minute: shows that it works, checks no number
