@@ -122,18 +122,17 @@ func (peers *peers) update(entries []rtnetlink.Neighbor) {
 		if live || len(peers.list) == maxPeers {
 			break // senders to the pool suffice, or the map is full
 		}
-		listed := slices.ContainsFunc(peers.list, func(peer Peer) bool { return peer.MAC == mac })
-		if address, err := net.ParseMAC(mac); err == nil && !listed {
+		// A valid peer that sent packets would be live.
+		if address, err := net.ParseMAC(mac); err == nil {
 			peers.list = append(peers.list, Peer{MAC: mac, FWMark: fwmark(address), Live: true})
 		}
 	}
+	addresses := map[string][]netip.Addr{}
+	for address, mac := range macs {
+		addresses[mac] = append(addresses[mac], address)
+	}
 	for index := range peers.list {
-		for address, mac := range macs {
-			if mac == peers.list[index].MAC {
-				peers.list[index].Addresses = append(peers.list[index].Addresses, address)
-			}
-		}
-		slices.SortFunc(peers.list[index].Addresses, netip.Addr.Compare)
+		peers.list[index].Addresses = slices.SortedFunc(slices.Values(addresses[peers.list[index].MAC]), netip.Addr.Compare)
 	}
 	slices.SortFunc(peers.list, func(address, b Peer) int { return cmp.Compare(address.MAC, b.MAC) })
 }
@@ -161,11 +160,13 @@ func (peers *peers) live() []uint32 {
 
 // dead returns the fwmarks of the other peers, which get no flow.
 func (peers *peers) dead() (dead []uint32) {
-	live := peers.live()
 	for _, peer := range peers.list {
-		if !peer.Live && !slices.Contains(live, peer.FWMark) {
+		if !peer.Live {
 			dead = append(dead, peer.FWMark)
 		}
+	}
+	if len(dead) == len(peers.list) {
+		return nil
 	}
 	return dead
 }
