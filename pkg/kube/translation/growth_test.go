@@ -1,9 +1,13 @@
 package translation_test
 
 import (
+	"fmt"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/test/growth"
 )
 
@@ -33,12 +37,19 @@ func TestGrowth(t *testing.T) {
 			}
 		})
 	}
-	// Each claims the VIP of the next one.
-	growth.Check(t, "conflicts", 50, 500, func(t *testing.T, n int) func() {
-		objects := many(t, n, 1)
-		for i, service := range objects.Services {
-			service.Annotations["vipgate.io/vips"] += "," + objects.Services[(i+1)%n].Annotations["vipgate.io/vips"]
-		}
-		return func() { translation.Translate(objects, options) }
-	})
+	// Each claims the VIP of the next one: new Services, and edits of those that have their own.
+	for name, edits := range map[string]bool{"conflicts": false, "conflicts of edits": true} {
+		growth.Check(t, name, 50, 500, func(t *testing.T, n int) func() {
+			objects := many(t, n, 1)
+			for i, service := range objects.Services {
+				record := translation.Record(service)
+				if condition := (metav1.Condition{Type: v1alpha1.LastAccepted, Message: record}); edits {
+					service.Status.Conditions = []metav1.Condition{condition}
+				}
+				service.Annotations[v1alpha1.VIPsAnnotation] += "," +
+					fmt.Sprintf("20.0.%d.%d", (i+1)%n/250, (i+1)%n%250)
+			}
+			return func() { translation.Translate(objects, options) }
+		})
+	}
 }
