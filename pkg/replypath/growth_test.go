@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/test/growth"
 )
 
-// Hosts that sent packets and those that did not, all of them neighbors or none, and pods among them.
+// Hosts that sent packets, and those that did not, while all, none or one of them are neighbors.
 func TestGrowth(t *testing.T) {
 	for name, left := range map[string]time.Duration{"peers": peerTimeout, "silent hosts": neighborTimeout / 2} {
 		growth.Check(t, name, 1000, maxPeers/2, func(_ *testing.T, n int) func() {

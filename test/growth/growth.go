@@ -28,8 +28,8 @@ const (
 // AtScale reports whether tests have the sizes of `make bench SCALE=1`.
 func AtScale() bool { return os.Getenv("VIPGATE_TEST_SCALE") == "1" }
 
-// Check compares the processor time of the work that prepare returns for n objects, and for 2n: n is
-// few, or many at scale. Calls of one work repeat the same steps; other goroutines are not measured.
+// Check compares the processor time of the work that prepare returns for n objects, and for 2n: n
+// is few, or many at scale. Calls repeat the same steps; other goroutines are not measured.
 func Check(t *testing.T, name string, few, many int, prepare func(t *testing.T, n int) (work func())) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {
@@ -37,7 +37,7 @@ func Check(t *testing.T, name string, few, many int, prepare func(t *testing.T, 
 		if AtScale() {
 			n = many
 		}
-		// The processor's caches or the growth of a map may exceed it at one size; a square exceeds it at both.
+		// Caches of the processor may exceed it at one size, but a square does at both.
 		if ratio := measure(t, n, prepare); ratio > Most && measure(t, 2*n, prepare) > Most {
 			t.Errorf("twice as many take %.2f times as long, at most %.1f are accepted", ratio, Most)
 		}
@@ -48,7 +48,7 @@ func Check(t *testing.T, name string, few, many int, prepare func(t *testing.T, 
 func measure(t *testing.T, n int, prepare func(t *testing.T, n int) (work func())) (ratio float64) {
 	t.Helper()
 	single, double := newSeries(t, prepare(t, n)), newSeries(t, prepare(t, 2*n))
-	// A collection of garbage would lengthen some samples, by whatever else the program has on its heap.
+	// A collection of garbage would lengthen some samples, also for the rest of the heap.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	for range rounds {
 		for took, i := time.Duration(0), 0; i < samples && took < patience; i++ {
@@ -81,8 +81,8 @@ func newSeries(t *testing.T, work func()) *series {
 	return s
 }
 
-// sample returns the processor time of some calls. A thread that is locked runs no other goroutine, and
-// its clock does not run while the machine stalls.
+// sample returns the processor time of some calls. A thread that is locked runs no other goroutine,
+// and its clock does not run while the machine stalls.
 func (s *series) sample(t *testing.T) time.Duration {
 	t.Helper()
 	runtime.LockOSThread()

@@ -44,4 +44,3 @@ func TestGrowth(t *testing.T) {
 		})
 	}
 }
-

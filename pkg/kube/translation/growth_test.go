@@ -17,7 +17,8 @@ func TestGrowth(t *testing.T) {
 		few, many, perService int
 		shared                bool // Pods have a label in common, which sorts first
 	}{
-		{"pods", 100, 2500, 100, false}, {"services", 50, 500, 1, false},
+		{"pods", 100, 2500, 100, false},
+		{"services", 50, 500, 1, false},
 		{"services of one application", 1000, 2500, 5, true},
 	} {
 		growth.Check(t, dimension.name, dimension.few, dimension.many, func(t *testing.T, n int) func() {
