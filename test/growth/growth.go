@@ -20,7 +20,7 @@ const (
 	// samples are taken in a round, and a round costs at most patience. Noise only lengthens a sample,
 	// so the shortest one counts, of all rounds.
 	samples, rounds = 5, 6
-	patience        = 2 * time.Second
+	patience        = 500 * time.Millisecond
 	// shortest is long enough for the clock, and for the first misses of the cache not to count.
 	shortest = time.Millisecond
 )

@@ -13,7 +13,7 @@ import (
 func TestGrowth(t *testing.T) {
 	for _, dimension := range growth.Dimensions {
 		prepare := func(n int) []byte { return file.Marshal(dimension.Of(n).Trench()) }
-		few, many := max(dimension.Few/5, 50), dimension.Many
+		few, many := dimension.Few/3, dimension.Many
 		growth.Check(t, "write "+dimension.Name, few, many, func(t *testing.T, n int) func() {
 			config := dimension.Of(n).Trench()
 			return func() { file.Marshal(config) }
