@@ -23,7 +23,7 @@ var Dimensions = []struct {
 	Of        func(n int) Sizes
 }{
 	{"VIPs", 500, 25_000, func(n int) Sizes { return Sizes{VIPs: n, Streams: 1, Targets: 2} }},
-	{"targets", 250, 1000, func(n int) Sizes { return Sizes{VIPs: 2, Streams: 1, Targets: n} }},
+	{"targets", 250, 1000, func(n int) Sizes { return Sizes{VIPs: 4, Streams: 2, Targets: n} }},
 	{"streams", 25, 500, func(n int) Sizes { return Sizes{VIPs: n, Streams: n, Targets: 20} }},
 	{"policies", 250, 25_000, func(n int) Sizes { return Sizes{VIPs: n, Policies: n} }},
 }
