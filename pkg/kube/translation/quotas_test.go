@@ -193,6 +193,19 @@ func TestEditFillsFileOfOthers(t *testing.T) {
 	}
 }
 
+// The last form of a Service keeps its Pods, although no present selector has its label.
+func TestLastFormWithAnotherLabel(t *testing.T) {
+	o := quoted(t, "other", "quota: {targets: 1000000}", "", "")
+	service := o.Services[0]
+	service.Spec.Selector, o.Pods[0].Labels["old"] = map[string]string{"old": "yes"}, "yes"
+	accept(t, o)
+	service.Spec.Selector, service.Annotations["vipgate.io/check"] = map[string]string{"app": "web"}, "{"
+	r := translation.Translate(o, options)
+	if v := r.Services[0]; len(served(r)) != 2 || v.Accepted || v.Targets != 1 {
+		t.Error(r.Table())
+	}
+}
+
 // VIPs beyond a full list of holders push none out of it, of whatever age.
 func TestFullListOfHolders(t *testing.T) {
 	for _, more := range []int{-1, 0, 1} {
