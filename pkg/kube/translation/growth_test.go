@@ -32,7 +32,7 @@ func TestGrowth(t *testing.T) {
 				}
 			}
 			return func() {
-				if translation.Translate(objects, options).Refused() {
+				if len(translation.Translate(objects, options).Refused()) > 0 {
 					t.Fatal("refused")
 				}
 			}
