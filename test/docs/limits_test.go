@@ -339,7 +339,7 @@ func limitsOfFlags(t *testing.T) (cells []string) {
 	wantTest(t, "pkg/lb/admin_test.TestDrainTimeIsBounded")
 	cells = append(cells,
 		"`--lease` "+duration(t, constant(t, filepath.Join(root, "pkg/readiness/readiness.go"), "MaxLease")),
-		"`lb target drain --drain-time` "+duration(t, constant(t, filepath.Join(root, "pkg/lb/drain.go"), "maxDrain")))
+		"`--drain-time` of `lb target drain` "+duration(t, constant(t, filepath.Join(root, "pkg/lb/drain.go"), "maxDrain")))
 	for _, pattern := range []string{"cmd/lb/*.go", "cmd/internal/frontendcmd/*.go"} {
 		files, err := filepath.Glob(filepath.Join(root, pattern))
 		harness.Must(t, err)
