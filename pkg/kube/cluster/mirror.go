@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -27,7 +28,7 @@ type Mirror struct {
 	ended   sync.WaitGroup
 
 	mu  sync.Mutex
-	err error // the first of consecutive errors of lists and watches; nil after success
+	err error // the first of consecutive errors of lists and watches for one reason; nil after success
 }
 
 // NewMirror returns an empty Mirror. changed has a token after each change.
@@ -79,7 +80,7 @@ func (mirror *Mirror) End() {
 func (mirror *Mirror) Attempted(err error) {
 	mirror.mu.Lock()
 	defer mirror.mu.Unlock()
-	if err == nil || mirror.err == nil {
+	if err == nil || mirror.err == nil || apierrors.ReasonForError(err) != apierrors.ReasonForError(mirror.err) {
 		mirror.err = err
 		latest.Wake(mirror.changed)
 	}

@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
@@ -199,6 +200,14 @@ func TestAttempted(t *testing.T) {
 	attempted(f, apierrors.NewResourceExpired("old"))
 	if _, err := f.State(); !errors.Is(err, errForbidden) || len(changed) != 1 {
 		t.Errorf("%v after an API server that is away", err)
+	}
+	// After a Role is bound, the API server may lack the resource.
+	<-changed
+	absent := apierrors.NewNotFound(schema.GroupResource{}, "")
+	attempted(f, absent)
+	attempted(f, apierrors.NewNotFound(schema.GroupResource{}, ""))
+	if _, err := f.State(); err != error(absent) || len(changed) != 1 {
+		t.Errorf("%v after another answer", err)
 	}
 	attempted(f, nil)
 	if _, err := f.State(); err != nil {
