@@ -1,10 +1,8 @@
 package replypath
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -51,9 +49,7 @@ type kernel struct {
 	// dropped counts the frames to unknown peers.
 	dropped   uint64
 	peers     peers
-	link      int                  // index of the link
-	neighbors []rtnetlink.Neighbor // of the link, in the subnets
-	ticks     int                  // calls of probe
+	neighbors []rtnetlink.Neighbor // of the link
 }
 
 func dial(options Options) (*kernel, error) {
@@ -65,7 +61,7 @@ func dial(options Options) (*kernel, error) {
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
-	return &kernel{o: options, rt: rt, nft: socket, peers: peers{subnets: len(options.PeerSubnets) > 0}}, nil
+	return &kernel{o: options, rt: rt, nft: socket}, nil
 }
 
 func (kernel *kernel) close() error { return errors.Join(kernel.nft.Close(), kernel.rt.Close()) }
@@ -162,7 +158,11 @@ func (kernel *kernel) linkProblem(network *network) *Problem {
 
 // problemOf returns the Problem for a failed kernel change.
 func problemOf(object string, err error) Problem {
-	return Problem{object, err.Error(), cmp.Or(hint(err), "see the error; it is retried")}
+	remedy := "see the error; it is retried"
+	if remedyText := hint(err); remedyText != "" {
+		remedy = remedyText
+	}
+	return Problem{Object: object, Detail: err.Error(), Remedy: remedy}
 }
 
 // reconcile installs missing objects, removes stale ones, and reads the result back. With restore
@@ -175,10 +175,8 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 	if part := kernel.linkProblem(network); part != nil {
 		problems = append(problems, *part)
 	}
-	kernel.link = network.link.Index
 	kernel.neighbors = slices.DeleteFunc(slices.Clone(network.neighbors), func(neighbor rtnetlink.Neighbor) bool {
-		return !neighborOf(neighbor, kernel.link) || kernel.peers.subnets && !slices.ContainsFunc(kernel.o.PeerSubnets,
-			func(subnet netip.Prefix) bool { return subnet.Contains(neighbor.Addr) })
+		return !neighborOf(neighbor, network.link.Index)
 	})
 	// The neighbors are the trench pods, which must not be lost among forged senders.
 	var expected []uint32
@@ -204,7 +202,7 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 	desired := desired{
 		pool: append(slices.Clone(kernel.o.Pool), kernel.stalePool(network)...), link: kernel.o.Interface,
 		index: network.link.Index, live: kernel.peers.live(), dead: kernel.peers.dead(),
-		peers: kernel.peers.learned, known: kernel.peers.subnets,
+		peers: kernel.peers.learned,
 	}
 	if !ethernet(network.link) {
 		return nil, problems // keep the installed state: flows continue when the interface returns
@@ -233,8 +231,10 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 		parts []part
 		name  string
 	}{
-		{kernel.replyParts(network), stepReply}, {kernel.acceptParts(network), stepAccept},
-		{kernel.stale(network, false), stepStale},
+		{kernel.replyParts(network), stepReply}, {kernel.acceptParts(network), stepAccept}, {
+			kernel.stale(network, false),
+			stepStale,
+		},
 	} {
 		for _, part := range step.parts {
 			missing = append(missing, part.name)
@@ -258,19 +258,10 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 	return missing, problems
 }
 
-// probe triggers verification of the peers' neighbor entries, and resolution of the addresses in
-// the subnets. Rejections are ignored, because an entry may have expired since it was read.
+// probe triggers verification of the peers' neighbor entries. Rejections are ignored, because an
+// entry may have expired since it was read.
 func (kernel *kernel) probe() {
-	list := kernel.peers.probes(kernel.neighbors, time.Now())
-	for _, subnet := range kernel.o.PeerSubnets {
-		for addr := subnet.Addr(); subnet.Contains(addr) && kernel.ticks%solicitTicks == 0; addr = addr.Next() {
-			list = append(list, rtnetlink.Neighbor{Link: kernel.link, Addr: addr}.Probe(unix.NLM_F_CREATE))
-		}
-		// Trench pods among the peers of an earlier start had the time to answer.
-		kernel.peers.strangers = kernel.peers.strangers || kernel.ticks == solicitTicks
-	}
-	kernel.ticks++
-	if len(list) > 0 {
+	if list := kernel.peers.probes(kernel.neighbors, time.Now()); len(list) > 0 {
 		if _, err := kernel.rt.Do(list...); err != nil {
 			kernel.o.Log.Warn("failed to probe neighbors", "error", err)
 		}

@@ -38,14 +38,8 @@ type Options struct {
 	Pool []netip.Prefix
 	// Interface is the network interface toward the trench pods. It may be temporarily absent.
 	Interface string
-	// PeerSubnets contain the trench pods' own addresses on the interface. Packets to the pool from
-	// other hosts are dropped. Empty: every host on the link can be a trench pod.
-	PeerSubnets []netip.Prefix
-	Log         *slog.Logger
+	Log       *slog.Logger
 }
-
-// maxSolicited limits the addresses of all subnets: they occupy the node's neighbor table.
-const maxSolicited = 256
 
 // Validate returns an error for invalid options.
 func (options Options) Validate() error {
@@ -67,19 +61,6 @@ func (options Options) Validate() error {
 		}
 		if slices.ContainsFunc(options.Pool[:index], prefix.Overlaps) {
 			return fmt.Errorf("pool prefix %s overlaps another one", prefix)
-		}
-	}
-	addresses := 0
-	for _, subnet := range options.PeerSubnets {
-		addresses += 1 << min(subnet.Addr().BitLen()-subnet.Bits(), 9) // 512 for any wide one
-		switch {
-		case subnet != subnet.Masked():
-			return fmt.Errorf("peer subnet %s has host bits set; use %s", subnet, subnet.Masked())
-		case subnet.Addr().IsLinkLocalUnicast() || slices.ContainsFunc(options.Pool, subnet.Overlaps):
-			return fmt.Errorf("peer subnet %s: name the trench pods' own addresses, no VIPs or link-local ones", subnet)
-		case addresses > maxSolicited:
-			return fmt.Errorf("the peer subnets up to %s have more than %d addresses; name those of the trench pods, as /32 "+
-				"and /128", subnet, maxSolicited)
 		}
 	}
 	return nil

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"errors"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -23,7 +22,6 @@ const (
 	// become silent is probed after interval: TCP sends a lost answer again after 6.2 s, and must
 	// not send it to a dead pod then.
 	probeInterval = 3 * time.Second
-	solicitTicks  = int(probeInterval / interval)
 	// maxProbes limits the probes per second.
 	maxProbes = 100
 	// recently is the time for which a packet proves that its sender is alive.
@@ -85,14 +83,13 @@ type peers struct {
 	valid       map[string]bool
 	evicted     uint64 // peers since the start
 	lastEvicted time.Time
-	subnets     bool // only neighbors become peers
-	strangers   bool // peers that did not answer are to be evicted once
 }
 
 // neighborOf reports whether a neighbor entry belongs to a host on the link.
 func neighborOf(neighbor rtnetlink.Neighbor, link int) bool {
 	return neighbor.Link == link && neighbor.State&unix.NUD_NOARP == 0 && neighbor.Addr.IsValid() &&
-		!neighbor.Addr.IsMulticast() && !slices.Equal(neighbor.MAC, placeholderMAC())
+		!neighbor.Addr.IsMulticast() &&
+		!slices.Equal(neighbor.MAC, placeholderMAC())
 }
 
 // update computes the list from the peers map and the neighbor table.
@@ -122,7 +119,7 @@ func (peers *peers) update(entries []rtnetlink.Neighbor) {
 		}
 	}
 	for mac := range valid {
-		if live && !peers.subnets || len(peers.list) == maxPeers {
+		if live || len(peers.list) == maxPeers {
 			break // senders to the pool suffice, or the map is full
 		}
 		// A valid peer that sent packets would be live.
@@ -180,23 +177,18 @@ func (peers *peers) full() bool { return len(peers.learned) >= maxPeers }
 // gone returns the peers to evict from a map that is three quarters full, at most twice per
 // interval. It selects peers without a valid neighbor entry, least recently seen first. A trench
 // pod has a valid entry, because it resolves the target's address. The next packet of an evicted
-// host adds it again. Strangers are evicted from a map of any size.
+// host adds it again.
 func (peers *peers) gone(now time.Time) (gone []uint32) {
-	if !peers.strangers && (len(peers.learned) < evictionSize || now.Sub(peers.lastEvicted) < interval/2) {
+	if len(peers.learned) < evictionSize || now.Sub(peers.lastEvicted) < interval/2 {
 		return nil
 	}
-	answered := slices.Collect(maps.Values(peers.macs))
 	for mark, peer := range peers.learned {
-		mac := peer.mac.String()
-		if !peers.valid[mac] && peer.left > expiring && !(peers.strangers && slices.Contains(answered, mac)) {
+		if !peers.valid[peer.mac.String()] && peer.left > expiring {
 			gone = append(gone, mark)
 		}
 	}
 	slices.SortFunc(gone, func(a, b uint32) int { return cmp.Compare(peers.learned[a].left, peers.learned[b].left) })
-	if !peers.strangers {
-		gone = gone[:min(len(gone), len(peers.learned)-evictedSize)]
-	}
-	return gone
+	return gone[:min(len(gone), len(peers.learned)-evictedSize)]
 }
 
 // evict removes the peers returned by gone from the map.
@@ -212,7 +204,6 @@ func (peers *peers) evict(conn *nft.Conn, now time.Time) error {
 	if errors.Is(err, unix.ENOENT) {
 		return nil // another process removed a peer
 	}
-	peers.strangers = peers.strangers && err != nil
 	if err == nil && len(gone) > 0 {
 		peers.lastEvicted, peers.evicted = now, peers.evicted+uint64(len(gone))
 	}
@@ -277,7 +268,7 @@ func (peers *peers) probes(entries []rtnetlink.Neighbor, now time.Time) (list []
 	for _, entry := range due[:min(len(due), maxProbes)] {
 		probed[entry.Addr] = now
 		if entry.State&unix.NUD_FAILED != 0 {
-			list = append(list, entry.Probe(0))
+			list = append(list, entry.Probe())
 		} else {
 			list = append(list, entry.Verify())
 		}

@@ -223,22 +223,11 @@ func replyRule(family vip.Family, link string) rule {
 	})
 }
 
-// learnRules add the sender of a packet to the pool to the peers map. With known they drop the
-// packet of a sender that is not in it, before it sets the mark of a flow.
-func learnRules(family vip.Family, known bool) []rule {
-	toPool := slices.Concat(etherType(family), inPool(family, false))
-	update := &expr.Dynset{SrcRegKey: reg2, SrcRegData: reg1, SetName: peersMap, Operation: unix.NFT_DYNSET_OP_UPDATE}
-	if !known {
-		return []rule{slices.Concat(toPool, markOfSender(), rule{update})}
-	}
-	return []rule{
-		slices.Concat(toPool, markOfSender(), rule{
-			&expr.Lookup{SourceRegister: reg2, DestRegister: reg1, IsDestRegSet: true, SetName: peersMap},
-			// nft cannot list an update with the result of a lookup.
-			load(expr.PayloadBaseLLHeader, 6, 6), update, &expr.Verdict{Kind: expr.VerdictAccept},
-		}),
-		slices.Concat(toPool, rule{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}),
-	}
+// learnRule adds the sender of a packet to the pool to the peers map.
+func learnRule(family vip.Family) rule {
+	return slices.Concat(etherType(family), inPool(family, false), markOfSender(), rule{
+		&expr.Dynset{SrcRegKey: reg2, SrcRegData: reg1, SetName: peersMap, Operation: unix.NFT_DYNSET_OP_UPDATE},
+	})
 }
 
 // egressRules returns the rules that replace placeholderMAC with the peer's link-layer address,
@@ -297,7 +286,6 @@ type desired struct {
 	live  []uint32 // fwmarks
 	dead  []uint32
 	peers map[uint32]learned
-	known bool // only they may send to the pool
 }
 
 func (desired desired) pools(families ...vip.Family) (sets []nft.Set) {
@@ -336,7 +324,7 @@ func (desired desired) tables() []nft.Table {
 	netdev.Sets = append(desired.pools(both...), peersSet(known))
 	netdev.Chains = []nft.Chain{
 		chain(netdev.Family, nft.Chain{Name: "ingress", Hook: unix.NF_NETDEV_INGRESS, Device: desired.link},
-			append(learnRules(vip.IPv4, desired.known), learnRules(vip.IPv6, desired.known)...)...),
+			learnRule(vip.IPv4), learnRule(vip.IPv6)),
 		chain(netdev.Family, nft.Chain{Name: "egress", Hook: unix.NF_NETDEV_EGRESS, Device: desired.link}, egressRules()...),
 	}
 
@@ -405,7 +393,7 @@ func (kernel *kernel) ruleset(desired desired, restore bool) (missing string, er
 		// Read the tables also after Ensure: they contain the counters.
 		if have, missing, err = kernel.nft.Inspect(table); err == nil && table.Family == netdev.Family {
 			kernel.dropped = 0
-			for _, rule := range have.Rules["egress"] {
+			for _, rule := range slices.Concat(have.Rules["ingress"], have.Rules["egress"]) {
 				kernel.dropped += rule.Packets // only the rule that drops has a counter
 			}
 		}

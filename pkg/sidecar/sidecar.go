@@ -24,9 +24,9 @@ import (
 // Options configure a target. Every field is required unless stated otherwise.
 type Options struct {
 	shell.Settings
-	// Pool, Interface and PeerSubnets are passed to replypath.Options; PeerSubnets is optional.
-	Pool, PeerSubnets []netip.Prefix
-	Interface         string
+	// Pool and Interface are passed to replypath.Options.
+	Pool      []netip.Prefix
+	Interface string
 }
 
 // Health services of a target, in addition to "" and one for each address of the pool.
@@ -66,7 +66,7 @@ func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 
 // ReplyPath returns the options of the kernel state.
 func (o Options) ReplyPath() replypath.Options {
-	return replypath.Options{Pool: o.Pool, Interface: o.Interface, PeerSubnets: o.PeerSubnets, Log: o.Log}
+	return replypath.Options{Pool: o.Pool, Interface: o.Interface, Log: o.Log}
 }
 
 func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
