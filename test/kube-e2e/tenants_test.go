@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/test/harness"
@@ -151,10 +153,35 @@ func (f *tenants) victim(ctx context.Context) ([]string, error) {
 		}
 	}
 	slices.Sort(all)
-	for _, app := range f.Targets[:replicas] {
-		err = errors.Join(err, admin.WantTargets(ctx, f.Topology, admin.Ready(app.Name)))
+	for _, p := range f.Pods {
+		err = errors.Join(err, f.wantTargets(ctx, p))
 	}
 	return all, err
+}
+
+// wantTargets returns an error unless the victim's targets are ready in a pod. The hostile tenant has
+// targets of the same names, in streams of its own.
+func (f *tenants) wantTargets(ctx context.Context, p *lab.Pod) error {
+	list, err := admin.Call(p.LBAdmin(), func(conn *grpc.ClientConn) (*targetv1.ListResponse, error) {
+		return targetv1.NewTargetServiceClient(conn).List(ctx, &targetv1.ListRequest{})
+	})
+	missing := map[string]bool{}
+	for _, app := range f.Targets[:replicas] {
+		missing[app.Name] = true
+	}
+	for _, x := range list.GetTargets() {
+		if strings.HasPrefix(x.GetStream(), hostile+".") {
+			continue
+		}
+		delete(missing, x.GetName())
+		if x.GetState() != targetv1.State_STATE_READY {
+			err = errors.Join(err, fmt.Errorf("target %s of stream %s is %v", x.GetName(), x.GetStream(), x.GetState()))
+		}
+	}
+	if len(missing) > 0 {
+		err = errors.Join(err, fmt.Errorf("no targets %v", slices.Sorted(maps.Keys(missing))))
+	}
+	return err
 }
 
 // crowdVIP returns a VIP of the crowd.
