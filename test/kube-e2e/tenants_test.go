@@ -159,8 +159,8 @@ func (f *tenants) victim(ctx context.Context) ([]string, error) {
 	return all, err
 }
 
-// wantTargets returns an error unless the victim's targets are ready in a pod. The hostile tenant has
-// targets of the same names, in streams of its own.
+// wantTargets returns an error unless the victim's targets are ready in a pod. Targets of the
+// hostile tenant have the same names, in streams of its own.
 func (f *tenants) wantTargets(ctx context.Context, p *lab.Pod) error {
 	list, err := admin.Call(p.LBAdmin(), func(conn *grpc.ClientConn) (*targetv1.ListResponse, error) {
 		return targetv1.NewTargetServiceClient(conn).List(ctx, &targetv1.ListRequest{})
@@ -175,7 +175,8 @@ func (f *tenants) wantTargets(ctx context.Context, p *lab.Pod) error {
 		}
 		delete(missing, x.GetName())
 		if x.GetState() != targetv1.State_STATE_READY {
-			err = errors.Join(err, fmt.Errorf("target %s of stream %s is %v", x.GetName(), x.GetStream(), x.GetState()))
+			err = errors.Join(err, fmt.Errorf("target %s of stream %s is %v",
+				x.GetName(), x.GetStream(), x.GetState()))
 		}
 	}
 	if len(missing) > 0 {
