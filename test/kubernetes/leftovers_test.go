@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strconv"
 	"testing"
 
 	"github.com/vipgate/vipgate/test/await"
@@ -21,11 +23,15 @@ func TestAPIServerLeftoversAreRemoved(t *testing.T) {
 	if err := own.createFolder(); err != nil { // removes leftovers, too
 		t.Fatal(err)
 	}
-	killed, err := os.MkdirTemp(tempDir, "vk-"+gone+"-")
+	// The folder gets the name of a killed run after its process started: tests of other packages
+	// remove leftovers, too.
+	started, err := os.MkdirTemp(tempDir, filepath.Base(own.dir)+"-")
 	harness.Must(t, err)
-	left, err := startProcess(killed, "left", "sleep", "600")
+	left, err := startProcess(started, "left", "sleep", "600")
 	harness.Must(t, err)
 	t.Cleanup(func() { harness.Must(t, left.kill()) })
+	killed := filepath.Join(tempDir, "vk-"+gone+"-"+strconv.Itoa(os.Getpid()))
+	harness.Must(t, os.Rename(started, killed))
 	own.etcd, err = startProcess(own.dir, "own", "sleep", "600")
 	harness.Must(t, err)
 	harness.Must(t, removeLeftovers())
