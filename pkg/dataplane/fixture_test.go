@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -132,11 +133,10 @@ func testStream(name string, vips []string, targets ...plan.Target) *plan.Stream
 	return s
 }
 
-var revisions uint64
+var revisions atomic.Uint64
 
 func desiredOf(streams ...*plan.Stream) *plan.Desired {
-	revisions++
-	w := &plan.Desired{Revision: revisions, Streams: map[string]*plan.Stream{}}
+	w := &plan.Desired{Revision: revisions.Add(1), Streams: map[string]*plan.Stream{}}
 	for _, s := range streams {
 		w.Streams[s.Name] = s
 	}
