@@ -201,7 +201,7 @@ func render(input renderInput) ([]byte, error) {
 		}
 	}
 	input.ImportLimit = cmp.Or(input.ImportLimit, DefaultImportLimit)
-	input.LoopbackHoldTime = cmp.Or(input.LoopbackHoldTime, 3*time.Second)
+	input.LoopbackHoldTime = cmp.Or(input.LoopbackHoldTime, minHoldTime)
 	var set [len(vip.Families)][]string
 	for _, v := range input.VIPs {
 		// "+" also matches more specific prefixes, but not covering prefixes such as a default route.

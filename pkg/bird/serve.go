@@ -23,6 +23,7 @@ const (
 	retryInterval = 50 * time.Millisecond // between attempts of a failed command
 	// Bounds of the time without an answer after which BIRD is killed.
 	minHang, maxHang = 4 * time.Second, 10 * time.Second
+	minHoldTime      = 3 * time.Second // of BGP (RFC 4271)
 )
 
 // serve polls and configures one BIRD process. It returns when the process must be replaced.
@@ -263,14 +264,14 @@ func (supervisor *Supervisor) observe(ctx context.Context) {
 	})
 }
 
-// observeFailed records a failed poll. It ignores a broken connection until commandTimeout: that
-// alone is no evidence that BIRD hangs.
+// observeFailed records a failed poll. It ignores a broken connection until BIRD was silent for too
+// long: that alone is no evidence that BIRD hangs.
 func (supervisor *Supervisor) observeFailed(err error) {
 	switch {
 	case errors.Is(err, errStarved) && !supervisor.hung():
 		return
 	case supervisor.unansweredSince.IsZero(): // BIRD answered with an error: refused or shutting down
-	case time.Since(supervisor.unansweredSince) < commandTimeout:
+	case time.Since(supervisor.unansweredSince) < supervisor.options.Silence():
 		return
 	default:
 		err = fmt.Errorf("%w: %w", errHung, err)

@@ -237,24 +237,26 @@ func TestShortSilenceChangesNothing(t *testing.T) {
 
 func TestHangDetection(t *testing.T) {
 	for _, tt := range []struct {
-		holds []time.Duration
-		limit time.Duration
+		loopback      time.Duration
+		holds         []time.Duration
+		silent, limit time.Duration // silent: to the end of the command that is under way
 	}{
-		{nil, 4 * time.Second},
-		{[]time.Duration{3 * time.Second}, 4 * time.Second},
-		{[]time.Duration{90 * time.Second, 6 * time.Second}, 7 * time.Second},
-		{[]time.Duration{90 * time.Second, 240 * time.Second}, 10 * time.Second},
+		{0, nil, commandTimeout, 4 * time.Second},
+		{3 * time.Second, []time.Duration{3 * time.Second}, commandTimeout, 4 * time.Second},
+		{9 * time.Second, []time.Duration{time.Minute, 6 * time.Second}, 3*commandTimeout + 2*retryInterval, 7 * time.Second},
+		{4 * time.Second, []time.Duration{time.Minute, time.Hour}, 2*commandTimeout + retryInterval, 10 * time.Second},
 	} {
-		t.Run(fmt.Sprint(tt.holds), func(t *testing.T) {
+		t.Run(fmt.Sprint(tt.loopback, tt.holds), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := &fakeBIRD{}
 				w := watch(t, f, tt.holds...)
+				w.options.LoopbackHoldTime = tt.loopback
 				w.skipFastPolls()
 				w.next()
 				f.with(func() { f.until = time.Now().Add(time.Hour) })
 				w.after(time.Millisecond)
 				begin := time.Now() // of the poll that is not answered
-				w.after(commandTimeout - time.Millisecond)
+				w.after(tt.silent - time.Millisecond)
 				if s := w.State().Load(); !s.Alive || s.Err != nil {
 					t.Fatalf("after %v: %+v", time.Since(begin), s)
 				}

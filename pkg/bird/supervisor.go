@@ -62,6 +62,9 @@ type Options struct {
 	ExplainPassword func(file string) string
 }
 
+// Silence returns how long BIRD may leave requests unanswered: after it, its sessions count as down.
+func (o Options) Silence() time.Duration { return cmp.Or(o.LoopbackHoldTime, minHoldTime) * 2 / 3 }
+
 type desired struct {
 	attractor  trench.Attractor
 	exports    map[string]Export // by gateway; absent: ExportFull

@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"cmp"
 	"container/heap"
 	"maps"
 	"time"
@@ -122,6 +123,7 @@ func phaseOf(end, now time.Time) phase {
 // New returns a Gate without VIPs.
 func New(options Options) *Gate {
 	none := func(vip.VIP) time.Time { return time.Time{} }
+	options.Silence = cmp.Or(options.Silence, usualSilence)
 	return &Gate{options: options, vips: map[vip.VIP]*entry{}, operatorDrain: none}
 }
 
@@ -167,14 +169,14 @@ func (gate *Gate) Gateways(gateways Gateways) {
 		}
 	}
 	if !gateways.At.IsZero() {
-		gate.gatewayLease.renew(gateways.At.Add(maxSessionAge))
+		gate.gatewayLease.renew(gateways.At.Add(maxPollInterval + gate.options.Silence))
 	}
 }
 
 // Stalled moves the end of the validity of the sessions' state by the duration of a stall of this
 // process until now, in which it could not be read, at most to the end for a state read now.
 func (gate *Gate) Stalled(now time.Time, d time.Duration) {
-	gate.gatewayLease.stall(d, now.Add(maxSessionAge))
+	gate.gatewayLease.stall(d, now.Add(maxPollInterval+gate.options.Silence))
 }
 
 // Announcer sets the state of the announcer's session.

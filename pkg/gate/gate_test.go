@@ -13,6 +13,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
+// maxSessionAge is how long the state of the gateway sessions is valid without options.
+const maxSessionAge = maxPollInterval + usualSilence
+
 // modelFactor multiplies the runs of the model, which take 0.1 ms: planted defects were found within
 // 1 000 runs. The flag -rapid.checks has the last word.
 const modelFactor = 30
@@ -637,6 +640,19 @@ func TestStallKeepsOldSessions(t *testing.T) {
 	b.g.Gateways(Gateways{At: at, Up: [2]bool{true, true}})
 	b.evaluate()
 	b.now = b.now.Add(maxSessionAge - time.Millisecond)
+	b.updateLB(func(*LBUpdate) {})
+	b.want(vipA, Announced, Ready)
+	b.now = b.now.Add(time.Millisecond)
+	b.updateLB(func(*LBUpdate) {})
+	b.want(vipA, Withdrawn, NoGateway)
+}
+
+// A speaker that may be silent for longer keeps its sessions for longer.
+func TestSilenceKeepsSessions(t *testing.T) {
+	const silence = 6 * time.Second
+	b := newFixture(t, Options{Silence: silence})
+	b.setState(vip.Ready, vipA)
+	b.now = b.now.Add(maxPollInterval + silence - time.Millisecond)
 	b.updateLB(func(*LBUpdate) {})
 	b.want(vipA, Announced, Ready)
 	b.now = b.now.Add(time.Millisecond)

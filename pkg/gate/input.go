@@ -68,7 +68,7 @@ type LBUpdate struct {
 // Gateways is the state of the gateway sessions.
 type Gateways struct {
 	// At is when the state was read, or the speaker answered another request. It is valid for
-	// maxSessionAge.
+	// Options.Silence and maxPollInterval.
 	At time.Time
 	// Up reports, by family, whether a session is up.
 	Up [len(vip.Families)]bool
@@ -105,9 +105,12 @@ func (announcer Announcer) reconnectEnd() time.Time {
 // wait time), and the announcer retries at intervals of at most 250 ms, with a timeout of 100 ms.
 const reconnectTime = 1500 * time.Millisecond
 
-// maxSessionAge is how long the state of the gateway sessions is valid: a poll comes 9/8 s after the
-// one before, and BIRD has 2 s for its answer.
-const maxSessionAge = 3200 * time.Millisecond
+// The state of the gateway sessions is valid until the answer to the next poll is overdue. It comes
+// 9/8 s after the one before.
+const (
+	maxPollInterval = 1200 * time.Millisecond
+	usualSilence    = 2 * time.Second
+)
 
 // lateAfter is the maximum delay of a timely lease check after the end of the lease. A later
 // check indicates that this process was starved and that a renewal may wait in a socket buffer, or
@@ -138,4 +141,6 @@ type Options struct {
 	// DrainTime is how long VIPs are de-preferred before they are withdrawn when the frontend stops
 	// or an operator drains them.
 	DrainTime time.Duration
+	// Silence is how long the speaker may leave requests unanswered. Default: 2 s.
+	Silence time.Duration
 }

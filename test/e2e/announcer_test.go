@@ -89,7 +89,7 @@ func TestLoopbackPortTaken(t *testing.T) {
 // advertised. A session that recovers within one reconnect interval changes nothing.
 func TestLoopbackDropped(t *testing.T) {
 	t.Parallel()
-	f := newServing(t, 2, "--lb-bgp-hold-time=3s")
+	f := newServing(t, 2, lab.BIRDTimer)
 	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
 	readiness := f.recordHealth("Readiness")
 	readiness.wait(healthServing)

@@ -24,7 +24,7 @@ func TestBIRDRestart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := newServing(t, 1)
+			f := newServing(t, 1, lab.BIRDTimer)
 			mark, bird := f.mark(), f.birdPID()
 			records := []*healthRecord{
 				f.recordHealth("Egress"), f.recordHealth("Egress/ipv4"), f.recordHealth("Egress/ipv6"), f.recordHealth("Readiness"),
@@ -65,7 +65,7 @@ func TestBIRDRestart(t *testing.T) {
 // BIRD counts as hung after 2 s (docs/bird.md#hangs). A stop of 1 s changes nothing.
 func TestPausedBIRDKeepsVIPs(t *testing.T) {
 	t.Parallel()
-	f := newServing(t, 1)
+	f := newServing(t, 1, lab.BIRDTimer)
 	records := []*healthRecord{
 		f.recordHealth("Egress"), f.recordHealth("Readiness"), f.recordHealth("BIRD"), f.recordHealth("vip/" + vipA4),
 	}

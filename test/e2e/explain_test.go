@@ -508,7 +508,8 @@ func (f *explainFixture) processes() []plantedCause {
 			repair: signalLB(syscall.SIGCONT),
 		},
 		{
-			name: "BIRD hangs", plant: func() { f.must(syscall.Kill(f.birdPID(), syscall.SIGSTOP)) },
+			name: "BIRD hangs", plant: inOrder(killFrontend, f.startFrontend(lab.BIRDTimer), follows,
+				func() { f.must(syscall.Kill(f.birdPID(), syscall.SIGSTOP)) }),
 			want: []string{"NO BIRD", "BIRD_HUNG", "next: BIRD's lines in the frontend's log"}, repair: func() {},
 		},
 		{

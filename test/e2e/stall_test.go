@@ -64,7 +64,7 @@ func TestStallWhileBIRDIsAsked(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.up(f.target1, f.target2)
-	f.startPod()
+	f.startPod(lab.BIRDTimer)
 	// A poll of each second waits for so long when the stall begins.
 	for _, asked := range []time.Duration{600 * time.Millisecond, 100 * time.Millisecond} {
 		const stall, first = 2 * time.Second, 100 * time.Millisecond // in which only the frontend runs

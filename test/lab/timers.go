@@ -28,6 +28,8 @@ const (
 var (
 	LBTimers       = []string{"--lease=" + Lease.String()}
 	FrontendTimers = []string{fmt.Sprintf("--lb-bgp-hold-time=%ds", HoldSeconds)}
+	// BIRDTimer is the product's: BIRD that is silent for 2 s counts as hung.
+	BIRDTimer = "--lb-bgp-hold-time=3s"
 )
 
 // Timers as fields of a gateway in the trench file.

@@ -46,7 +46,7 @@ type BirdFlags struct {
 	BirdSocket     string        `help:"BIRD's control socket." default:"/var/run/bird/bird.ctl" type:"path" placeholder:"SOCKET" group:"BIRD"`
 	BirdExecutable string        `help:"BIRD; looked up when absent." placeholder:"PATH" group:"BIRD"`
 	LBBGPPort      uint16        `name:"lb-bgp-port" help:"Port of BIRD's session with the frontend on 127.0.0.1." default:"1790" placeholder:"PORT" group:"BIRD"`
-	LBBGPHoldTime  time.Duration `name:"lb-bgp-hold-time" help:"Hold time of this session, after which BIRD withdraws the VIPs of a frontend that hangs." default:"3s" group:"BIRD"`
+	LBBGPHoldTime  time.Duration `name:"lb-bgp-hold-time" help:"Hold time of this session, after which BIRD withdraws the VIPs of a frontend that hangs. BIRD may be silent for two thirds of it." default:"3s" group:"BIRD"`
 	ImportRoutes   string        `help:"Routes that are taken from gateways: default, only default routes; all, every route except those of VIPs." enum:"default,all" default:"default" group:"BGP"`
 	ImportLimit    uint32        `help:"Most routes that are taken from one gateway; further ones are ignored." default:"1000" placeholder:"N" group:"BGP"`
 }
@@ -187,6 +187,7 @@ func (f *Flags) Options(own *identity.Source, authorize tlsconfig.Authorizer, s 
 		Settle: f.Settle, ReadyTimeout: f.ReadyTimeout, RequireRoute: f.RequireRoute,
 		RemoveRulesOnExit: f.RemoveRulesOnExit, StaticAll: f.StaticVIPs == "all",
 	}
+	o.Gate.Silence = o.BIRD.Silence()
 	if f.OnLBLoss == "keep" {
 		o.Gate.OnLoss = gate.KeepOnLoss
 	}
