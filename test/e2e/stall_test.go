@@ -64,10 +64,10 @@ func TestStallWhileBIRDIsAsked(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.up(f.target1, f.target2)
-	f.startPod(lab.BIRDTimer)
+	f.startPod("--lb-bgp-hold-time=9s") // BIRD may be silent for 6 s
 	// A poll of each second waits for so long when the stall begins.
 	for _, asked := range []time.Duration{600 * time.Millisecond, 100 * time.Millisecond} {
-		const stall, first = 2 * time.Second, 100 * time.Millisecond // in which only the frontend runs
+		const stall, first = 6 * time.Second, 100 * time.Millisecond // in which only the frontend runs
 		for isLonger := true; isLonger; {
 			f.wantRoutes(every()...)
 			mark, second := f.mark(), time.Now().Truncate(time.Second).Add(2*time.Second)
