@@ -85,7 +85,7 @@ func (fx *fixture) startExternalSpeaker() (start func() (*lab.Process, error), e
 	// FRR's user needs search permission.
 	err = errors.Join(os.Chmod(fx.Dir, 0o755), os.Mkdir(readiness, 0o755), fx.pod.WriteTrench(trench.String()),
 		os.WriteFile(readiness+"/lb-ready-stream-a", nil, 0o644),
-		fx.Pod.Batch("addr add 10.77.0.1/29 dev lo", "addr add fd00:77::1/126 dev lo"))
+		fx.Pod.Addr("lo", "10.77.0.1/29", "fd00:77::1/126"))
 	if err != nil {
 		return nil, err
 	}

@@ -291,7 +291,7 @@ func flushGatewayRoutes(ctx context.Context, fx *fixture, f fault) (func(context
 
 // restoreInternal6 restores the IPv6 address of the internal interface.
 func (fx *fixture) restoreInternal6() error {
-	return fx.Pod.Batch("addr add " + lab.PodInternal(1)[ipv6].String() + "/64 dev " + lab.Internal)
+	return fx.Pod.Addr(lab.Internal, lab.PodInternal(1)[ipv6].String()+"/64")
 }
 
 // breakSetting changes a sysctl. An interface without IPv6 loses its addresses.

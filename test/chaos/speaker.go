@@ -43,8 +43,7 @@ func (fx *fixture) startSpeaker() error {
 	if !fx.external {
 		return nil
 	}
-	if err := fx.Pod.Batch(fmt.Sprintf("addr add %s/29 dev lo", speakerAddr.Addr()),
-		"addr add fd00:77::1/126 dev lo"); err != nil {
+	if err := fx.Pod.Addr("lo", speakerAddr.Addr().String()+"/29", "fd00:77::1/126"); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)

@@ -60,11 +60,13 @@ func (x *viaVIPTarget) must(err error) {
 func (x *viaVIPTarget) each(format string) {
 	x.t.Helper()
 	for _, v := range x.vips {
-		family := "-4"
+		command := strings.Fields("-4 " + strings.ReplaceAll(format, "VIP", v))
 		if strings.Contains(v, ":") {
-			family = "-6"
+			if command[0] = "-6"; strings.HasPrefix(format, "addr add") {
+				command = append(command, "nodad") // usable immediately
+			}
 		}
-		x.must(x.ns.IP(strings.Fields(family + " " + strings.ReplaceAll(format, "VIP", v))...))
+		x.must(x.ns.IP(command...))
 	}
 }
 

@@ -57,7 +57,7 @@ func newHostFRR(t *testing.T) *hostFRR {
 		"--lb-uid="+strconv.Itoa(lbUser),
 	)}
 	t.Cleanup(func() { harness.Check(t, l.Close()) })
-	harness.Must(t, l.Pod.Batch("addr add 10.77.0.1/29 dev lo", "addr add fd00:77::1/126 dev lo"))
+	harness.Must(t, l.Pod.Addr("lo", "10.77.0.1/29", "fd00:77::1/126"))
 	harness.Must(t, os.Chmod(l.Dir, 0o755))
 	for dir, user := range map[string]int{"pki": lbUser, "lb": lbUser, "state": frontendUser} {
 		harness.Must(t, os.Mkdir(h.path(dir), 0o750))

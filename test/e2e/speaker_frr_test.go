@@ -83,7 +83,7 @@ func newForeignHost(t *testing.T, vips ...string) *foreign {
 		}
 		harness.Check(t, l.Close())
 	})
-	harness.Must(t, l.Pod.Batch("addr add 10.77.0.1/29 dev lo", "addr add fd00:77::1/126 dev lo"))
+	harness.Must(t, l.Pod.Addr("lo", "10.77.0.1/29", "fd00:77::1/126"))
 	// As /var/run/frr and the directories of the host: search permission for all.
 	harness.Must(t, os.Chmod(l.Dir, 0o755))
 	for _, dir := range []string{"readiness", "state"} {

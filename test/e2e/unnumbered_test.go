@@ -173,9 +173,9 @@ func (f *fixture) connectVIPs(beyond *lab.NetNS, routes ...string) {
 			target, pod = lab.Target1v6.String(), "fd00:16::1"
 		}
 		f.must(f.Pod.IP("route", "add", vip, "via", target))
-		f.must(f.Backend.IP("addr", "add", vip, "dev", "lo"))
+		f.must(f.Backend.Addr("lo", vip))
 		f.must(f.Backend.IP("route", "add", client, "via", pod))
-		f.must(beyond.IP("addr", "add", client, "dev", "lo"))
+		f.must(beyond.Addr("lo", client))
 		address, _, _ := strings.Cut(vip, "/")
 		source, _, _ := strings.Cut(client, "/")
 		var listener net.Listener
