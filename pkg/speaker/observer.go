@@ -336,7 +336,7 @@ func (observer *Observer) countExports(at time.Time, key sessionKey, session Ses
 	}
 	total, counts := session.Exported, [2]int{session.Exported, announced}
 	exported := total - is.others
-	isKnown := total >= 0 && !is.listed.IsZero()
+	isKnown := total >= 0 && !is.listed.IsZero() && !is.unknown
 	switch {
 	case isKnown && exported == announced:
 		is.differs, is.short = time.Time{}, time.Time{}
@@ -347,7 +347,7 @@ func (observer *Observer) countExports(at time.Time, key sessionKey, session Ses
 	// A count that differs for long has another cause than a change on its way.
 	age := at.Sub(is.listed) // long before the first list
 	isDue := at.Sub(is.differs) >= listDelay && (counts != is.counts || age >= maxListAge) ||
-		total < 0 && age >= pollInterval || is.listed.IsZero()
+		(total < 0 || is.unknown) && age >= pollInterval || is.listed.IsZero()
 	if due, others := observer.exports[observer.due]; isDue && (!others || is.listed.Before(due.listed)) {
 		observer.due = key
 	}

@@ -28,6 +28,7 @@ type answers struct {
 	err      error
 	session  Session
 	exported vip.Set
+	unknown  error         // of the list of routes
 	stall    time.Duration // of the process while it reads the next answer
 	slow     time.Duration // of the list of routes
 }
@@ -52,7 +53,7 @@ func (speaker *fake) Exported(context.Context, netip.Addr, vip.Family) (vip.Set,
 	speaker.mu.Lock()
 	defer speaker.mu.Unlock()
 	speaker.lists++
-	return speaker.exported, nil
+	return speaker.exported, speaker.unknown
 }
 
 // change changes the next answers.
@@ -126,6 +127,31 @@ func TestOtherRoutesDoNotCount(t *testing.T) {
 			t.Errorf("%d lists, %+v", speaker.listed(), is)
 		}
 	})
+}
+
+// A speaker may report the session before its routes, as BMP does.
+func TestRoutesReportedLater(t *testing.T) {
+	for name, others := range map[string]int{"VIPs": 0, "and another prefix": 1} {
+		observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
+			restart := func(session Session, unknown error) {
+				speaker.change(func(a *answers) { a.session, a.unknown = session, unknown })
+				pass(pollInterval)
+			}
+			up := speaker.session
+			restart(Session{Peer: address}, nil)
+			up.Exported = -1
+			restart(up, ErrUnknown)
+			if is := state(observer); is.Warning == "" || is.Exported != 2 {
+				t.Errorf("%s: without routes %+v", name, is)
+			}
+			up.Exported = 2 + others
+			restart(up, nil)
+			pass(pollInterval)
+			if is := state(observer); is.Warning != "" || is.Exported != 2 {
+				t.Errorf("%s: with routes %+v", name, is)
+			}
+		})
+	}
 }
 
 // Lists of many gateways delay no poll: the gate counts a state for 3 s.
