@@ -49,7 +49,8 @@ type Trial struct {
 	record    record
 	before    record // of Begin, for Cancel and End
 	running   bool   // Run was called: the start was not refused
-	fresh     bool   // the directory did not exist
+	lock      *files.Lock
+	deferred  bool // until Run nothing is written: the start may be refused
 	candidate *accepted
 	newest    *accepted
 	refused   error
@@ -87,8 +88,8 @@ func OpenTrial(dir string, log *slog.Logger) *Trial {
 		dir: dir, log: log, started: make(chan struct{}, 1), Overdue: func() time.Duration { return 0 },
 	}
 	_, err := files.Do(context.Background(), &files.Calls{}, trial.path("trial.json"), func() (bool, error) {
-		_, err := os.Stat(dir)
-		trial.fresh = errors.Is(err, fs.ErrNotExist)
+		lock, err := files.TryLock(trial.path("trial.lock"))
+		trial.lock, trial.deferred = lock, errors.Is(err, fs.ErrNotExist) || errors.Is(err, files.ErrLocked)
 		_, found, err := durable.Read(trial.path("trial.json"), &trial.record)
 		return found, err
 	})
@@ -189,8 +190,8 @@ func (trial *Trial) change(change func()) {
 	trial.mu.Lock()
 	defer trial.mu.Unlock()
 	before := trial.record
-	// A refused start creates no directory. Without one there is no last good configuration either.
-	if change(); trial.record != before && (trial.running || !trial.fresh) {
+	// A start that will be refused neither creates a directory nor changes another process's trial.
+	if change(); trial.record != before && (trial.running || !trial.deferred) {
 		trial.save()
 	}
 }
@@ -240,7 +241,7 @@ func (trial *Trial) Accept(digest [sha256.Size]byte, config *trench.Config, held
 // Run makes configurations good with which the process runs well.
 func (trial *Trial) Run(ctx context.Context) error {
 	trial.mu.Lock()
-	if trial.running = true; trial.fresh {
+	if trial.running = true; trial.deferred {
 		trial.save()
 	}
 	trial.mu.Unlock()

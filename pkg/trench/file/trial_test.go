@@ -22,6 +22,7 @@ type trialFixture struct {
 	*testing.T
 	dir, path string
 	overdue   atomic.Int64
+	last      *Trial
 }
 
 // write replaces the trench file; VIPs tell the configurations apart.
@@ -36,9 +37,18 @@ func trenchOf(vip string) string {
 	return "trench: red\nattractor:\n  name: a\n  vips: [" + vip + "]\n"
 }
 
-// read begins a process that ends before Start.
+// open returns the trial of the next process. The kernel has released the lock of the last one.
+func (f *trialFixture) open() *Trial {
+	if f.last != nil && f.last.lock != nil {
+		f.last.lock.Release()
+	}
+	f.last = OpenTrial(f.dir, slog.New(slog.DiscardHandler))
+	return f.last
+}
+
+// read begins a process that ends before Run.
 func (f *trialFixture) read() (*Trial, error) {
-	trial := OpenTrial(f.dir, slog.New(slog.DiscardHandler))
+	trial := f.open()
 	_, err := trial.Read(f.path, trench.DefaultDefaults())
 	return trial, err
 }
@@ -58,7 +68,7 @@ func (f *trialFixture) edit(trial *Trial, vip string) {
 // start begins a process, runs it for a time, and returns its trial and the VIP in force.
 func (f *trialFixture) start(runs time.Duration) (*Trial, string, error) {
 	f.Helper()
-	trial := OpenTrial(f.dir, slog.New(slog.DiscardHandler))
+	trial := f.open()
 	config, err := trial.Read(f.path, trench.DefaultDefaults())
 	trial.Overdue = func() time.Duration { return time.Duration(f.overdue.Load()) }
 	ctx, cancel := context.WithTimeout(f.Context(), runs)
@@ -154,6 +164,18 @@ func TestTrial(t *testing.T) {
 			trial.End()
 			f.wants(0, goodVIP, "task loop")
 		},
+		"a second process, which is refused": func(f *trialFixture) {
+			first := f.wants(0, badVIP, "")
+			before, _ := os.Stat(first.path("trial.json"))
+			second := OpenTrial(f.dir, slog.New(slog.DiscardHandler))
+			if _, err := second.Read(f.path, trench.DefaultDefaults()); err != nil {
+				f.Fatal(err)
+			}
+			second.End()
+			if after, err := os.Stat(first.path("trial.json")); err != nil || !os.SameFile(before, after) {
+				f.Fatalf("the second process wrote the trial of the first: %v", err)
+			}
+		},
 		"hung": func(f *trialFixture) {
 			f.overdue.Store(int64(hung))
 			f.wants(long, badVIP, "")
@@ -234,7 +256,6 @@ func TestNoTrial(t *testing.T) {
 	trial.End()
 }
 
-// Files that change faster than trialTime become good one after the other.
 // A refused start creates no directory, and removes none. Other starts record their trial.
 func TestRefusedStartLeavesNothing(t *testing.T) {
 	for _, exists := range []bool{false, true} {
@@ -265,6 +286,7 @@ func TestRefusedStartLeavesNothing(t *testing.T) {
 	}
 }
 
+// Files that change faster than trialTime become good one after the other.
 func TestTrialOfManyEdits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -336,7 +358,7 @@ func TestRemovalsHeldAfterRestart(t *testing.T) {
 		// The VIPs that the file adds must not make the removal a small one after the second restart.
 		f.write(goodVIP + ", 30.0.0.1/32, 30.0.0.2/32, 30.0.0.3/32, 30.0.0.4/32")
 		for range 2 {
-			trial := OpenTrial(f.dir, slog.New(slog.DiscardHandler))
+			trial := f.open()
 			config, err := trial.Read(f.path, trench.DefaultDefaults())
 			if err != nil {
 				t.Fatal(err)
