@@ -48,6 +48,7 @@ type Trial struct {
 	mu        sync.Mutex
 	record    record
 	before    record // of Begin, for Cancel and End
+	saved     record // last written
 	running   bool   // Run was called: the start was not refused
 	lock      *files.Lock
 	deferred  bool // until Run nothing is written: the start may be refused
@@ -97,7 +98,7 @@ func OpenTrial(dir string, log *slog.Logger) *Trial {
 		log.Warn("failed to read the trial of the trench file, accepting every file", "error", err)
 		trial.record = record{}
 	}
-	trial.before = trial.record
+	trial.before, trial.saved = trial.record, trial.record
 	return trial
 }
 
@@ -189,9 +190,8 @@ func (trial *Trial) change(change func()) {
 	}
 	trial.mu.Lock()
 	defer trial.mu.Unlock()
-	before := trial.record
 	// A start that will be refused neither creates a directory nor changes another process's trial.
-	if change(); trial.record != before && (trial.running || !trial.deferred) {
+	if change(); trial.record != trial.saved && (trial.running || !trial.deferred) {
 		trial.save()
 	}
 }
@@ -217,34 +217,27 @@ func (trial *Trial) Cancel() { trial.change(func() { trial.record = trial.before
 // Accept records the configuration that is in force with the file; held reports whether removals of
 // the file are held.
 func (trial *Trial) Accept(digest [sha256.Size]byte, config *trench.Config, held bool) {
-	if trial == nil {
-		return
-	}
-	trial.mu.Lock()
-	defer trial.mu.Unlock()
-	trial.newest = &accepted{hex.EncodeToString(digest[:]), config, held}
-	switch {
-	// The edit was reverted: it never becomes good, and a kill of the process soon after the revert
-	// does not count against the good file.
-	case trial.newest.digest == trial.record.Good && held == trial.record.Held:
-		trial.candidate = nil
-	case trial.candidate == nil:
-		trial.candidate = trial.newest
-		latest.Wake(trial.started)
-	// Removals of the file were held or confirmed. While files change all the time, the older one
-	// becomes good after its time.
-	case trial.candidate.digest == trial.newest.digest:
-		trial.candidate = trial.newest
-	}
+	trial.change(func() {
+		trial.newest = &accepted{hex.EncodeToString(digest[:]), config, held}
+		switch {
+		// The edit was reverted: it never becomes good, and a kill of the process soon after the revert
+		// does not count against the good file.
+		case trial.newest.digest == trial.record.Good && held == trial.record.Held:
+			trial.candidate = nil
+		case trial.candidate == nil:
+			trial.candidate = trial.newest
+			latest.Wake(trial.started)
+		// Removals of the file were held or confirmed. While files change all the time, the older one
+		// becomes good after its time.
+		case trial.candidate.digest == trial.newest.digest:
+			trial.candidate = trial.newest
+		}
+	})
 }
 
 // Run makes configurations good with which the process runs well.
 func (trial *Trial) Run(ctx context.Context) error {
-	trial.mu.Lock()
-	if trial.running = true; trial.deferred {
-		trial.save()
-	}
-	trial.mu.Unlock()
+	trial.change(func() { trial.running = true })
 	var timer <-chan time.Time // nil until a check is due
 	var since time.Time
 	for {
@@ -340,6 +333,7 @@ func (trial *Trial) End() {
 // save writes the record.
 func (trial *Trial) save() {
 	record := trial.record
+	trial.saved = record
 	trial.write("trial.json", func(path string) error { return durable.Write(path, record) })
 }
 
