@@ -358,7 +358,14 @@ func (plan *Plan) takeTurn(family vip.Family) {
 		plan.restart(i)
 		return
 	}
-	plan.enter(entry, Draining)
+	desired, _ := plan.session(entry.Next)
+	for n := range plan.entries {
+		// The restart ends a session that waits to leave the desired address, too.
+		if other := &plan.entries[n]; n == i || other.Phase == Pending && conflicts(other.Session, desired) {
+			other.carried = entry.carried
+			plan.enter(other, Draining)
+		}
+	}
 }
 
 // alone reports whether a session may restart although no other session carries its traffic: a

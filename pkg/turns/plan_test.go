@@ -242,7 +242,7 @@ func TestPlan(t *testing.T) {
 			[]trench.Gateway{a, b, c},
 			[]trench.Gateway{gateway("b", addressA), gateway("a", addressB), c},
 			nil,
-			[]string{"b? a~ c", "B A! c", "b a! c", "b a c"},
+			[]string{"b~ a~ c", "B! A c", "b! a c", "b a c"},
 		},
 		"addresses in a chain": {
 			[]trench.Gateway{a, b},
