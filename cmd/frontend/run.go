@@ -62,26 +62,21 @@ func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	}
 	settings.Tracer = tracer
 	settings.Trial = trenchfile.OpenTrial(c.BirdDir, settings.Log)
-	err = c.run(ctx, settings)
+	err = c.RunUntilStopped(ctx, func() (frontend.Options, error) { return c.start(settings) })
 	settings.Trial.End()
 	return err
 }
 
-func (c *runCommand) run(ctx context.Context, settings process.Settings) error {
+func (c *runCommand) start(settings process.Settings) (frontend.Options, error) {
 	// Memory peaks during the start; frontend.Options.Started ends this.
 	started := cli.CollectOften()
 	// A refused trench file must not prevent the start: the watcher reports it.
 	o, config, err := c.options(settings, true)
-	if err != nil {
-		return err
-	}
-	if c.RoutesSource() {
-		if err := c.checkInterface(config); err != nil {
-			return err
-		}
+	if err == nil && c.RoutesSource() {
+		err = c.checkInterface(config)
 	}
 	o.Started = started
-	return c.RunUntilStopped(ctx, o)
+	return o, err
 }
 
 func (c *validateCommand) Run(ctx context.Context, out *cli.Output) error {
@@ -202,15 +197,6 @@ func (c *runFlags) checkPorts(refused *cli.Refusals, config *trench.Config) {
 	}
 }
 
-// complete completes the speaker's flags with the interface of the trench file.
-func (c *runFlags) complete(config *trench.Config) {
-	device := c.ExternalInterface
-	if config != nil {
-		device = config.Attractor.Interface
-	}
-	c.Complete(device, c.TrenchFile)
-}
-
 // options returns the options of a frontend and the configuration in the trench file, which is nil
 // if lenient and the file was refused.
 func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Options, *trench.Config, error) {
@@ -230,7 +216,11 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (frontend.Op
 	if err != nil {
 		refused = append(cli.Refusals{err}, refused...)
 	}
-	c.complete(config)
+	device := c.ExternalInterface
+	if config != nil {
+		device = config.Attractor.Interface
+	}
+	c.Complete(device, c.TrenchFile)
 	c.CheckSpeaker(&refused)
 	// A running frontend takes such an edit, so its next start must take it, too.
 	if !lenient {

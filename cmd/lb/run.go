@@ -62,12 +62,13 @@ func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	}
 	settings.Tracer = tracer
 	settings.Trial = trenchfile.OpenTrial(c.StateDir, settings.Log)
-	err = c.run(ctx, settings)
+	// A stop during the start ends the trial, too.
+	err = cli.RunUntilStopped(c.DrainTime, func(stops <-chan struct{}) error { return c.run(ctx, settings, stops) })
 	settings.Trial.End()
 	return err
 }
 
-func (c *runCommand) run(ctx context.Context, settings process.Settings) error {
+func (c *runCommand) run(ctx context.Context, settings process.Settings, stops <-chan struct{}) error {
 	// Memory peaks during the start; lb.Options.Configured ends this.
 	configured := cli.CollectOften()
 	o, err := c.options(settings, true)
@@ -91,7 +92,7 @@ func (c *runCommand) run(ctx context.Context, settings process.Settings) error {
 	}
 	o.Configured = configured
 	o.Log.Info("starting lb", "version", o.Version, "trench_file", c.TrenchFile)
-	return cli.RunUntilStopped(c.DrainTime, func(stops <-chan struct{}) error { return lb.Run(ctx, o, stops) })
+	return lb.Run(ctx, o, stops)
 }
 
 func (c *validateCommand) Run(ctx context.Context, out *cli.Output) error {

@@ -82,7 +82,7 @@ func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 	o.Signals = logs.HandleSignals(o.Level, o.Log, map[os.Signal]func(){
 		syscall.SIGUSR1: o.Level.Reset, syscall.SIGUSR2: func() { _ = o.Level.Set("debug") }, // a valid level
 	})
-	return c.RunUntilStopped(ctx, o)
+	return c.RunUntilStopped(ctx, func() (frontend.Options, error) { return o, nil })
 }
 
 // check refuses flags that would fail after the start.

@@ -201,25 +201,30 @@ func (f *Flags) Options(own *identity.Source, authorize tlsconfig.Authorizer, s 
 	return o
 }
 
-// RunUntilStopped runs a frontend until the process is stopped, as the only one in its network
-// namespace.
-func (f *Flags) RunUntilStopped(ctx context.Context, o frontend.Options) error {
-	// Two frontends would remove each other's rules and marks.
-	if !o.Kernel.Foreign {
-		release, err := identity.OwnNetNS(ctx, "frontend", "admin socket "+f.AdminSocket,
-			identity.NetNSFallback{AdminSocket: f.AdminSocket, Log: o.Log})
-		if err != nil {
-			return err
-		}
-		defer release()
-	}
-	cli.WarnOfTarget(ctx, o.Log)
+// RunUntilStopped starts a frontend and runs it until the process is stopped, as the only one in its
+// network namespace. A stop ends the trial of the trench file, also during the start.
+func (f *Flags) RunUntilStopped(ctx context.Context, start func() (frontend.Options, error)) error {
 	untilStopped := cli.RunUntilStopped
 	if f.untilStopped != nil {
 		untilStopped = f.untilStopped
 	}
-	return untilStopped(f.DrainTime+f.Settle,
-		func(stops <-chan struct{}) error { return frontend.Run(ctx, o, stops) })
+	return untilStopped(f.DrainTime+f.Settle, func(stops <-chan struct{}) error {
+		o, err := start()
+		if err != nil {
+			return err
+		}
+		// Two frontends would remove each other's rules and marks.
+		if !o.Kernel.Foreign {
+			release, err := identity.OwnNetNS(ctx, "frontend", "admin socket "+f.AdminSocket,
+				identity.NetNSFallback{AdminSocket: f.AdminSocket, Log: o.Log})
+			if err != nil {
+				return err
+			}
+			defer release()
+		}
+		cli.WarnOfTarget(ctx, o.Log)
+		return frontend.Run(ctx, o, stops)
+	})
 }
 
 type mark struct{ Mark, Mask uint32 }
