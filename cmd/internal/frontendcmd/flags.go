@@ -201,8 +201,8 @@ func (f *Flags) Options(own *identity.Source, authorize tlsconfig.Authorizer, s 
 	return o
 }
 
-// RunUntilStopped starts a frontend and runs it until the process is stopped, as the only one in its
-// network namespace. A stop ends the trial of the trench file, also during the start.
+// RunUntilStopped starts a frontend and runs it until the process is stopped, as the only one in
+// its network namespace. A stop ends the trial of the trench file, also during the start.
 func (f *Flags) RunUntilStopped(ctx context.Context, start func() (frontend.Options, error)) error {
 	untilStopped := cli.RunUntilStopped
 	if f.untilStopped != nil {
