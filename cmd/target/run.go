@@ -111,13 +111,16 @@ func (cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 		return err
 	}
 	defer release()
-	removed, err := sidecar.Cleanup(ctx)
+	removed, err := replypath.Cleanup(ctx)
 	// After an error, the list has the objects that were removed before it.
 	for _, object := range removed {
 		out.Printf("removed: %s\n", object)
 	}
-	if err == nil && len(removed) == 0 {
+	if err != nil {
+		return fmt.Errorf("failed to remove the kernel state: %w", err)
+	}
+	if len(removed) == 0 {
 		out.Printf("nothing to remove\n")
 	}
-	return err
+	return nil
 }

@@ -32,7 +32,7 @@ func newAdmin(p *process) *admin {
 // status returns this process's content of `target status`.
 func (p *process) status(ctx context.Context) *targetadminv1.Status {
 	// Without the flows, the rest of the status is still valid.
-	flows, err := p.flows(ctx)
+	flows, err := p.path.Flows(ctx)
 	s := Describe(p.Options, p.path.Status(), flows)
 	s.FlowsError = logs.Text(err)
 	s.Conditions = p.health.Conditions()
@@ -61,7 +61,7 @@ func Describe(o Options, state replypath.Status, flows map[string]int) *targetad
 
 // metricState returns the state at a scrape.
 func (p *process) metricState() metrics.TargetState {
-	flows, _ := p.flows(context.Background()) // `target status` has the error
+	flows, _ := p.path.Flows(context.Background()) // `target status` has the error
 	return metricsOf(p.path.Status(), flows)
 }
 

@@ -3,7 +3,6 @@ package sidecar
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -36,9 +35,6 @@ const (
 	Readiness = "Readiness"
 	ReplyPath = "ReplyPath" // all of the kernel state was read back
 )
-
-// flowsTimeout bounds a count of flows, for which the kernel lists its connection tracking entries.
-const flowsTimeout = 2 * time.Second
 
 // process holds the parts of one target.
 type process struct {
@@ -84,32 +80,11 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	return p.shell.Run(ctx, stop, shell.Plan{Stages: [][]task.Task{{p.path, observer{p}}}})
 }
 
-// cleanupTimeout bounds the removal of the kernel state.
-const cleanupTimeout = 10 * time.Second
-
-// Cleanup removes the kernel state and returns the removed objects.
-func Cleanup(ctx context.Context) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
-	defer cancel()
-	removed, err := replypath.Cleanup(ctx)
-	if err != nil {
-		return removed, fmt.Errorf("failed to remove the kernel state: %w", err)
-	}
-	return removed, nil
-}
-
 // inPool reports whether VIPs may have the address.
 func (p *process) inPool(a netip.Addr) bool {
 	// A dual-stack listener reports IPv4 as a mapped IPv6 address, which no prefix contains.
 	a = a.Unmap().WithZone("")
 	return slices.ContainsFunc(p.Pool, func(prefix netip.Prefix) bool { return prefix.Contains(a) })
-}
-
-// flows counts the flows of VIPs by the link address of their peer.
-func (p *process) flows(ctx context.Context) (map[string]int, error) {
-	ctx, cancel := context.WithTimeout(ctx, flowsTimeout)
-	defer cancel()
-	return p.path.Flows(ctx)
 }
 
 // observer sets the health service of the kernel state. It implements task.Task.

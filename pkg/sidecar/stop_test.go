@@ -21,6 +21,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/logs"
 	shell "github.com/vipgate/vipgate/pkg/process"
+	"github.com/vipgate/vipgate/pkg/replypath"
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
@@ -106,7 +107,7 @@ ip route show table all proto 180; ip -6 route show table all proto 180; ip neig
 				t.Errorf("not installed any more: %s", state())
 			}
 			must(ns.Do(func() error {
-				_, err := Cleanup(t.Context())
+				_, err := replypath.Cleanup(t.Context())
 				return err
 			}))
 			if after := state(); after != before {
