@@ -93,9 +93,6 @@ func install(ctx context.Context, o sidecar.Options, out *cli.Output) error {
 		text, _ := status.Target(sidecar.Describe(o, state, nil), time.Now())
 		out.Printf("%s", text)
 	}
-	if err == nil {
-		err = sidecar.Incomplete(state)
-	}
 	if err != nil {
 		return fmt.Errorf("failed to install the kernel state: %w", err)
 	}

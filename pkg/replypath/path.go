@@ -276,8 +276,7 @@ func concerns(message netlink.Message) bool {
 // attempts limits the retries of Install after concurrent changes by another process.
 const attempts = 5
 
-// Install installs the kernel state once and reads it back. The error lists the problems of an
-// incomplete status.
+// Install installs the kernel state once and reads it back. The error includes [Status.Err].
 func Install(ctx context.Context, options Options) (Status, error) {
 	if err := errors.Join(options.Validate(), checkCapability()); err != nil {
 		return Status{}, err
@@ -297,11 +296,7 @@ func Install(ctx context.Context, options Options) (Status, error) {
 		}
 	}
 	status.Peers = kernel.peers.list
-	err = errors.Join(ctx.Err(), kernel.close())
-	for _, problem := range status.Problems {
-		err = errors.Join(err, fmt.Errorf("%s: %s; %s", problem.Object, problem.Detail, problem.Remedy))
-	}
-	return status, err
+	return status, errors.Join(ctx.Err(), kernel.close(), status.Err())
 }
 
 // Cleanup removes the kernel state of every Path in this network namespace and returns the removed

@@ -2,6 +2,7 @@ package replypath
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"net"
 	"strings"
@@ -106,6 +107,19 @@ func TestValidate(t *testing.T) {
 		err := o.Validate()
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%q: got %v", want, err)
+		}
+	}
+}
+
+func TestProblemsOfStatus(t *testing.T) {
+	problems := []Problem{{"interface net1", "does not exist", "attach the network"}, {"a", "b", "c"}}
+	for want, s := range map[string]Status{
+		"<nil>":                            {Complete: true},
+		"the kernel state is not complete": {},
+		"interface net1: does not exist; attach the network\na: b; c": {Problems: problems},
+	} {
+		if got := fmt.Sprint(s.Err()); got != want {
+			t.Errorf("%+v: %s, want %s", s, got, want)
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package replypath
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"time"
 )
@@ -18,6 +20,17 @@ type Status struct {
 	Dropped uint64 // replies to unknown peers since the last write of the rules
 	Full    bool   // the peers map has no free element
 	Evicted uint64 // peers evicted from a map that was three quarters full
+}
+
+// Err returns the problems of an incomplete state with their remedies; nil if it is complete.
+func (status Status) Err() (err error) {
+	for _, problem := range status.Problems {
+		err = errors.Join(err, fmt.Errorf("%s: %s; %s", problem.Object, problem.Detail, problem.Remedy))
+	}
+	if err == nil && !status.Complete { // before the first read of the kernel
+		return errors.New("the kernel state is not complete")
+	}
+	return err
 }
 
 // Problem is one condition that prevents a complete state.

@@ -2,10 +2,8 @@ package sidecar
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -103,7 +101,7 @@ func (o observer) Run(ctx context.Context) error {
 	for {
 		// Until the first read of the kernel, the reason of the start holds.
 		if s := o.path.Status(); !s.Since.IsZero() {
-			o.health.Report(ReplyPath, logs.Text(Incomplete(s)))
+			o.health.Report(ReplyPath, logs.Text(s.Err()))
 		}
 		o.changed.Set(struct{}{})
 		select {
@@ -114,25 +112,4 @@ func (o observer) Run(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-}
-
-// Incomplete returns an error with the problems of an incomplete kernel state and their remedies;
-// nil when it is complete.
-func Incomplete(s replypath.Status) error {
-	if s.Complete {
-		return nil
-	}
-	// Before the first read of the kernel there are no problems to name.
-	if len(s.Problems) == 0 {
-		return errors.New("the kernel state is not complete")
-	}
-	var all []string
-	for _, p := range s.Problems {
-		text := p.Object + ": " + p.Detail
-		if p.Remedy != "" {
-			text += "; " + p.Remedy
-		}
-		all = append(all, text)
-	}
-	return errors.New(strings.Join(all, "\n"))
 }

@@ -3,7 +3,6 @@ package sidecar
 import (
 	"log/slog"
 	"net/netip"
-	"strings"
 	"testing"
 	"time"
 
@@ -20,7 +19,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/metrics"
 	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/replypath"
-	"github.com/vipgate/vipgate/test/harness"
 )
 
 func TestHealthOfAddresses(t *testing.T) {
@@ -55,19 +53,6 @@ func TestHealthOfAddresses(t *testing.T) {
 		if r.GetStatus() != want.status || status.Code(err) != want.code {
 			t.Errorf("%q: %v %v, want %v", service, r, err, want)
 		}
-	}
-}
-
-func TestIncomplete(t *testing.T) {
-	harness.Check(t, Incomplete(replypath.Status{Complete: true}))
-	if err := Incomplete(replypath.Status{}); err == nil {
-		t.Error("no error without a problem")
-	}
-	err := Incomplete(replypath.Status{Problems: []replypath.Problem{
-		{Object: "interface net1", Detail: "does not exist", Remedy: "attach the network"}, {Object: "a", Detail: "b"},
-	}})
-	if err == nil || !strings.Contains(err.Error(), "interface net1: does not exist; attach the network\na: b") {
-		t.Error(err)
 	}
 }
 
