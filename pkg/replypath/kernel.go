@@ -1,6 +1,7 @@
 package replypath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -158,11 +159,7 @@ func (kernel *kernel) linkProblem(network *network) *Problem {
 
 // problemOf returns the Problem for a failed kernel change.
 func problemOf(object string, err error) Problem {
-	remedy := "see the error; it is retried"
-	if remedyText := hint(err); remedyText != "" {
-		remedy = remedyText
-	}
-	return Problem{Object: object, Detail: err.Error(), Remedy: remedy}
+	return Problem{object, err.Error(), cmp.Or(hint(err), "see the error; it is retried")}
 }
 
 // reconcile installs missing objects, removes stale ones, and reads the result back. With restore
@@ -231,10 +228,8 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 		parts []part
 		name  string
 	}{
-		{kernel.replyParts(network), stepReply}, {kernel.acceptParts(network), stepAccept}, {
-			kernel.stale(network, false),
-			stepStale,
-		},
+		{kernel.replyParts(network), stepReply}, {kernel.acceptParts(network), stepAccept},
+		{kernel.stale(network, false), stepStale},
 	} {
 		for _, part := range step.parts {
 			missing = append(missing, part.name)

@@ -70,6 +70,7 @@ func (options Options) Validate() error {
 type Path struct {
 	o       Options
 	ready   chan struct{}
+	isReady bool // ready is closed
 	changed chan struct{}
 	status  latest.Value[Status]
 }
@@ -189,7 +190,7 @@ func (repairs repairs) due() <-chan time.Time {
 
 // step compares the state once and restores it if no back-off applies.
 func (path *Path) step(kernel *kernel, repairs repairs) {
-	now, was, ready := time.Now(), path.status.Load(), isClosed(path.ready)
+	now, was := time.Now(), path.status.Load()
 	status := was
 	// Compare without changes first: a part in back-off is reported as missing, not restored.
 	missing, problems := kernel.reconcile(false)
@@ -198,7 +199,7 @@ func (path *Path) step(kernel *kernel, repairs repairs) {
 		// Read the result back.
 		missing, problems = kernel.reconcile(false)
 		// Until the state is first complete, a missing part is not drift.
-		if ready {
+		if path.isReady {
 			repairs.done(drift, now)
 			drift = slices.DeleteFunc(drift, func(name string) bool { return slices.Contains(missing, name) })
 			status.Repairs += uint64(len(drift))
@@ -216,17 +217,9 @@ func (path *Path) step(kernel *kernel, repairs repairs) {
 		path.status.Set(status)
 		latest.Wake(path.changed)
 	}
-	if complete && !ready {
+	if complete && !path.isReady {
+		path.isReady = true
 		close(path.ready)
-	}
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
 	}
 }
 

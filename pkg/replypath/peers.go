@@ -88,8 +88,7 @@ type peers struct {
 // neighborOf reports whether a neighbor entry belongs to a host on the link.
 func neighborOf(neighbor rtnetlink.Neighbor, link int) bool {
 	return neighbor.Link == link && neighbor.State&unix.NUD_NOARP == 0 && neighbor.Addr.IsValid() &&
-		!neighbor.Addr.IsMulticast() &&
-		!slices.Equal(neighbor.MAC, placeholderMAC())
+		!neighbor.Addr.IsMulticast() && !slices.Equal(neighbor.MAC, placeholderMAC())
 }
 
 // update computes the list from the peers map and the neighbor table.

@@ -103,8 +103,7 @@ func (kernel *kernel) localRoutes(network *network) (list []rtnetlink.Route) {
 		for _, prefix := range disjoint(kernel.o.Pool, family) {
 			list = append(list, rtnetlink.Route{
 				Family: family, Table: unix.RT_TABLE_LOCAL, Prefix: prefix, Type: unix.RTN_LOCAL, Protocol: protocol,
-				Metric: metric,
-				Link:   network.loopback,
+				Metric: metric, Link: network.loopback,
 			})
 		}
 	}
