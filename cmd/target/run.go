@@ -29,9 +29,10 @@ type runCommand struct {
 const role = "target"
 
 func (c *runCommand) Run(ctx context.Context, out *cli.Output, stderr *logs.Writer) error {
-	o := sidecar.Options{Settings: c.Settings(stderr), Pool: c.Pool, Interface: c.Interface}
+	o := sidecar.Options{Settings: c.Settings(stderr)}
+	o.ReplyPath = replypath.Options{Pool: c.Pool, Interface: c.Interface, Log: o.Log}
 	var refused cli.Refusals
-	c.check(&refused, o.ReplyPath())
+	c.check(&refused, o.ReplyPath)
 	if err := refused.Err(); err != nil {
 		return err
 	}
@@ -79,15 +80,10 @@ func (c *runCommand) check(r *cli.Refusals, o replypath.Options) {
 	c.Process.Check(r, cli.Port{})
 }
 
-// installTimeout bounds --once.
-const installTimeout = 30 * time.Second
-
 func install(ctx context.Context, o sidecar.Options, out *cli.Output) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, installTimeout)
-	defer cancel()
-	state, err := replypath.Install(ctx, o.ReplyPath())
+	state, err := replypath.Install(ctx, o.ReplyPath)
 	// After an error before the first read, there is no state to print.
 	if !state.Since.IsZero() {
 		text, _ := status.Target(sidecar.Describe(o, state, nil), time.Now())

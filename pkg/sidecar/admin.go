@@ -42,8 +42,9 @@ func (p *process) status(ctx context.Context) *targetadminv1.Status {
 // Describe returns the kernel state for `target status`.
 func Describe(o Options, state replypath.Status, flows map[string]int) *targetadminv1.Status {
 	s := &targetadminv1.Status{
-		Version: o.Version, Pool: vip.Texts(o.Pool), Interface: o.Interface, Complete: state.Complete,
-		Since: endpoint.Timestamp(state.Since), Repairs: state.Repairs, Dropped: state.Dropped,
+		Version: o.Version, Pool: vip.Texts(o.ReplyPath.Pool), Interface: o.ReplyPath.Interface,
+		Complete: state.Complete, Since: endpoint.Timestamp(state.Since), Repairs: state.Repairs,
+		Dropped: state.Dropped,
 	}
 	for _, problem := range state.Problems {
 		s.Problems = append(s.Problems,

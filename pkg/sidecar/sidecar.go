@@ -21,9 +21,7 @@ import (
 // Options configure a target. Every field is required unless stated otherwise.
 type Options struct {
 	shell.Settings
-	// Pool and Interface are passed to replypath.Options.
-	Pool      []netip.Prefix
-	Interface string
+	ReplyPath replypath.Options
 }
 
 // Health services of a target, in addition to "" and one for each address of the pool.
@@ -46,7 +44,7 @@ type process struct {
 
 // Run keeps the kernel state complete until a receive from stop, or the end of ctx.
 func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
-	p := &process{Options: o, path: replypath.New(o.ReplyPath())}
+	p := &process{Options: o, path: replypath.New(o.ReplyPath)}
 	p.metrics = metrics.NewTarget(o.Version, p.metricState)
 	p.shell = shell.New(o.Settings, p.metrics)
 	p.health = p.shell.Health
@@ -56,11 +54,6 @@ func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 	p.health.Report(ReplyPath, "the kernel state was not read yet")
 	p.health.Report(shell.AdminSocket, "")
 	return p.run(ctx, stop)
-}
-
-// ReplyPath returns the options of the kernel state.
-func (o Options) ReplyPath() replypath.Options {
-	return replypath.Options{Pool: o.Pool, Interface: o.Interface, Log: o.Log}
 }
 
 func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
@@ -82,7 +75,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 func (p *process) inPool(a netip.Addr) bool {
 	// A dual-stack listener reports IPv4 as a mapped IPv6 address, which no prefix contains.
 	a = a.Unmap().WithZone("")
-	return slices.ContainsFunc(p.Pool, func(prefix netip.Prefix) bool { return prefix.Contains(a) })
+	return slices.ContainsFunc(p.ReplyPath.Pool, func(in netip.Prefix) bool { return in.Contains(a) })
 }
 
 // observer sets the health service of the kernel state. It implements task.Task.

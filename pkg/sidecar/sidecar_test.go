@@ -24,11 +24,11 @@ import (
 func TestHealthOfAddresses(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	o := Options{
-		Settings: shell.Settings{Log: log},
-		Pool:     []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")},
+		Settings:  shell.Settings{Log: log},
+		ReplyPath: replypath.Options{Pool: []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")}},
 	}
 	h := addressHealth{
-		health.New(log, func(string, bool, bool) {}), &process{Options: o, path: replypath.New(o.ReplyPath())},
+		health.New(log, func(string, bool, bool) {}), &process{Options: o, path: replypath.New(o.ReplyPath)},
 	}
 	h.Report(Liveness, "")
 	const serving, notServing = healthv1.HealthCheckResponse_SERVING, healthv1.HealthCheckResponse_NOT_SERVING
@@ -72,8 +72,9 @@ func TestDescribe(t *testing.T) {
 	}
 	flows := map[string]int{"02:00:00:00:00:01": 5, "fwmark 0x9": 6}
 	got := Describe(Options{
-		Settings: shell.Settings{Version: "v1"}, Interface: "net0",
-		Pool: []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")},
+		Settings: shell.Settings{Version: "v1"}, ReplyPath: replypath.Options{
+			Interface: "net0", Pool: []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")},
+		},
 	}, state, flows)
 	want := &targetadminv1.Status{
 		Version: "v1", Interface: "net0", Pool: []string{"20.0.0.0/24", "2000::/64"}, Complete: true,

@@ -49,12 +49,15 @@ func runUntilSignal(mode string) error {
 	if strings.Contains(mode, "end") {
 		ctx, stop = terminated, nil
 	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	return Run(ctx, Options{
-		Pool:      []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")},
-		Interface: "net0",
+		ReplyPath: replypath.Options{
+			Pool:      []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")},
+			Interface: "net0", Log: log,
+		},
 		Settings: shell.Settings{
 			AdminSocket: "unix://" + os.Getenv("VIPGATE_TARGET_SOCKET"), HealthAddr: "0.0.0.0:7783",
-			Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Level: &logs.Level{},
+			Log: log, Level: &logs.Level{},
 		},
 	}, stop)
 }
