@@ -160,6 +160,7 @@ func TestOnce(t *testing.T) {
 		{"no capability", nil, true, "CAP_NET_ADMIN is missing"},
 		{"no interface", map[string]string{"VIPGATE_INTERFACE": "net9"}, false, "net9"},
 		{"host bits", map[string]string{"VIPGATE_POOL": "20.0.0.1/24"}, false, "host bits set; write 20.0.0.0/24"},
+		{"subnets", map[string]string{"VIPGATE_PEER_SUBNET": "172.16.0.1/32"}, false, "new trench pods need the process"},
 		{"no pool", map[string]string{"VIPGATE_POOL": ""}, false, "--pool"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -18,9 +18,10 @@ import (
 )
 
 type runCommand struct {
-	Pool      []netip.Prefix `required:"" help:"Prefix from which VIPs are taken, of either family; repeatable." placeholder:"PREFIX"`
-	Interface string         `required:"" help:"Network interface toward the trench pods." placeholder:"IF"`
-	Once      bool           `help:"Install the kernel state, print it and exit, such as in an init container: it stays without the process."`
+	Pool       []netip.Prefix `required:"" help:"Prefix of VIPs, of either family; repeatable." placeholder:"PREFIX"`
+	Interface  string         `required:"" help:"Network interface toward the trench pods." placeholder:"IF"`
+	PeerSubnet []netip.Prefix `help:"Own addresses of trench pods; repeatable. Others' packets are dropped." placeholder:"PREFIX"`
+	Once       bool           `help:"Install the kernel state, print it and exit: it stays without the process."`
 
 	cli.Process
 }
@@ -31,6 +32,7 @@ const role = "target"
 func (c *runCommand) Run(ctx context.Context, out *cli.Output, stderr *logs.Writer) error {
 	o := sidecar.Options{Settings: c.Settings(stderr)}
 	o.ReplyPath = replypath.Options{Pool: c.Pool, Interface: c.Interface, Log: o.Log}
+	o.ReplyPath.PeerSubnets = c.PeerSubnet
 	var refused cli.Refusals
 	c.check(&refused, o.ReplyPath)
 	if err := refused.Err(); err != nil {
@@ -77,6 +79,8 @@ func refuseTrenchPod(ctx context.Context, log *slog.Logger) error {
 func (c *runCommand) check(r *cli.Refusals, o replypath.Options) {
 	err := o.Validate()
 	r.If(err != nil, "--pool=%v, --interface=%s: %w", o.Pool, o.Interface, err)
+	r.If(c.Once && len(c.PeerSubnet) > 0,
+		"--once with --peer-subnet=%v: new trench pods need the process", c.PeerSubnet)
 	c.Process.Check(r, cli.Port{})
 }
 

@@ -263,7 +263,7 @@ var (
 	targetPeersFull = gauge("vipgate_target_peers_full",
 		"1 while no further trench pod can be learned: replies through it are dropped.")
 	targetPeersEvicted = counter("vipgate_target_peers_evicted_total",
-		"Senders without a valid neighbor entry that were forgotten, since more than 768 were known.")
+		"Senders that were forgotten: without a neighbor entry above 768 peers, or outside of --peer-subnet.")
 	targetDropped = counter("vipgate_target_dropped_packets_total",
 		"Replies that were dropped, as no trench pod was known for them, since the rules were written.")
 	targetFlows = gauge("vipgate_target_flows",

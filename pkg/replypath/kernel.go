@@ -50,7 +50,8 @@ type kernel struct {
 	// dropped counts the frames to unknown peers.
 	dropped   uint64
 	peers     peers
-	neighbors []rtnetlink.Neighbor // of the link
+	link      int                  // its index
+	neighbors []rtnetlink.Neighbor // of the link, in the subnets
 }
 
 func dial(options Options) (*kernel, error) {
@@ -62,7 +63,8 @@ func dial(options Options) (*kernel, error) {
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
-	return &kernel{o: options, rt: rt, nft: socket}, nil
+	peers := peers{restricted: len(options.PeerSubnets) > 0}
+	return &kernel{o: options, rt: rt, nft: socket, peers: peers}, nil
 }
 
 func (kernel *kernel) close() error { return errors.Join(kernel.nft.Close(), kernel.rt.Close()) }
@@ -172,8 +174,9 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 	if part := kernel.linkProblem(network); part != nil {
 		problems = append(problems, *part)
 	}
+	kernel.link = network.link.Index
 	kernel.neighbors = slices.DeleteFunc(slices.Clone(network.neighbors), func(neighbor rtnetlink.Neighbor) bool {
-		return !neighborOf(neighbor, network.link.Index)
+		return !neighborOf(neighbor, kernel.link, kernel.o.PeerSubnets)
 	})
 	// The neighbors are the trench pods, which must not be lost among forged senders.
 	var expected []uint32
@@ -199,7 +202,7 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 	desired := desired{
 		pool: append(slices.Clone(kernel.o.Pool), kernel.stalePool(network)...), link: kernel.o.Interface,
 		index: network.link.Index, live: kernel.peers.live(), dead: kernel.peers.dead(),
-		peers: kernel.peers.learned,
+		peers: kernel.peers.learned, restricted: kernel.peers.restricted,
 	}
 	if !ethernet(network.link) {
 		return nil, problems // keep the installed state: flows continue when the interface returns
@@ -253,13 +256,19 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 	return missing, problems
 }
 
-// probe triggers verification of the peers' neighbor entries. Rejections are ignored, because an
-// entry may have expired since it was read.
+// probe triggers verification of the peers' neighbor entries, and resolution of the addresses in
+// the subnets. Rejections are ignored, because an entry may have expired since it was read.
 func (kernel *kernel) probe() {
-	if list := kernel.peers.probes(kernel.neighbors, time.Now()); len(list) > 0 {
-		if _, err := kernel.rt.Do(list...); err != nil {
-			kernel.o.Log.Warn("failed to probe neighbors", "error", err)
+	list := kernel.peers.probes(kernel.neighbors, time.Now())
+	solicit := kernel.peers.ticks%solicitTicks == 0
+	for _, subnet := range kernel.o.PeerSubnets {
+		for addr := subnet.Addr(); solicit && subnet.Contains(addr); addr = addr.Next() {
+			list = append(list, rtnetlink.Neighbor{Link: kernel.link, Addr: addr}.Probe(unix.NLM_F_CREATE))
 		}
+	}
+	kernel.peers.ticks++
+	if _, err := kernel.rt.Do(list...); err != nil {
+		kernel.o.Log.Warn("failed to probe neighbors", "error", err)
 	}
 }
 

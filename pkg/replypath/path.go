@@ -38,7 +38,10 @@ type Options struct {
 	Pool []netip.Prefix
 	// Interface is the network interface toward the trench pods. It may be temporarily absent.
 	Interface string
-	Log       *slog.Logger
+	// PeerSubnets contain the trench pods' own addresses on the interface. Packets to the pool from
+	// other hosts are dropped. Empty: every host on the link can be a trench pod.
+	PeerSubnets []netip.Prefix
+	Log         *slog.Logger
 }
 
 // Validate returns an error for invalid options.
@@ -61,6 +64,15 @@ func (options Options) Validate() error {
 		}
 		if slices.ContainsFunc(options.Pool[:index], prefix.Overlaps) {
 			return fmt.Errorf("pool prefix %s overlaps another one", prefix)
+		}
+	}
+	addresses := 0
+	for _, subnet := range options.PeerSubnets {
+		addresses += 1 << min(subnet.Addr().BitLen()-subnet.Bits(), 9) // 512 for any wide one
+		if addresses > maxSolicited || subnet != subnet.Masked() ||
+			slices.ContainsFunc(options.Pool, subnet.Overlaps) {
+			return fmt.Errorf("peer subnet %s: name the trench pods' own addresses as /32 and /128, "+
+				"at most %d in all, without VIPs and host bits", subnet, maxSolicited)
 		}
 	}
 	return nil

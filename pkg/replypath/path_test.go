@@ -94,7 +94,16 @@ ip route replace 20.0.0.0/8 via 172.16.0.100; ip -6 route replace 2000::/16 via 
 	}
 }
 
+func subnets(prefixes ...string) Options {
+	return Options{Interface: "net0", Pool: pool("20.0.0.0/24"), PeerSubnets: pool(prefixes...)}
+}
+
 func TestValidate(t *testing.T) {
+	for _, o := range []Options{subnets("172.16.0.0/24"), subnets("172.16.0.0/25", "fd00:2::/122", "fd00:2::1:0/122")} {
+		if err := o.Validate(); err != nil {
+			t.Errorf("256 addresses in %v: %v", o.PeerSubnets, err)
+		}
+	}
 	for want, o := range map[string]Options{
 		"":                                 {Interface: "net0", Pool: pool("20.0.0.0/24", "2000::/64", "20.0.1.1/32")},
 		"interface \"\": its name":         {Pool: pool("20.0.0.0/24")},
@@ -103,6 +112,12 @@ func TestValidate(t *testing.T) {
 		"20.0.0.1/32 overlaps another one": {Interface: "net0", Pool: pool("20.0.0.0/24", "20.0.0.1/32")},
 		"VIPs are unicast addresses":       {Interface: "net0", Pool: pool("0.0.0.0/0")},
 		"fe80::/64: VIPs are unicast":      {Interface: "net0", Pool: pool("fe80::/64")},
+		"172.16.0.1/24: name the trench":   subnets("172.16.0.1/24"),
+		"20.0.0.128/25: name the trench":   subnets("20.0.0.128/25"),
+		"fd00:2::1/128: name the trench":   subnets("172.16.0.0/24", "fd00:2::1/128"),
+		"172.16.0.0/23: name the trench":   subnets("172.16.0.0/23"),
+		"172.0.0.0/8: name the trench":     subnets("172.0.0.0/8"),
+		"::/0: name the trench":            subnets("::/0"),
 	} {
 		err := o.Validate()
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -22,6 +23,9 @@ const (
 	// become silent is probed after interval: TCP sends a lost answer again after 6.2 s, and must
 	// not send it to a dead pod then.
 	probeInterval = 3 * time.Second
+	solicitTicks  = int(probeInterval / interval)
+	// maxSolicited limits the addresses in the subnets: they occupy the node's neighbor table.
+	maxSolicited = 256
 	// maxProbes limits the probes per second.
 	maxProbes = 100
 	// recently is the time for which a packet proves that its sender is alive.
@@ -83,17 +87,26 @@ type peers struct {
 	valid       map[string]bool
 	evicted     uint64 // peers since the start
 	lastEvicted time.Time
+	restricted  bool // neighbors alone become peers; macs has the last host of each address
+	ticks       int  // calls of probe
 }
 
-// neighborOf reports whether a neighbor entry belongs to a host on the link.
-func neighborOf(neighbor rtnetlink.Neighbor, link int) bool {
+// neighborOf reports whether a neighbor entry belongs to a host on the link, and in one of the
+// subnets unless there are none.
+func neighborOf(neighbor rtnetlink.Neighbor, link int, subnets []netip.Prefix) bool {
 	return neighbor.Link == link && neighbor.State&unix.NUD_NOARP == 0 && neighbor.Addr.IsValid() &&
-		!neighbor.Addr.IsMulticast() && !slices.Equal(neighbor.MAC, placeholderMAC())
+		!neighbor.Addr.IsMulticast() && !slices.Equal(neighbor.MAC, placeholderMAC()) &&
+		(len(subnets) == 0 || slices.ContainsFunc(subnets, func(subnet netip.Prefix) bool {
+			return subnet.Contains(neighbor.Addr)
+		}))
 }
 
 // update computes the list from the peers map and the neighbor table.
 func (peers *peers) update(entries []rtnetlink.Neighbor) {
 	macs, valid := map[netip.Addr]string{}, map[string]bool{}
+	if peers.restricted {
+		maps.Copy(macs, peers.macs)
+	}
 	for _, entry := range entries {
 		mac := entry.MAC.String()
 		if mac == "" {
@@ -118,11 +131,11 @@ func (peers *peers) update(entries []rtnetlink.Neighbor) {
 		}
 	}
 	for mac := range valid {
-		if live || len(peers.list) == maxPeers {
+		if live && !peers.restricted || len(peers.list) == maxPeers {
 			break // senders to the pool suffice, or the map is full
 		}
-		// A valid peer that sent packets would be live.
-		if address, err := net.ParseMAC(mac); err == nil {
+		address, err := net.ParseMAC(mac)
+		if err == nil && !peers.learned[fwmark(address)].seen() {
 			peers.list = append(peers.list, Peer{MAC: mac, FWMark: fwmark(address), Live: true})
 		}
 	}
@@ -176,8 +189,19 @@ func (peers *peers) full() bool { return len(peers.learned) >= maxPeers }
 // gone returns the peers to evict from a map that is three quarters full, at most twice per
 // interval. It selects peers without a valid neighbor entry, least recently seen first. A trench
 // pod has a valid entry, because it resolves the target's address. The next packet of an evicted
-// host adds it again.
+// host adds it again. With subnets gone selects the hosts that are not the last one of an address,
+// once trench pods among the peers of an earlier start had the time to answer.
 func (peers *peers) gone(now time.Time) (gone []uint32) {
+	if peers.restricted {
+		last := slices.Collect(maps.Values(peers.macs))
+		for mark, peer := range peers.learned {
+			stranger := !slices.Contains(last, peer.mac.String()) && peer.left > expiring
+			if stranger && peers.ticks > solicitTicks {
+				gone = append(gone, mark)
+			}
+		}
+		return gone
+	}
 	if len(peers.learned) < evictionSize || now.Sub(peers.lastEvicted) < interval/2 {
 		return nil
 	}
@@ -267,7 +291,7 @@ func (peers *peers) probes(entries []rtnetlink.Neighbor, now time.Time) (list []
 	for _, entry := range due[:min(len(due), maxProbes)] {
 		probed[entry.Addr] = now
 		if entry.State&unix.NUD_FAILED != 0 {
-			list = append(list, entry.Probe())
+			list = append(list, entry.Probe(0))
 		} else {
 			list = append(list, entry.Verify())
 		}

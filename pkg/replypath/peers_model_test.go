@@ -23,11 +23,15 @@ import (
 
 // peersModel computes the expected peers from all reads.
 type peersModel struct {
-	addresses map[netip.Addr]string // last link-layer address of each entry
+	restricted bool
+	addresses  map[netip.Addr]string // last link-layer address of each entry
 }
 
 func (m *peersModel) expect(learned map[uint32]learned, entries []rtnetlink.Neighbor) (list []Peer, shares []uint32) {
 	addresses, valid := map[netip.Addr]string{}, map[string]bool{}
+	if m.restricted && m.addresses != nil {
+		addresses = maps.Clone(m.addresses)
+	}
 	for _, n := range entries {
 		if mac := n.MAC.String(); mac != "" {
 			addresses[n.Addr], valid[mac] = mac, true
@@ -56,7 +60,7 @@ func (m *peersModel) expect(learned map[uint32]learned, entries []rtnetlink.Neig
 		add(l.mac.String(), mark, true, live)
 	}
 	for mac := range valid {
-		if hw, _ := net.ParseMAC(mac); !anySeen[mac] && !anyLive {
+		if hw, _ := net.ParseMAC(mac); !anySeen[mac] && (!anyLive || m.restricted) {
 			add(mac, fwmark(hw), false, true)
 		}
 	}
@@ -87,7 +91,8 @@ func TestPeersModel(t *testing.T) {
 	sorted := cmpopts.SortSlices(func(a, b Peer) bool { return a.MAC < b.MAC })
 	numbers := cmpopts.SortSlices(func(a, b uint32) bool { return a < b })
 	for history := range 200 {
-		p, m := &peers{}, &peersModel{}
+		restricted := history%2 == 1
+		p, m := &peers{restricted: restricted}, &peersModel{restricted: restricted}
 		for step := range 10 {
 			p.learned = map[uint32]learned{}
 			for i := range 4 {

@@ -24,15 +24,31 @@ func peer(p *Path, mac string) Peer {
 // opens avoid it, as does an answer whose client only waits. Pods that return with a different
 // link-layer or IP address are detected.
 func TestPodsComeAndGo(t *testing.T) {
+	t.Run("all", func(t *testing.T) { podsComeAndGo(t) })
+	t.Run("subnets", func(t *testing.T) { podsComeAndGo(t, "172.16.0.0/25", "fd00:2::/121") })
+}
+
+// awaitPeers waits until trench pods are peers before their first packet, with subnets.
+func (x *fixture) awaitPeers(p *Path, macs ...string) {
+	x.Helper()
+	for _, mac := range macs {
+		await.True(x, "resolved trench pod", func() bool { return p.o.PeerSubnets == nil || peer(p, mac).Live })
+	}
+}
+
+func podsComeAndGo(t *testing.T, subnets ...string) {
 	x := newFixture(t, 3)
 	for _, family := range []string{"ipv4", "ipv6"} {
 		for key, value := range map[string]string{"ucast_solicit": "1", "mcast_solicit": "1", "retrans_time_ms": "100"} {
 			x.must(x.target.Sysctl("net."+family+".neigh."+link+"."+key, value))
 		}
 	}
-	p, _ := x.start(x.options())
+	o := x.options()
+	o.PeerSubnets = pool(subnets...)
+	p, _ := x.start(o)
 	x.serve("80")
 	x.complete(p)
+	x.awaitPeers(p, podMAC(2, 0), podMAC(2, 1), podMAC(2, 2))
 	var flows [3][]*flow
 	for pod := range x.pods {
 		x.via(pod)
@@ -43,7 +59,7 @@ func TestPodsComeAndGo(t *testing.T) {
 	all := func(want ...bool) func() bool {
 		return func() bool {
 			for pod, live := range want {
-				if peer(p, podMAC(2, pod)).Live != live {
+				if y := peer(p, podMAC(2, pod)); y.Live != live || !y.Seen {
 					return false
 				}
 			}
@@ -137,6 +153,7 @@ func TestPodsComeAndGo(t *testing.T) {
 	x.must(x.pods[2].IP("link", "set", "int0", "up"))
 	x.sh(x.pods[2], `ip addr replace fd00:2::3/64 dev int0 nodad; ip route replace 20.0.0.0/8 via 172.16.0.100
 ip -6 route replace 2000::/16 via fd00:2::100`)
+	x.awaitPeers(p, mac)
 	x.via(2)
 	for _, f := range flows[2] {
 		f.mustEcho(100)
@@ -150,6 +167,7 @@ ip -6 route replace 2000::/16 via fd00:2::100`)
 	x.sh(x.pods[1], `ip addr flush dev int0 scope global; ip addr add 172.16.0.77/24 dev int0
 ip addr add fd00:2::77/64 dev int0 nodad
 ip route replace 20.0.0.0/8 via 172.16.0.100; ip -6 route replace 2000::/16 via fd00:2::100`)
+	x.awaitPeers(p, podMAC(2, 2))
 	x.via(1)
 	for _, f := range append(flows[0], flows[1]...) {
 		f.mustEcho(100)

@@ -14,10 +14,18 @@ import (
 
 // Objects that another process or the kernel removes are restored, and flows continue.
 func TestRestores(t *testing.T) {
+	t.Run("all", func(t *testing.T) { restores(t) })
+	t.Run("subnets", func(t *testing.T) { restores(t, "172.16.0.0/28", "fd00:2::/124") })
+}
+
+func restores(t *testing.T, subnets ...string) {
 	x := newFixture(t, 2)
-	p, _ := x.start(x.options())
+	o := x.options()
+	o.PeerSubnets = pool(subnets...)
+	p, _ := x.start(o)
 	x.serve("80")
 	x.complete(p)
+	x.awaitPeers(p, podMAC(2, 0), podMAC(2, 1))
 	x.via(1)
 	x.open("udp", "20.0.0.1:80").mustEcho(1)
 	x.via(0)
@@ -25,7 +33,9 @@ func TestRestores(t *testing.T) {
 	for _, v := range vips {
 		flows = append(flows, x.open("tcp", net.JoinHostPort(v, "80")))
 	}
-	await.True(t, "live peers", func() bool { return strings.Contains(x.state(), "32768-65535 : ") })
+	await.True(t, "live peers", func() bool {
+		return strings.Contains(x.state(), "32768-65535 : ") && peer(p, podMAC(2, 1)).Seen
+	})
 	before := x.state()
 	for name, command := range map[string]string{
 		"ruleset":      "nft flush ruleset",

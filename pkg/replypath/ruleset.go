@@ -105,7 +105,7 @@ func disjoint(prefixes []netip.Prefix, family vip.Family) (list []netip.Prefix) 
 type rule []expr.Any
 
 // The 16-byte registers that rules use.
-const reg1, reg2 = unix.NFT_REG_1, unix.NFT_REG_2
+const reg1, reg2, reg3 = unix.NFT_REG_1, unix.NFT_REG_2, unix.NFT_REG_3
 
 func native(number uint32) []byte { return binary.NativeEndian.AppendUint32(nil, number) }
 
@@ -223,11 +223,23 @@ func replyRule(family vip.Family, link string) rule {
 	})
 }
 
-// learnRule adds the sender of a packet to the pool to the peers map.
-func learnRule(family vip.Family) rule {
-	return slices.Concat(etherType(family), inPool(family, false), markOfSender(), rule{
-		&expr.Dynset{SrcRegKey: reg2, SrcRegData: reg1, SetName: peersMap, Operation: unix.NFT_DYNSET_OP_UPDATE},
-	})
+// learnRules add the sender of a packet to the pool to the peers map. If it is restricted they drop
+// the packet of a sender that is not in it, before the packet sets the mark of a flow.
+func learnRules(family vip.Family, restricted bool) []rule {
+	toPool := slices.Concat(etherType(family), inPool(family, false))
+	learn := slices.Concat(toPool, markOfSender())
+	update := &expr.Dynset{
+		SrcRegKey: reg2, SrcRegData: reg1, SetName: peersMap, Operation: unix.NFT_DYNSET_OP_UPDATE,
+	}
+	if !restricted {
+		return []rule{append(learn, update)}
+	}
+	return []rule{
+		append(learn,
+			&expr.Lookup{SourceRegister: reg2, DestRegister: reg3, IsDestRegSet: true, SetName: peersMap},
+			update, &expr.Verdict{Kind: expr.VerdictAccept}),
+		append(toPool, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}),
+	}
 }
 
 // egressRules returns the rules that replace placeholderMAC with the peer's link-layer address,
@@ -280,12 +292,13 @@ func silenceRule() rule {
 
 // desired is the content of the nftables tables.
 type desired struct {
-	pool  []netip.Prefix
-	link  string
-	index int      // of the link
-	live  []uint32 // fwmarks
-	dead  []uint32
-	peers map[uint32]learned
+	pool       []netip.Prefix
+	link       string
+	index      int      // of the link
+	live       []uint32 // fwmarks
+	dead       []uint32
+	peers      map[uint32]learned
+	restricted bool // to these peers
 }
 
 func (desired desired) pools(families ...vip.Family) (sets []nft.Set) {
@@ -324,7 +337,7 @@ func (desired desired) tables() []nft.Table {
 	netdev.Sets = append(desired.pools(both...), peersSet(known))
 	netdev.Chains = []nft.Chain{
 		chain(netdev.Family, nft.Chain{Name: "ingress", Hook: unix.NF_NETDEV_INGRESS, Device: desired.link},
-			learnRule(vip.IPv4), learnRule(vip.IPv6)),
+			append(learnRules(both[0], desired.restricted), learnRules(both[1], desired.restricted)...)...),
 		chain(netdev.Family, nft.Chain{Name: "egress", Hook: unix.NF_NETDEV_EGRESS, Device: desired.link}, egressRules()...),
 	}
 
@@ -393,7 +406,7 @@ func (kernel *kernel) ruleset(desired desired, restore bool) (missing string, er
 		// Read the tables also after Ensure: they contain the counters.
 		if have, missing, err = kernel.nft.Inspect(table); err == nil && table.Family == netdev.Family {
 			kernel.dropped = 0
-			for _, rule := range slices.Concat(have.Rules["ingress"], have.Rules["egress"]) {
+			for _, rule := range have.Rules["egress"] {
 				kernel.dropped += rule.Packets // only the rule that drops has a counter
 			}
 		}

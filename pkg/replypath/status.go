@@ -19,7 +19,7 @@ type Status struct {
 	Repairs uint64 // restored parts of the state since the start
 	Dropped uint64 // replies to unknown peers since the last write of the rules
 	Full    bool   // the peers map has no free element
-	Evicted uint64 // peers evicted from a map that was three quarters full
+	Evicted uint64 // peers evicted from the map
 }
 
 // Err returns the problems of an incomplete state with their remedies; nil if it is complete.

@@ -22,13 +22,13 @@ type Neighbor struct {
 	Router bool
 }
 
-// Probe returns the request that triggers resolution of the neighbor, as a packet to it would. The
-// kernel does not create an entry and returns ENOENT for a missing one.
-func (n Neighbor) Probe() Request {
+// Probe returns the request that triggers resolution of the neighbor, as a packet to it would. For
+// a missing entry the kernel returns ENOENT, unless flags is unix.NLM_F_CREATE.
+func (n Neighbor) Probe(flags uint16) Request {
 	header := [unix.SizeofNdMsg]byte{0: systemFamilies[vip.FamilyOf(n.Addr)], 10: unix.NTF_USE}
 	binary.NativeEndian.PutUint32(header[4:], uint32(n.Link))
 	q := Request{operation: "probe neighbor", object: n.Addr}
-	q.Begin(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, header[:]...)
+	q.Begin(unix.RTM_NEWNEIGH, flags|unix.NLM_F_ACK, header[:]...)
 	q.Bytes(unix.NDA_DST, n.Addr.AsSlice())
 	return q
 }

@@ -261,12 +261,17 @@ func TestNeighbors(t *testing.T) {
 	}
 	absent := got[0]
 	absent.Addr = netip.MustParseAddr("169.254.100.8")
-	rejected, err := c.Do(got[0].Probe(), absent.Probe())
+	rejected, err := c.Do(got[0].Probe(0), absent.Probe(0))
 	if err != nil || rejected[0] != nil || !errors.Is(rejected[1], unix.ENOENT) {
 		t.Errorf("got %v, %v", rejected, err)
 	}
 	const unresolved = unix.NUD_INCOMPLETE | unix.NUD_FAILED
 	if got, err = c.Neighbors(vip.IPv4); err != nil || len(got) != 1 || got[0].State&unresolved == 0 {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	must(t, c.Apply(absent.Probe(unix.NLM_F_CREATE)))
+	must(t, c.Apply(absent.Probe(unix.NLM_F_CREATE)))
+	if got, err = c.Neighbors(vip.IPv4); err != nil || len(got) != 2 || got[1].State&unresolved == 0 {
 		t.Errorf("got %+v, %v", got, err)
 	}
 }

@@ -35,8 +35,8 @@ const (
 	maxProductLines = 87_025
 	maxMethods      = 40
 	// 9 of vipgate, 18 of vipgate-probe, 9 of its feedback to lb, 12 of speakers of other programs, 3 of
-	// host mode, 1 of stalls.
-	maxFlags = 192
+	// host mode, 1 of stalls, 1 of addresses of trench pods.
+	maxFlags = 193
 	// maxPhrases is the number of stilted phrases per 10 000 words of comments.
 	maxPhrases = 15.0
 )

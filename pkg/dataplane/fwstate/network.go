@@ -111,7 +111,7 @@ func (routing *Routing) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
 	var probes []rtnetlink.Request
 	for key := range routing.failedNeighbors {
 		if _, ok := addrs[key.addr]; ok && len(probes) < maxSolicited {
-			probes = append(probes, rtnetlink.Neighbor{Link: key.link, Addr: key.addr}.Probe())
+			probes = append(probes, rtnetlink.Neighbor{Link: key.link, Addr: key.addr}.Probe(0))
 		}
 	}
 	rejected, err := routing.rt.Do(probes...)
