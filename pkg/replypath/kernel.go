@@ -231,7 +231,8 @@ func (kernel *kernel) reconcile(restore bool) (missing []string, problems []Prob
 		parts []part
 		name  string
 	}{
-		{kernel.replyParts(network), stepReply}, {kernel.acceptParts(network), stepAccept},
+		{kernel.replyParts(network), stepReply},
+		{kernel.acceptParts(network), stepAccept},
 		{kernel.stale(network, false), stepStale},
 	} {
 		for _, part := range step.parts {

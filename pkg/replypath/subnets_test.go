@@ -61,8 +61,14 @@ func TestPeerSubnets(t *testing.T) {
 		address string
 		inside  bool
 	}{
-		{"172.16.0.255", false}, {"172.16.1.0", true}, {"172.16.1.1", true}, {"172.16.1.2", false},
-		{"fd00:2::ffff", false}, {"fd00:2::1:0", true}, {"fd00:2::1:1", true}, {"fd00:2::1:2", false},
+		{"172.16.0.255", false},
+		{"172.16.1.0", true},
+		{"172.16.1.1", true},
+		{"172.16.1.2", false},
+		{"fd00:2::ffff", false},
+		{"fd00:2::1:0", true},
+		{"fd00:2::1:1", true},
+		{"fd00:2::1:2", false},
 	}
 	for i, host := range hosts {
 		if !host.inside { // a neighbor, as after a request of the target
