@@ -24,8 +24,10 @@ import (
 func TestHealthOfAddresses(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	o := Options{
-		Settings:  shell.Settings{Log: log},
-		ReplyPath: replypath.Options{Pool: []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")}},
+		Settings: shell.Settings{Log: log},
+		ReplyPath: replypath.Options{
+			Pool: []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")},
+		},
 	}
 	h := addressHealth{
 		health.New(log, func(string, bool, bool) {}), &process{Options: o, path: replypath.New(o.ReplyPath)},
