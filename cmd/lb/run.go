@@ -71,7 +71,7 @@ func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 func (c *runCommand) run(ctx context.Context, settings process.Settings, stops <-chan struct{}) error {
 	// Memory peaks during the start; lb.Options.Configured ends this.
 	configured := cli.CollectOften()
-	o, err := c.options(settings, true)
+	o, err := cli.Start(stops, func() (lb.Options, error) { return c.options(settings, true) })
 	if err != nil {
 		return err
 	}

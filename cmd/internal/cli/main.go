@@ -281,7 +281,28 @@ func RunUntilStopped(drainTime time.Duration, run func(stops <-chan struct{}) er
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
-	return runUntil(signals, drainTime+stopMargin, run)
+	err := runUntil(signals, drainTime+stopMargin, run)
+	if errors.Is(err, errStopped) {
+		return nil
+	}
+	return err
+}
+
+var errStopped = errors.New("stopped during the start")
+
+// Start calls a function of the start, which may hang. A stop does not wait for it.
+func Start[T any](stops <-chan struct{}, start func() (T, error)) (result T, err error) {
+	ended := make(chan func() (T, error), 1)
+	go func() {
+		result, err := start()
+		ended <- func() (T, error) { return result, err }
+	}()
+	select {
+	case end := <-ended:
+		return end()
+	case <-stops:
+		return result, errStopped
+	}
 }
 
 func runUntil(signals <-chan os.Signal, limit time.Duration, run func(stops <-chan struct{}) error) error {

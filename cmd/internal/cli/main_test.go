@@ -42,3 +42,18 @@ func TestEverySignalReachesRun(t *testing.T) {
 		}
 	})
 }
+
+func TestStopDuringStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stops, release := make(chan struct{}, 1), make(chan struct{})
+		stops <- struct{}{}
+		if _, err := Start(stops, func() (int, error) { <-release; return 1, nil }); !errors.Is(err, errStopped) {
+			t.Errorf("got %v at a stop", err)
+		}
+		close(release)
+		refused := errors.New("refused")
+		if n, err := Start(stops, func() (int, error) { return 2, refused }); n != 2 || !errors.Is(err, refused) {
+			t.Errorf("got %d, %v without a stop", n, err)
+		}
+	})
+}

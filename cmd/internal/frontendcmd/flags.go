@@ -209,7 +209,7 @@ func (f *Flags) RunUntilStopped(ctx context.Context, start func() (frontend.Opti
 		untilStopped = f.untilStopped
 	}
 	return untilStopped(f.DrainTime+f.Settle, func(stops <-chan struct{}) error {
-		o, err := start()
+		o, err := cli.Start(stops, start)
 		if err != nil {
 			return err
 		}
