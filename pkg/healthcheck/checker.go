@@ -192,6 +192,11 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 			if kept == nil || entered.state == Ready {
 				continue
 			}
+			// If the stream had, or has, no VIP of the family, no verdict is worth keeping.
+			was, is := kept.members[0].plan, plans[0]
+			if was.Via == is.Via && was.subjects[family].vip != is.subjects[family].vip {
+				continue
+			}
 			checker.edits[s.Name] = &edit{ends: now.Add(maxWait)}
 			if entered.before = kept.before; kept.before == nil {
 				entered.before = kept

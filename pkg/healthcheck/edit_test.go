@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // edited is a stream of n targets that are checked at a port.
@@ -241,4 +242,52 @@ func TestEditBeforeFirstVerdict(t *testing.T) {
 			t.Errorf("synced %v, %d targets without a verdict", synced, c.unjudged)
 		}
 	})
+}
+
+// Without VIPs of the family before or after an edit, its targets attract nothing, and no check
+// waits.
+func TestEditFollowsVIPs(t *testing.T) {
+	one, two, other := vip.Require("20.0.0.1/32"), vip.Require("20.0.0.2/32"), vip.Require("2000::1/128")
+	for name, tt := range map[string]struct {
+		before, wrong, after []vip.VIP // wrong: with an edit that no target passes; nil: without
+		refuses              vip.VIP
+		state                State
+		held                 bool
+	}{
+		"the last VIP leaves":  {[]vip.VIP{one, other}, nil, []vip.VIP{other}, vip.Require("10.0.0.1/32"), NotReady, false},
+		"the first VIP":        {[]vip.VIP{other}, nil, []vip.VIP{other, one}, one, NotReady, false},
+		"the first VIP passes": {[]vip.VIP{other}, nil, []vip.VIP{other, one}, two, Ready, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				n := newNetwork()
+				c, stop := start(t, Options{dial: n.DialContext, FWMark: routed})
+				defer stop()
+				of := func(port uint16, vips []vip.VIP) []trench.Stream {
+					s := edited(1, port)
+					s.VIPs = vips
+					return []trench.Stream{s}
+				}
+				c.Configure(of(1, tt.before))
+				advance(5 * time.Second)
+				port := uint16(1)
+				if tt.wrong != nil {
+					port = 2
+					for _, v := range append(tt.wrong, tt.after...) {
+						n.refuse(v.Prefix().Addr().String()+":2", errRefused)
+					}
+					c.Configure(of(port, tt.wrong))
+					advance(5 * time.Second)
+					c.Evaluate(time.Now())
+				}
+				n.refuse(tt.refuses.Prefix().Addr().String()+":1", errRefused)
+				c.Configure(of(port, tt.after))
+				advance(time.Minute)
+				c.Evaluate(time.Now())
+				if h := c.List()[0]; h.State != tt.state || len(c.Held()) > 0 != tt.held {
+					t.Errorf("got %v (%s), held %v", h.State, h.LastError, c.Held())
+				}
+			})
+		})
+	}
 }
