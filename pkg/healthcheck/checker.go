@@ -207,6 +207,7 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 	}
 	if edit := checker.edits[s.Name]; edit != nil {
 		edit.minReady, edit.due = s.MinReady, time.Time{}
+		checker.follow(targets, s.VIPs, now)
 	}
 	// old now has only the targets that left the stream or whose check decides no longer.
 	for _, target := range old {

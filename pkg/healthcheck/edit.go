@@ -24,6 +24,26 @@ type edit struct {
 	held, confirmed bool      // too few targets pass; the old check ends in any case
 }
 
+// follow gives the VIPs of a stream to old checks that are via vip.
+func (checker *Checker) follow(targets map[Key]*target, vips []vip.VIP, now time.Time) {
+	plans := map[*plan]*plan{}
+	for _, target := range targets {
+		if target.before == nil {
+			continue
+		}
+		for _, member := range target.before.members {
+			old := member.plan
+			if plans[old] == nil {
+				if plans[old] = old; len(old.of) > 0 && !slices.Equal(old.of, vips) {
+					plans[old] = newPlan(old.Check, vips...)
+					plans[old].name = old.name
+				}
+			}
+			checker.retime(member, plans[old], now)
+		}
+	}
+}
+
 // settle ends old checks whose new ones decide.
 func (checker *Checker) settle(now time.Time) {
 	for name, edit := range checker.edits {

@@ -244,8 +244,8 @@ func TestEditBeforeFirstVerdict(t *testing.T) {
 	})
 }
 
-// Without VIPs of the family before or after an edit, its targets attract nothing, and no check
-// waits.
+// While an edit waits, both checks follow the VIPs of the stream. Without VIPs of the family before
+// or after an edit, its targets attract nothing, and no check waits.
 func TestEditFollowsVIPs(t *testing.T) {
 	one, two, other := vip.Require("20.0.0.1/32"), vip.Require("20.0.0.2/32"), vip.Require("2000::1/128")
 	for name, tt := range map[string]struct {
@@ -254,6 +254,8 @@ func TestEditFollowsVIPs(t *testing.T) {
 		state                State
 		held                 bool
 	}{
+		"a VIP leaves":         {[]vip.VIP{one, two}, []vip.VIP{one, two}, []vip.VIP{one}, two, Ready, true},
+		"a VIP is added":       {[]vip.VIP{one}, []vip.VIP{one}, []vip.VIP{one, two}, two, NotReady, false},
 		"the last VIP leaves":  {[]vip.VIP{one, other}, nil, []vip.VIP{other}, vip.Require("10.0.0.1/32"), NotReady, false},
 		"the first VIP":        {[]vip.VIP{other}, nil, []vip.VIP{other, one}, one, NotReady, false},
 		"the first VIP passes": {[]vip.VIP{other}, nil, []vip.VIP{other, one}, two, Ready, false},
