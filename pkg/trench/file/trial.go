@@ -204,7 +204,10 @@ func (trial *Trial) Begin(content [sha256.Size]byte) {
 		case trial.record.Good:
 			trial.record = record{Good: digest, Held: trial.record.Held}
 		case trial.record.Digest:
-			trial.record.Starts, trial.record.Cause = trial.record.Starts+1, ""
+			// Whenever a hold changes, the process accepts the same file again.
+			if trial.newest == nil || trial.newest.digest != digest {
+				trial.record.Starts, trial.record.Cause = trial.record.Starts+1, ""
+			}
 		default:
 			trial.record = record{Digest: digest, Starts: 1, Good: trial.record.Good, Held: trial.record.Held}
 		}

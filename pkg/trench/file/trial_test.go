@@ -118,6 +118,12 @@ func TestTrial(t *testing.T) {
 			f.wants(trialTime/2, badVIP, "")
 			f.wants(0, goodVIP, "the process ended 2 times without a known cause")
 		},
+		"killed once after a hold of the file changed": func(f *trialFixture) {
+			trial := f.wants(0, badVIP, "")
+			f.edit(trial, badVIP)
+			f.wants(0, badVIP, "")
+			f.wants(0, goodVIP, "ended 2 times")
+		},
 		"stopped twice": func(f *trialFixture) {
 			f.wants(0, badVIP, "").End()
 			f.wants(0, badVIP, "").End()
