@@ -389,3 +389,31 @@ func TestRemovalsHeldAfterRestart(t *testing.T) {
 		}
 	})
 }
+
+// While only old checks are held, the whole file is in force: a restart compares nothing with an
+// older one.
+func TestFileWithHeldChecksIsGood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		f := &trialFixture{T: t, dir: filepath.Join(dir, "state"), path: filepath.Join(dir, "trench.yaml")}
+		f.write(goodVIP)
+		trial := f.wants(long, goodVIP, "")
+		config, err := Read(f.path, trench.DefaultDefaults())
+		if err != nil {
+			t.Fatal(err)
+		}
+		watcher := NewWatcher(f.path, trench.DefaultDefaults(), config, slog.New(slog.DiscardHandler))
+		watcher.Trial = trial
+		watcher.Hold = func(_, next *trench.Config, _ trench.Held, _ string) (*trench.Config, trench.Held) {
+			return next, trench.Held{ID: "c00000001", Checks: []string{"s"}}
+		}
+		f.write(newVIP)
+		watcher.publish([]byte(trenchOf(newVIP)))
+		ctx, cancel := context.WithTimeout(t.Context(), long)
+		defer cancel()
+		_ = trial.Run(ctx)
+		if restarted, err := f.read(); err != nil || restarted.Base() != nil {
+			t.Errorf("a restart compares the file with %+v (%v)", restarted.Base(), err)
+		}
+	})
+}

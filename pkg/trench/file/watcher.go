@@ -399,7 +399,8 @@ func (watcher *Watcher) accept(config *trench.Config) bool {
 		// A confirmation is for these removals: the same ones may be a mistake the next time.
 		watcher.confirmed.Set("")
 	}
-	watcher.Trial.Accept(watcher.content, config, held.ID != "")
+	// Old checks are held beside the new ones, which are in force.
+	watcher.Trial.Accept(watcher.content, config, held.Count() > len(held.Checks))
 	unchanged, refused := equal(config, now.Config), now.Err != nil
 	if unchanged && !refused && held.ID == now.Held.ID {
 		return false
