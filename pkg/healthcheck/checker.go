@@ -197,7 +197,7 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 			if was.Via == is.Via && was.subjects[family].vip != is.subjects[family].vip {
 				continue
 			}
-			checker.edits[s.Name] = &edit{ends: now.Add(maxWait)}
+			checker.edits[s.Name] = &edit{check: s.Check, ends: now.Add(maxWait)}
 			if entered.before = kept.before; kept.before == nil {
 				entered.before = kept
 				delete(old, key)

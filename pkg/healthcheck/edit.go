@@ -1,11 +1,11 @@
 package healthcheck
 
 import (
-	"maps"
 	"slices"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -19,6 +19,7 @@ const settleRest = 10 * time.Microsecond
 // it passes the new one. It also ends if the target fails the new one, provided that minReady
 // targets, and half of those that are ready, pass; otherwise the edit is held.
 type edit struct {
+	check           trench.Check // the new one
 	minReady        int
 	ends, due, rest time.Time // of the wait for first verdicts; of the next settle; after the last one
 	held, confirmed bool      // too few targets pass; the old check ends in any case
@@ -88,21 +89,25 @@ func (checker *Checker) settle(now time.Time) {
 	}
 }
 
-// Held returns the streams whose new checks wait: too few targets pass them.
-func (checker *Checker) Held() []string {
+// Held returns the new checks that wait, by stream: too few targets pass them.
+func (checker *Checker) Held() map[string]trench.Check {
 	checker.mu.Lock()
 	defer checker.mu.Unlock()
-	held := maps.Clone(checker.edits)
-	maps.DeleteFunc(held, func(_ string, edit *edit) bool { return !edit.held })
-	return slices.Sorted(maps.Keys(held))
+	held := map[string]trench.Check{}
+	for name, edit := range checker.edits {
+		if edit.held {
+			held[name] = edit.check
+		}
+	}
+	return held
 }
 
-// Release makes the new checks of streams decide.
-func (checker *Checker) Release(streams []string) {
+// Release makes new checks decide, unless another edit followed.
+func (checker *Checker) Release(checks map[string]trench.Check) {
 	checker.mu.Lock()
 	defer checker.mu.Unlock()
-	for _, name := range streams {
-		if edit := checker.edits[name]; edit != nil {
+	for name, check := range checks {
+		if edit := checker.edits[name]; edit != nil && edit.check == check {
 			edit.confirmed, edit.held, edit.due = true, false, time.Time{}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -94,12 +95,12 @@ func (p *process) hold(inForce, next *trench.Config, before trench.Held,
 	}
 	config, held := change.Hold(inForce, next, before, confirmed, isAlive)
 	checks := p.checker.Held()
-	switch id := change.Identify("c", nil, checks); {
+	switch id := change.IdentifyChecks(checks); {
 	case id == "":
 	case next.MaxRemoval == 100 || strings.Contains(confirmed+","+next.Confirm, id):
 		p.checker.Release(checks)
 	default:
-		held.Checks, held.ID = checks, strings.TrimSuffix(id+","+held.ID, ",")
+		held.Checks, held.ID = slices.Sorted(maps.Keys(checks)), strings.TrimSuffix(id+","+held.ID, ",")
 	}
 	return config, held
 }

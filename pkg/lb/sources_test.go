@@ -62,12 +62,15 @@ func TestHeldCheck(t *testing.T) {
 	for name, tt := range map[string]struct {
 		maxRemoval          int
 		confirmed, confirms string // by an operator, and by the file
+		port                uint16 // that is confirmed
 		held                bool
 	}{
-		"not confirmed":        {50, "v12345678", "t12345678", true},
-		"by an operator":       {50, "ID", "", false},
-		"by the file":          {50, "", "v12345678,ID", false},
-		"nothing is confirmed": {100, "", "", false},
+		"not confirmed":             {50, "v12345678", "t12345678", 1, true},
+		"by an operator":            {50, "ID", "", 1, false},
+		"by the file":               {50, "", "v12345678,ID", 1, false},
+		"another edit, by operator": {50, "ID", "", 2, true},
+		"another edit, by the file": {50, "", "ID", 2, true},
+		"nothing is confirmed":      {100, "", "", 1, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &process{
@@ -98,10 +101,12 @@ func TestHeldCheck(t *testing.T) {
 			await(is(healthcheck.Ready))
 			edit(1)
 			await(func() bool { return len(p.checker.Held()) > 0 })
-			id := change.Identify("c", nil, []string{"s"})
+			was := config.Streams[0].Check
+			was.TCP.Port, was.Interval = tt.port, time.Hour
+			id := change.IdentifyChecks(map[string]trench.Check{"s": was})
 			config.MaxRemoval, config.Confirm = tt.maxRemoval, strings.ReplaceAll(tt.confirms, "ID", id)
 			got, held := p.hold(config, config, trench.Held{}, strings.ReplaceAll(tt.confirmed, "ID", id))
-			if want := tt.held; got != config || (held.ID == id) != want || (held.Count() == 1) != want {
+			if want := tt.held; got != config || (held.ID != "") != want || (held.Count() == 1) != want {
 				t.Errorf("held %+v, want %v", held, want)
 			}
 			if tt.held {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -41,13 +42,13 @@ func Hold(inForce, next *trench.Config, before trench.Held, confirmed string,
 	held.VIPs, held.Base = removedVIPs(inForce, next, percent, before.Base)
 	held.Gateways = lastGateways(inForce, next, held.VIPs)
 	// Both depend on the configurations alone, so that every pod computes the same identifier.
-	held.ID = Identify("v", held.VIPs, held.Gateways)
+	held.ID = identify("v", held.VIPs, held.Gateways)
 	if strings.Contains(confirmed, held.ID) {
 		held = trench.Held{}
 	}
 	if alive != nil {
 		streams := emptied(inForce, next, alive)
-		id := Identify("t", nil, streams)
+		id := identify("t", nil, streams)
 		// Without the second condition, the failure of one stream would release the others.
 		if (len(streams) >= minStreams || len(streams) > 0 && len(before.Streams) > 0) && !strings.Contains(confirmed, id) {
 			held.Streams = streams
@@ -65,8 +66,8 @@ func Hold(inForce, next *trench.Config, before trench.Held, confirmed string,
 	return effective, held
 }
 
-// Identify returns an identifier of names, "" for none. Its prefix makes it a text in YAML.
-func Identify(prefix string, vips []vip.VIP, names []string) string {
+// identify returns an identifier of names, "" for none. Its prefix makes it a text in YAML.
+func identify(prefix string, vips []vip.VIP, names []string) string {
 	if len(vips)+len(names) == 0 {
 		return ""
 	}
@@ -75,6 +76,17 @@ func Identify(prefix string, vips []vip.VIP, names []string) string {
 		hash.Write([]byte(name + "\n"))
 	}
 	return prefix + hex.EncodeToString(hash.Sum(nil)[:4])
+}
+
+// IdentifyChecks returns an identifier of new checks by stream, "" for none. Another edit of the same
+// check, except for its timing, has another one.
+func IdentifyChecks(checks map[string]trench.Check) string {
+	var edits []string
+	for stream, check := range checks {
+		edits = append(edits, fmt.Sprint(stream, untimed(check)))
+	}
+	slices.Sort(edits)
+	return identify("c", nil, edits)
 }
 
 // removedVIPs returns the removed VIPs, sorted, and the VIPs that they are a part of; nil within
