@@ -69,18 +69,23 @@ func (held Held) Problem() string {
 	if held.Whole {
 		scope = "the whole change waits, because its rest conflicts with them"
 	}
+	commands := "`lb confirm " + held.ID + "`" // only lb holds targets and checks
+	if len(held.VIPs)+len(held.Gateways) > 0 {
+		commands = "`frontend confirm " + held.ID + "` and " + commands
+	}
 	return fmt.Sprintf("%s: the removal of %s waits for a confirmation, %s; correct the configuration to cancel, "+
-		"or confirm with `frontend confirm %s` and `lb confirm %s`, or `confirm: %s` in the trench file", held.ID, held,
-		scope, held.ID, held.ID, held.ID)
+		"or confirm with %s, or `confirm: %s` in the trench file", held.ID, held, scope, commands, held.ID)
 }
 
-// confirmable returns an error unless identifier identifies the held removals, or is "".
+// confirmable returns an error unless identifier identifies the held removals, or is "". It may have
+// more parts: a frontend holds fewer removals than lb.
 func (held Held) confirmable(identifier string) error {
+	lacks := func(id string) bool { return !strings.Contains(identifier, id) }
 	switch {
 	case held.ID == "":
 		return errors.New("no removal waits for a confirmation")
-	case identifier != "" && identifier != held.ID:
-		return fmt.Errorf("%s does not wait for a confirmation; %s does: the removal of %s", Quote(identifier),
+	case identifier != "" && slices.ContainsFunc(strings.Split(held.ID, ","), lacks):
+		return fmt.Errorf("%s does not identify all held removals; %s does: the removal of %s", Quote(identifier),
 			held.ID, held)
 	}
 	return nil

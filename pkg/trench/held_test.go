@@ -1,6 +1,7 @@
 package trench
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -27,6 +28,42 @@ func TestHeldTargets(t *testing.T) {
 	} {
 		if got := tt.held.Targets(); got != tt.want {
 			t.Errorf("%+v: got %q, want %q", tt.held, got, tt.want)
+		}
+	}
+}
+
+// lb holds more than a frontend, and its status names the commands that confirm it.
+func TestConfirmable(t *testing.T) {
+	vips := []vip.VIP{vip.Require("20.0.0.1/32")}
+	frontend := Held{ID: "v00000001", VIPs: vips}
+	both := Held{ID: "c00000003,v00000001", VIPs: vips, Checks: []string{"a"}}
+	check := Held{ID: "c00000003", Checks: []string{"a"}}
+	for _, tt := range []struct {
+		held       Held
+		identifier string
+		want       string
+	}{
+		{frontend, "", ""},
+		{frontend, frontend.ID, ""},
+		{frontend, both.ID, ""},
+		{frontend, check.ID, `"c00000003" does not identify all held removals; v00000001 does`},
+		{both, both.ID, ""},
+		{both, frontend.ID, `"v00000001" does not identify all held removals; c00000003,v00000001 does`},
+		{both, check.ID, "does not identify"},
+		{Held{}, check.ID, "no removal waits"},
+	} {
+		err := tt.held.confirmable(tt.identifier)
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s of %+v: got %v, want %q", tt.identifier, tt.held, err, tt.want)
+		}
+	}
+	for commands, held := range map[string]Held{
+		"with `lb confirm c00000003`,":                                              check,
+		"with `frontend confirm v00000001` and `lb confirm v00000001`,":             frontend,
+		"with `frontend confirm " + both.ID + "` and `lb confirm " + both.ID + "`,": both,
+	} {
+		if got := held.Problem(); !strings.Contains(got, commands) {
+			t.Errorf("got %q, want %q", got, commands)
 		}
 	}
 }
