@@ -171,7 +171,7 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 	plans, anyPasses := checker.plansOf(s)
 	old, targets := checker.streams[s.Name], make(map[Key]*target, len(checker.streams[s.Name]))
 	checker.streams[s.Name] = targets
-	sources := checker.sources(plans)
+	var sources *[len(vip.Families)][][]peers // of new targets; visits all VIPs
 	for _, configured := range s.Targets {
 		for _, a := range configured.IPs {
 			key, family := Key{Stream: s.Name, Name: configured.Name, Addr: a}, vip.FamilyOf(a)
@@ -186,6 +186,9 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 				}
 				targets[key] = kept
 				continue
+			}
+			if sources == nil {
+				sources = checker.sources(plans)
 			}
 			entered := checker.enter(key, plans, sources[family], anyPasses, now)
 			targets[key], fresh = entered, append(fresh, entered.members...)

@@ -2,6 +2,7 @@ package healthcheck
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
@@ -101,5 +102,27 @@ func TestStreamsThatShareTargets(t *testing.T) {
 				t.Error("with 100 times as many streams, an edit or the removal of one takes longer")
 			}
 		})
+	}
+}
+
+// Without a change of the check or of the VIPs, an Update builds nothing for each VIP.
+func TestUpdateOfManyVIPs(t *testing.T) {
+	c := New(Options{Log: discard, FWMark: routed})
+	of := func(targets int) []trench.Stream {
+		one := stream(targets, testCheck)
+		for i := range 10_000 {
+			one.VIPs = append(one.VIPs, vip.Require(fmt.Sprintf("20.0.%d.%d/32", i>>8, i&255)))
+		}
+		return []trench.Stream{one}
+	}
+	c.Update(of(2), nil)
+	for i, next := range [][]trench.Stream{of(2), of(3), of(1)} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		c.Update(next, nil)
+		runtime.ReadMemStats(&after)
+		if bytes := after.TotalAlloc - before.TotalAlloc; bytes > 100_000 {
+			t.Errorf("update %d allocates %d bytes", i, bytes)
+		}
 	}
 }

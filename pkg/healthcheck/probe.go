@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,7 +38,7 @@ type plan struct {
 	vips [len(vip.Families)][]netip.Addr
 	tls  tlsConfig
 	// body returns the expression of HTTP and DNS, and how many bytes it may match. It compiles on
-	// first use, because a plan is discarded if a target has the same one.
+	// first use, which does not delay an Update.
 	body   func() (*regexp.Regexp, int)
 	fields string // header fields of HTTP requests, each with its end
 	// network is "tcp", "udp" or networkSCTP.
@@ -49,14 +50,22 @@ type plan struct {
 	lineages [len(vip.Families)]lineage
 }
 
-// newPlans returns the plans of the members of a check.
-func newPlans(check trench.Check, vips ...vip.VIP) (plans []*plan, anyPasses bool) {
+// newPlans returns the plans of the members of a check. Those that are known are kept where they are
+// equal: a new one visits all VIPs.
+func newPlans(check trench.Check, vips []vip.VIP, known ...*plan) (plans []*plan, anyPasses bool) {
 	members, anyPasses := check.Members()
 	for i, member := range members {
-		plan := newPlan(member, vips...)
+		name := ""
 		if kind := check.Kind(); kind == "any" || kind == "all" {
-			plan.name = fmt.Sprintf("%s[%d].%s", kind, i, member.Kind())
+			name = fmt.Sprintf("%s[%d].%s", kind, i, member.Kind())
 		}
+		if i < len(known) && known[i].Check == member && known[i].name == name &&
+			slices.Equal(known[i].of, vips) {
+			plans = append(plans, known[i])
+			continue
+		}
+		plan := newPlan(member, vips...)
+		plan.name = name
 		plans = append(plans, plan)
 	}
 	return plans, anyPasses

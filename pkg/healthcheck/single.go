@@ -19,7 +19,7 @@ type Single struct {
 // NewSingle returns a check whose bodies, if it has some, are valid regular expressions. Each of
 // its members may take the timeout.
 func NewSingle(check trench.Check, timeout time.Duration) (single Single) {
-	single.plans, single.anyPasses = newPlans(check)
+	single.plans, single.anyPasses = newPlans(check, nil)
 	for _, plan := range single.plans {
 		plan.Timeout = timeout
 	}

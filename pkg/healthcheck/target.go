@@ -108,7 +108,8 @@ type peers map[netip.Addr]*list.List
 // sources returns by family the verdicts that a new target inherits from, for each of its checks.
 // Checks of VIPs count only if they cover the VIPs of the new target: its stream may serve one that
 // the application does not have.
-func (checker *Checker) sources(plans []*plan) (sources [len(vip.Families)][][]peers) {
+func (checker *Checker) sources(plans []*plan) *[len(vip.Families)][][]peers {
+	var sources [len(vip.Families)][][]peers
 	for _, family := range vip.Families {
 		for _, plan := range plans {
 			var covering []peers
@@ -122,7 +123,7 @@ func (checker *Checker) sources(plans []*plan) (sources [len(vip.Families)][][]p
 			sources[family] = append(sources[family], covering)
 		}
 	}
-	return sources
+	return &sources
 }
 
 // inherit gives a new target the newest verdict on its address, with its counters.
@@ -193,14 +194,11 @@ func (checker *Checker) plansOf(stream *trench.Stream) (plans []*plan, anyPasses
 	if stream.Check.Via.ToVIP(checker.FWMark != nil) {
 		vips = stream.VIPs
 	}
-	plans, anyPasses = newPlans(stream.Check, vips...)
 	for _, target := range checker.streams[stream.Name] { // all of them share their plans
-		for i, member := range target.members[:min(len(target.members), len(plans))] {
-			if old := member.plan; old.Check == plans[i].Check && old.name == plans[i].name && slices.Equal(old.of, vips) {
-				plans[i] = old
-			}
+		for _, member := range target.members {
+			plans = append(plans, member.plan)
 		}
 		break
 	}
-	return plans, anyPasses
+	return newPlans(stream.Check, vips, plans...)
 }
