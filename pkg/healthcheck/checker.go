@@ -171,7 +171,8 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 	plans, anyPasses := checker.plansOf(s)
 	old, targets := checker.streams[s.Name], make(map[Key]*target, len(checker.streams[s.Name]))
 	checker.streams[s.Name] = targets
-	var sources *[len(vip.Families)][][]peers // of new targets; visits all VIPs
+	// It visits all VIPs, so it is called for new targets only.
+	sources := sync.OnceValue(func() [len(vip.Families)][][]peers { return checker.sources(plans) })
 	for _, configured := range s.Targets {
 		for _, a := range configured.IPs {
 			key, family := Key{Stream: s.Name, Name: configured.Name, Addr: a}, vip.FamilyOf(a)
@@ -187,10 +188,7 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 				targets[key] = kept
 				continue
 			}
-			if sources == nil {
-				sources = checker.sources(plans)
-			}
-			entered := checker.enter(key, plans, sources[family], anyPasses, now)
+			entered := checker.enter(key, plans, sources()[family], anyPasses, now)
 			targets[key], fresh = entered, append(fresh, entered.members...)
 			if kept == nil || entered.state == Ready {
 				continue
@@ -210,7 +208,7 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 	}
 	if edit := checker.edits[s.Name]; edit != nil {
 		edit.minReady, edit.due = s.MinReady, time.Time{}
-		checker.follow(targets, s.VIPs, now)
+		edit.vips = firstAddresses(s.VIPs)
 	}
 	// old now has only the targets that left the stream or whose check decides no longer.
 	for _, target := range old {

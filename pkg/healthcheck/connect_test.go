@@ -39,7 +39,7 @@ func probing(a netip.Addr, port uint16, change func(*trench.Check)) probe {
 		change(&check)
 	}
 	e := &entry{Health: Health{Key: Key{Addr: a}}, plan: newPlan(check)}
-	return probe{path: e.path(), entry: e, began: time.Now(), plan: e.plan}
+	return probe{path: e.path(nil), entry: e, began: time.Now(), plan: e.plan}
 }
 
 // conclude makes one check.

@@ -1,7 +1,7 @@
 package healthcheck
 
 import (
-	"slices"
+	"net/netip"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -19,30 +19,11 @@ const settleRest = 10 * time.Microsecond
 // it passes the new one. It also ends if the target fails the new one, provided that minReady
 // targets, and half of those that are ready, pass; otherwise the edit is held.
 type edit struct {
-	check           trench.Check // the new one
+	check           trench.Check                    // the new one
+	vips            [len(vip.Families)][]netip.Addr // of the stream, also for old checks
 	minReady        int
 	ends, due, rest time.Time // of the wait for first verdicts; of the next settle; after the last one
 	held, confirmed bool      // too few targets pass; the old check ends in any case
-}
-
-// follow gives the VIPs of a stream to old checks that are via vip.
-func (checker *Checker) follow(targets map[Key]*target, vips []vip.VIP, now time.Time) {
-	plans := map[*plan]*plan{}
-	for _, target := range targets {
-		if target.before == nil {
-			continue
-		}
-		for _, member := range target.before.members {
-			old := member.plan
-			if plans[old] == nil {
-				if plans[old] = old; len(old.of) > 0 && !slices.Equal(old.of, vips) {
-					plans[old] = newPlan(old.Check, vips...)
-					plans[old].name = old.name
-				}
-			}
-			checker.retime(member, plans[old], now)
-		}
-	}
 }
 
 // settle ends old checks whose new ones decide.
@@ -55,11 +36,10 @@ func (checker *Checker) settle(now time.Time) {
 		over := !now.Before(edit.ends)
 		var passes, ready [len(vip.Families)]int
 		for key, target := range checker.streams[name] {
-			switch family := vip.FamilyOf(key.Addr); {
-			case target.state == Ready:
+			if family := vip.FamilyOf(key.Addr); target.state == Ready {
 				passes[family]++
 				ready[family]++
-			case target.before != nil && target.before.state == Ready:
+			} else if target.before != nil && target.before.state == Ready {
 				ready[family]++
 			}
 		}

@@ -74,13 +74,10 @@ func newPlans(check trench.Check, vips []vip.VIP, known ...*plan) (plans []*plan
 // newPlan returns the plan of a check of one kind. vips lists the VIPs of the stream if they are
 // checked in place of addresses.
 func newPlan(check trench.Check, vips ...vip.VIP) *plan {
-	p := &plan{Check: check, port: check.TCP.Port, network: "tcp", of: vips}
+	p := &plan{Check: check, port: check.TCP.Port, network: "tcp", of: vips, vips: firstAddresses(vips)}
 	p.body = sync.OnceValues(func() (*regexp.Regexp, int) {
 		return trench.CompileBody(cmp.Or(check.HTTP.Body, check.DNS.Answer))
 	})
-	for _, v := range vips {
-		p.vips[v.Family()] = append(p.vips[v.Family()], v.Prefix().Addr())
-	}
 	switch {
 	case check.HTTP.Port != 0:
 		p.port, p.exchange = check.HTTP.Port, p.exchangeHTTP
@@ -110,6 +107,14 @@ func newPlan(check trench.Check, vips ...vip.VIP) *plan {
 		p.lineages[family] = lineage{unique.Make(fmt.Sprint(p.vips[family])), all}
 	}
 	return p
+}
+
+// firstAddresses returns the first addresses of VIPs by family.
+func firstAddresses(vips []vip.VIP) (first [len(vip.Families)][]netip.Addr) {
+	for _, v := range vips {
+		first[v.Family()] = append(first[v.Family()], v.Prefix().Addr())
+	}
+	return first
 }
 
 // subject is a check of a family without timing, rise and fall. If it changes, the state of a

@@ -115,7 +115,7 @@ func datagramChecks(t *testing.T, answer reply, check trench.Check, want string)
 			inTime(func(limit time.Duration) bool {
 				check.Timeout = limit
 				e := &entry{Health: Health{Key: Key{Addr: at}}, plan: newPlan(check)}
-				got = run(probe{path: e.path(), entry: e, began: time.Now(), plan: e.plan})
+				got = run(probe{path: e.path(nil), entry: e, began: time.Now(), plan: e.plan})
 				return got.reason == expected && (got.verdict == succeeded) == (want == "")
 			})
 			if got.reason != expected || (got.verdict == succeeded) != (want == "") {

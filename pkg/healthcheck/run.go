@@ -200,7 +200,7 @@ func (loop *loop) take(now time.Time) (starting bool) {
 		e := heap.Pop(&loop.schedule).(*entry)
 		loop.running++
 		loop.due = append(loop.due, probe{
-			path: e.path(), entry: e, began: now, plan: e.plan, routings: loop.routings,
+			path: e.path(loop.edits[e.Stream]), entry: e, began: now, plan: e.plan, routings: loop.routings,
 			ready: e.State == Ready, patient: e.State == Starting && now.Sub(e.Since) < sourceWait,
 		})
 	}

@@ -56,11 +56,15 @@ type entry struct {
 	diagnosis diagnosis
 }
 
-// path returns the path of the next check, as far as the target determines it.
-func (entry *entry) path() path {
+// path returns the path of the next check, as far as the target and an edit of its stream determine
+// it.
+func (entry *entry) path(edit *edit) path {
 	family := vip.FamilyOf(entry.Addr)
-	t := path{to: entry.Addr, source: entry.plan.Source(family)}
-	if vips := entry.plan.vips[family]; len(vips) > 0 {
+	t, vips := path{to: entry.Addr, source: entry.plan.Source(family)}, entry.plan.vips[family]
+	if edit != nil && len(vips) > 0 {
+		vips = edit.vips[family]
+	}
+	if len(vips) > 0 {
 		t.to, t.vip = vips[entry.vip%len(vips)], true
 	}
 	return t

@@ -108,8 +108,7 @@ type peers map[netip.Addr]*list.List
 // sources returns by family the verdicts that a new target inherits from, for each of its checks.
 // Checks of VIPs count only if they cover the VIPs of the new target: its stream may serve one that
 // the application does not have.
-func (checker *Checker) sources(plans []*plan) *[len(vip.Families)][][]peers {
-	var sources [len(vip.Families)][][]peers
+func (checker *Checker) sources(plans []*plan) (sources [len(vip.Families)][][]peers) {
 	for _, family := range vip.Families {
 		for _, plan := range plans {
 			var covering []peers
@@ -123,7 +122,7 @@ func (checker *Checker) sources(plans []*plan) *[len(vip.Families)][][]peers {
 			sources[family] = append(sources[family], covering)
 		}
 	}
-	return &sources
+	return sources
 }
 
 // inherit gives a new target the newest verdict on its address, with its counters.
