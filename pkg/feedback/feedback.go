@@ -39,8 +39,7 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Feedback holds the verdicts of probes. It implements task.Task and the ProbeService, and is safe
-// for concurrent use.
+// Feedback holds the verdicts of probes. It is a task and a ProbeService, safe for concurrent use.
 type Feedback struct {
 	probev1.UnimplementedProbeServiceServer
 	Options
@@ -82,8 +81,7 @@ func New(options Options) *Feedback {
 // String implements task.Task.
 func (feedback *Feedback) String() string { return "feedback of probes" }
 
-// Suspects holds the VIPs that probes find dead through this pod, each with the reason. The map is
-// read-only.
+// Suspects holds the VIPs that probes find dead through this pod, with reasons, in read-only maps.
 func (feedback *Feedback) Suspects() *latest.Value[map[vip.VIP]string] { return feedback.suspects }
 
 // Run evaluates verdicts until ctx ends.
@@ -217,8 +215,7 @@ type Status struct {
 	ID       spiffeid.ID
 	Live     bool
 	Reported time.Time // zero: never
-	// Paths, Here and Dead count paths with a verdict, those through this pod, and the dead among
-	// these.
+	// Paths, Here and Dead count paths with a verdict, through this pod, and dead through this pod.
 	Paths, Here, Dead int
 	DeadVIPs          []vip.VIP // through this pod, at most 20
 }

@@ -20,8 +20,7 @@ import (
 )
 
 const (
-	// maxIdle is the maximum number of sockets kept for further connections: more than one pace
-	// opens.
+	// maxIdle is the maximum number of idle sockets that are kept: more than one pace opens.
 	maxIdle = 2 * burst
 	// idleTime is how long an unused socket is kept: checks that are a second apart reuse it, and the
 	// many sockets that are opened after a stall are closed again.
@@ -90,8 +89,7 @@ func newConnector() (_ *connector, err error) {
 	if err := unix.EpollCtl(k.watch, unix.EPOLL_CTL_ADD, k.epoll, &disarmed); err != nil {
 		return nil, os.NewSyscallError("epoll_ctl", err)
 	}
-	// The runtime polls non-blocking files, and an epoll descriptor can be polled like any other:
-	// this costs no thread.
+	// The runtime polls non-blocking files, also an epoll descriptor: this costs no thread.
 	if err := unix.SetNonblock(k.watch, true); err != nil {
 		return nil, os.NewSyscallError("fcntl", err)
 	}
@@ -114,8 +112,7 @@ func (connector *connector) wait() {
 	}
 }
 
-// answers returns a channel that is filled once when there are answers to collect. It may be filled
-// without any.
+// answers returns a channel that is filled once when there may be answers to collect.
 func (connector *connector) answers() (<-chan struct{}, error) {
 	// Without busy sockets only resets of idle sockets would wake the loop.
 	if len(connector.busy) == 0 {
@@ -126,8 +123,7 @@ func (connector *connector) answers() (<-chan struct{}, error) {
 	return connector.arrived, os.NewSyscallError("epoll_ctl", err)
 }
 
-// start begins the connection of a probe. If ended is true, o is the outcome, and collect will not
-// report it.
+// start begins the connection of a probe. If it ended, collect will not report the outcome o.
 func (connector *connector) start(probe probe) (o outcome, ended bool) {
 	socket, err := connector.socket(probe)
 	if err != nil {

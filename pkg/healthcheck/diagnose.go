@@ -21,8 +21,7 @@ const (
 	// maxDiagnoses is the maximum number of concurrent diagnoses, and of waiting ones. Beyond it, the
 	// next failure of the target starts a diagnosis.
 	maxDiagnoses = 8
-	// diagnosisRest is the pause of each worker after a diagnosis, which bounds the rate to 400 a
-	// second.
+	// diagnosisRest is the pause of a worker after a diagnosis: 400 a second are the most.
 	diagnosisRest = 20 * time.Millisecond
 	// diagnoseEvery is the time between two diagnoses of one target.
 	diagnoseEvery = 10 * time.Second
@@ -31,8 +30,7 @@ const (
 	sidecarPort = 7783
 )
 
-// diagnosis is the reason why checks through a VIP get no answer. It lasts until the next VIP is
-// checked.
+// diagnosis is why checks through a VIP get no answer, until the next VIP is checked.
 type diagnosis struct {
 	text    string // "" before the first
 	at      time.Time
@@ -115,8 +113,7 @@ func (checker *Checker) diagnosed(probe probe, d diagnosis) {
 	latest.Wake(checker.changed)
 }
 
-// diagnose finds the failing part of the path to a VIP: the target, the VIP on it, or the path of
-// its replies.
+// diagnose finds the failing part of the path to a VIP: the target, its VIP, or its replies.
 func (p probe) diagnose(ctx context.Context) string {
 	own := path{to: p.entry.Addr, source: p.plan.Source(vip.FamilyOf(p.entry.Addr))}
 	if !p.answers(ctx, own) {

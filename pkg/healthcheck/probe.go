@@ -295,8 +295,7 @@ func unavailable(err error) outcome {
 	return outcome{verdict: notRun, reason: fmt.Sprintf("check not run: %v", err)}
 }
 
-// failure is the outcome of a check that ended with an error of a system call, a connection or a
-// context.
+// failure is the outcome of a check that an error of a system call or a context ended.
 func (plan *plan) failure(err error) outcome {
 	var errno syscall.Errno
 	var call *os.SyscallError

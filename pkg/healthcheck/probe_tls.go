@@ -36,15 +36,13 @@ type tlsConfig struct {
 // tlsFiles holds CAFile, CertFile and KeyFile.
 type tlsFiles struct{ ca, cert, key tlsFile }
 
-// tlsFile is the content of a file with its stamp, which is zero if a later change may leave it
-// equal.
+// tlsFile is a file with its stamp, which is zero if a later change may leave it equal.
 type tlsFile struct {
 	data  []byte
 	stamp files.Stamp
 }
 
-// of returns the configuration for a connection to the target. The error means that the check
-// cannot run.
+// of returns the configuration for a connection to the target. With an error no check can run.
 func (config *tlsConfig) of(ctx context.Context, address netip.Addr) (*tls.Config, error) {
 	c := &tls.Config{
 		MinVersion:         tls.VersionTLS12,
@@ -131,8 +129,7 @@ func parsePool(path string, data []byte) (*x509.CertPool, error) {
 }
 
 // parsePair returns the client certificate; none without its files. A check between the
-// replacements of the two files fails here and does not run, so it does not count against the
-// target.
+// replacements of the two files does not run, so it does not count against the target.
 func (config *tlsConfig) parsePair(read tlsFiles) ([]tls.Certificate, error) {
 	if config.CertFile == "" {
 		return nil, nil

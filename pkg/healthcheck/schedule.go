@@ -17,9 +17,8 @@ const (
 	// starvedAfter is the delay beyond which this process counts as starved of CPU time.
 	starvedAfter = 50 * time.Millisecond
 	// startRecheck is the time between the checks of a target without a verdict. With a rise of 2
-	// it is most of the time from a registration until the gateway has the route, for which the
-	// goal is 10 ms. Rise is there to ignore targets that flap; a target that never was ready has
-	// no flow to lose.
+	// it is most of the time from a registration to the route at the gateway, whose goal is 10 ms.
+	// Rise ignores targets that flap; a target that never was ready has no flow to lose.
 	startRecheck = 3 * time.Millisecond
 	// failedRecheck is the same after a failed check, or after one that was deferred for lack of a
 	// source address: a silent target has its verdict after fall timeouts, not after fall intervals.
@@ -56,8 +55,7 @@ type entry struct {
 	diagnosis diagnosis
 }
 
-// path returns the path of the next check, as far as the target and an edit of its stream determine
-// it.
+// path returns the path of the next check, without a fwmark; edit is its stream's, or nil.
 func (entry *entry) path(edit *edit) path {
 	family := vip.FamilyOf(entry.Addr)
 	t, vips := path{to: entry.Addr, source: entry.plan.Source(family)}, entry.plan.vips[family]
@@ -106,8 +104,7 @@ func (entry *entry) count(success bool) {
 	}
 }
 
-// interval is the time between the starts of two checks, which is shorter while a change is about
-// to be decided.
+// interval is the time between the starts of two checks, shorter while a change is to be decided.
 func (entry *entry) interval() time.Duration {
 	if entry.streak > 0 && entry.plan.FastInterval > 0 {
 		return entry.plan.FastInterval
@@ -142,8 +139,7 @@ func (entry *entry) next(began, now, epoch time.Time, first, few bool) time.Time
 		// Anywhere in the interval: targets that started together spread over it.
 		due = now.Add(rand.N(interval))
 	}
-	// Checks that fall into one slot share one wake-up: with some hundred targets waking costs
-	// most.
+	// Checks in one slot share one wake-up: with some hundred targets waking costs most.
 	if slot := min(maxSlot, interval/slotsPerInterval); entry.State != Starting && slot > 0 {
 		if start := epoch.Add(due.Sub(epoch).Truncate(slot)); start.After(now) {
 			due = start

@@ -54,8 +54,7 @@ func (target *target) health() Health {
 	return health
 }
 
-// own returns the state of the target by its newest check. The error has a sentence for each member
-// that failed.
+// own returns the state of the target by its newest check, with the errors of all failed members.
 func (target *target) own() Health {
 	health := target.members[0].Health
 	health.State, health.Since = target.state, target.since
@@ -94,8 +93,7 @@ func (target *target) reportedAs() reportedAs {
 	return reported
 }
 
-// keeps reports whether the verdicts of the target are valid under these plans: only the timing may
-// differ.
+// keeps reports whether the verdicts of the target are valid under plans: only timing may differ.
 func (target *target) keeps(plans []*plan, family vip.Family) bool {
 	return slices.EqualFunc(target.members, plans, func(member *entry, p *plan) bool {
 		return member.plan == p || member.plan.subjects[family] == p.subjects[family]

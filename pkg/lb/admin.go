@@ -119,8 +119,7 @@ func (p *process) sourceStatus() []*lbv1.SourceStatus {
 	return list
 }
 
-// neighborTables describes the neighbor tables of the node. Targets beyond their limits are
-// unreachable.
+// neighborTables describes the node's neighbor tables. Targets beyond their limits are unreachable.
 func neighborTables() string {
 	c, err := rtnetlink.Dial()
 	if err != nil {

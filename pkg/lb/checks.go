@@ -52,8 +52,7 @@ type gatewaySources struct {
 	}
 }
 
-// checkSource returns the local address from which the gateways of a family are reached; the zero
-// Addr if there is none.
+// checkSource returns the local address toward the gateways of a family; the zero Addr if none.
 func (p *process) checkSource(f vip.Family) netip.Addr {
 	p.gatewaySources.mu.Lock()
 	defer p.gatewaySources.mu.Unlock()

@@ -74,8 +74,7 @@ func (a *admin) withPlane(ctx context.Context, order, stream string, do func(con
 	if a.process.plane == nil {
 		return status.Error(codes.FailedPrecondition, "there is no data plane: this lb runs with --dataplane=none")
 	}
-	// A hold of a mistyped stream would succeed and protect nothing. A held stream may have left the
-	// trench file.
+	// A hold of a mistyped stream would protect nothing. A held one may have left the trench file.
 	if order == "hold" && stream != "" {
 		if _, known := a.process.stream(stream); !known {
 			return status.Errorf(codes.NotFound, "the trench file has no stream %s", stream)
@@ -137,8 +136,7 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	// These read the kernel. If it does not respond in time, the rest of the status is still
-	// valid.
+	// These read the kernel. If it does not respond in time, the rest of the status is valid.
 	targets, err := p.plane.Targets(ctx)
 	unmatched, unmatchedErr := p.plane.Unmatched(ctx)
 	moved, movedErr := p.plane.Moved(ctx)
@@ -155,8 +153,7 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	return s
 }
 
-// dataPlaneStreams returns the streams of the trench file, followed by streams that only the kernel
-// has.
+// dataPlaneStreams returns the streams of the trench file, then those that only the kernel has.
 func (p *process) dataPlaneStreams(
 	state plan.State, targets []dataplane.TargetView, unmatched map[string]uint64,
 ) []*lbv1.DataPlaneStream {
@@ -217,8 +214,7 @@ func earlierProto(generations []plan.Generation) (list []*lbv1.DataPlaneGenerati
 	return list
 }
 
-// roles maps the role of a target to its state in the metrics until the kernel confirmed that it
-// serves.
+// roles maps the role of a target to its state in the metrics until the kernel confirms it.
 var roles = [...]string{plan.Unknown: "unknown", plan.Down: "down", plan.Draining: "draining", plan.Serving: "pending"}
 
 // dataPlaneMetrics returns the targets in the data plane at the moment of a scrape.
@@ -272,8 +268,7 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 	return m
 }
 
-// dataPlaneProblem returns the first problem of the data plane, or "". Drift is repaired and not
-// reported as a problem.
+// dataPlaneProblem returns the first problem of the data plane, or "". Drift, repaired, is none.
 func dataPlaneProblem(s plan.State) string {
 	if len(s.Problems) == 0 {
 		return logs.Text(s.Err)
@@ -285,8 +280,7 @@ func dataPlaneProblem(s plan.State) string {
 	return problem
 }
 
-// showDataPlane publishes changes of the data plane as health and events. Package dataplane logs
-// them.
+// showDataPlane publishes changes of the data plane as health and events; its package logs them.
 func (o *observer) showDataPlane(s plan.State) {
 	p := o.process
 	problem := dataPlaneProblem(s)
@@ -380,8 +374,7 @@ func dataPlaneEvents(was, is plan.State) []*adminv1.Event {
 	return summed(all)
 }
 
-// summed replaces the events beyond maxEventsAtOnce by one summary, whose kind is the kind of the
-// first omitted event.
+// summed replaces the events beyond maxEventsAtOnce by a summary of the kind of their first.
 func summed(all []*adminv1.Event) []*adminv1.Event {
 	more := len(all) - maxEventsAtOnce + 1
 	if more < 2 {

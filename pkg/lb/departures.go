@@ -51,8 +51,7 @@ func (d *departures) configure(now time.Time, file *trench.Config, mover mover) 
 	return d.inForce
 }
 
-// sameVIPs reports whether two configurations have the same streams with the same VIPs: nothing
-// leaves.
+// sameVIPs reports whether two configurations have equal streams with equal VIPs: nothing leaves.
 func sameVIPs(a, b *trench.Config) bool {
 	return slices.EqualFunc(a.Streams, b.Streams, func(s, t trench.Stream) bool {
 		return s.Name == t.Name && slices.Equal(s.VIPs, t.VIPs)
@@ -99,8 +98,7 @@ func (d *departures) find(now time.Time, old departures, owners map[vip.VIP]stri
 	}
 }
 
-// overlaps reports whether a VIP shares addresses with a different VIP of a sorted list without
-// overlaps.
+// overlaps reports whether a VIP overlaps a different one of a sorted list without overlaps.
 func overlaps(sorted []vip.VIP, v vip.VIP) bool {
 	i, found := slices.BinarySearchFunc(sorted, v, vip.Compare)
 	return !found && (i > 0 && sorted[i-1].Overlaps(v) || i < len(sorted) && sorted[i].Overlaps(v))

@@ -55,8 +55,7 @@ type loop struct {
 	// suspects holds the VIPs that probes find dead through this pod; nil: there are no probes.
 	suspects *latest.Value[map[vip.VIP]string]
 	away     *latest.Value[bool] // true once the load balancer stops
-	// configured, if not nil, is called once, after the first configuration was evaluated. It must
-	// not block.
+	// configured, unless nil, is called after the first configuration's evaluation; must not block.
 	configured func()
 	ready      chan struct{}
 	pulse      task.Pulse
@@ -277,8 +276,7 @@ func (l *loop) depart(now time.Time, file *trench.Config) *trench.Config {
 	return config
 }
 
-// publish passes a committed decision to the data plane, the readiness files, the index and the
-// observer.
+// publish passes a committed decision to the data plane, files, the index and the observer.
 func (l *loop) publish(in input, d decision) {
 	switch {
 	case l.plane != nil && l.synced:

@@ -116,8 +116,7 @@ func (o *observer) Run(ctx context.Context) error {
 	}
 }
 
-// showConfiguration publishes whether the trench file on disk is in force, and whether the start
-// is over.
+// showConfiguration publishes whether the trench file is in force, and whether the start is over.
 func (o *observer) showConfiguration(l trench.Loaded) {
 	p := o.process
 	problem := logs.Text(l.Err)

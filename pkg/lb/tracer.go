@@ -15,8 +15,7 @@ func (p *process) trace(d decision) {
 	p.Tracer.Follow(position, func(context.Context) []journal.Step { return d.steps() })
 }
 
-// steps returns the check with the newest verdict, if one is the cause, and the evaluation with its
-// commit.
+// steps returns the check with the newest verdict, if it is the cause, and the commit.
 func (d *decision) steps() []journal.Step {
 	start, detail := d.at, ""
 	if len(d.Changed) > 0 {

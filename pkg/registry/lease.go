@@ -216,8 +216,7 @@ func (registry *Registry) check(who caller, announcement announcement) (yielding
 	return yielding, nil
 }
 
-// unknownStream refuses a stream that is not in the trench file. The error lists the streams that
-// the caller may use.
+// unknownStream refuses a stream that is not in the trench file, and lists those of the caller.
 func (registry *Registry) unknownStream(who caller, stream string) error {
 	usable := maps.Clone(registry.streams)
 	maps.DeleteFunc(usable, func(name string, stream streamConfig) bool {

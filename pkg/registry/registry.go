@@ -43,15 +43,13 @@ type Options struct {
 	Allow Allowances
 	// Quota limits the targets of one SPIFFE ID, including draining ones. Default: DefaultQuota.
 	Quota int
-	// Grace is the time for which targets stay registered after their call ends. A call may request
-	// less.
+	// Grace is how long targets stay registered after their call ends. A call may request less.
 	Grace time.Duration
 	// OnGone applies when the grace period expires: Drain offers a target as [targetset.Leaving] for
 	// the stream's drain time, Drop removes it immediately, Hold (or "") keeps it until it is
 	// deregistered.
 	OnGone targetset.SourceGonePolicy
-	// StateFile is the absolute path of the file that preserves registrations across a restart; "":
-	// none.
+	// StateFile is the absolute path of the file that keeps registrations over a restart; "": none.
 	StateFile string
 	Log       *slog.Logger
 }
@@ -153,8 +151,7 @@ func (registry *Registry) Configure(streams []trench.Stream, policy targetset.Ad
 	registry.streams, registry.policy = known, policy
 }
 
-// Take returns the complete offers of each stream that changed since the previous Take, in the
-// order of registration.
+// Take returns all offers of each stream that changed since the last Take, by registration.
 func (registry *Registry) Take() targetset.Offers {
 	registry.mu.Lock()
 	defer registry.mu.Unlock()

@@ -193,8 +193,7 @@ func (service *Service) keep(
 	}
 }
 
-// wait returns nil when a channel holds a token, and an error when the call ends or the registry
-// stops.
+// wait returns nil when a channel holds a token, an error when the call ends or the registry stops.
 func (service *Service) wait(ctx context.Context, first, second <-chan struct{}) error {
 	select {
 	case <-first:

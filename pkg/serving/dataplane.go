@@ -10,8 +10,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// planStream returns the desired data plane state of a stream. before is the previous one; nil if
-// there was none.
+// planStream returns the desired data plane state of a stream; before is the previous one, or nil.
 func (evaluator *Evaluator) planStream(stream *stream, before *plan.Stream) *plan.Stream {
 	desired := &plan.Stream{
 		Name: stream.Name, VIPs: stream.VIPs, Size: stream.Maglev.Size, Seed: stream.Maglev.Seed, DrainTime: stream.DrainTime,

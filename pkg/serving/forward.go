@@ -60,8 +60,7 @@ type Frontend struct {
 }
 
 // Applied reports whether the frontend had applied a position when it sent a report. A VIP that an
-// older report lists as withdrawn may be advertised now: it just became ready, or its gateway just
-// came up.
+// older report lists as withdrawn may be advertised now: it became ready, or its gateway came up.
 func Applied(report readiness.Report, position readiness.Position) bool {
 	return report.Applied.InstanceID == position.InstanceID && report.Applied.Revision >= position.Revision
 }
@@ -343,8 +342,7 @@ func (forwarding *forwarding) holdBack(now time.Time, key holdKey, need []vip.VI
 		}
 	}
 	held.vips = need
-	// Without a frontend, wait for FrontendGone since the disconnection or the begin of the hold,
-	// whichever is later.
+	// Without a frontend, wait for FrontendGone from its end and from the begin of the hold.
 	gone := held.since
 	if frontend.At.After(gone) {
 		gone = frontend.At
@@ -377,8 +375,7 @@ func (forwarding *forwarding) holdBack(now time.Time, key holdKey, need []vip.VI
 	return false
 }
 
-// stalled moves the ends of holds by a stall of this process: reports of the frontend wait to be
-// read.
+// stalled moves the ends of holds by a stall of this process: reports wait to be read.
 func (forwarding *forwarding) stalled(now time.Time, stall time.Duration) {
 	if stall > 0 {
 		forwarding.awake = now

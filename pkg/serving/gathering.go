@@ -34,8 +34,7 @@ func (wait *gathering) add(now time.Time, members []targetset.Member) {
 	}
 }
 
-// end returns when the wait ends unless more targets register; zero if it is over, or if no target
-// has registered.
+// end returns when the wait ends unless more targets register; zero if it is over or has not begun.
 func (wait *gathering) end(quiet time.Duration) time.Time {
 	if wait.over || wait.first.IsZero() {
 		return time.Time{}

@@ -12,8 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// kernel is the confirmed kernel state. It is nil without a data plane: every target then counts as
-// forwarded to.
+// kernel is the confirmed kernel state; nil without a data plane: it forwards to every target.
 type kernel struct {
 	state plan.State
 	// problems maps each VIP to its first problem.

@@ -121,8 +121,7 @@ func (evaluator *Evaluator) readiness(group *group, in int) readiness.VIPReadine
 	case result.TotalTargets == 0:
 		result.Reason = readinessv1.VipReason_VIP_REASON_NO_TARGETS
 		result.Detail = fmt.Sprintf("no target has an %s address", family)
-	// Before the next cases: targets that crash and return are checked for the first time again and
-	// again.
+	// Before the next cases: targets that crash and return are checked for the first time again.
 	case lastResort:
 		result.Reason = readinessv1.VipReason_VIP_REASON_LAST_RESORT
 	case overdue > 0:
@@ -177,8 +176,7 @@ func (evaluator *Evaluator) notForwarded(g *group) string {
 	return bounded(d)
 }
 
-// obstacle returns the problem or drift of a single VIP, which replaces the detail of its group; ""
-// if it has none.
+// obstacle returns the problem or drift of one VIP, which replaces its group's detail; "" for none.
 func (evaluator *Evaluator) obstacle(entry *judged, ofGroup string) string {
 	kernel := evaluator.kernel
 	if p := kernel.problems[entry.VIP]; p != nil && kernel.state.Withheld[entry.group.family] == "" {

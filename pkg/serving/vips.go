@@ -67,8 +67,7 @@ type extension struct {
 	stream *stream
 }
 
-// configure replaces the VIPs. Those that remain keep their verdicts. kernel is nil without a data
-// plane.
+// configure replaces the VIPs, which keep their verdicts. kernel is nil without a data plane.
 func (r *roster) configure(vips []vip.VIP, kernel *kernel) {
 	before := r.vips
 	list := slices.Clone(vips)
@@ -148,8 +147,7 @@ func (evaluator *Evaluator) Owners() map[vip.VIP]string {
 	return owners
 }
 
-// CanServe reports whether a stream has enough ready targets of the family of a VIP, and waits for
-// no more.
+// CanServe reports whether a stream has enough ready targets for a VIP, and waits for no more.
 func (evaluator *Evaluator) CanServe(name string, v vip.VIP) bool {
 	stream := evaluator.streams[name]
 	return stream != nil && stream.gathering.over && !stream.settles(v.Family()) &&
@@ -299,8 +297,7 @@ func (m *marks) add(i int) {
 	m.from, m.to = min(m.from, word), max(m.to, word+1)
 }
 
-// take calls f with each index, in ascending order, and clears the set. Its cost follows the range
-// of the indices.
+// take calls f with each index, ascending, and clears the set, at the cost of the indices' range.
 func (m *marks) take(f func(i int)) {
 	for word := m.from; word < m.to; word++ {
 		for ; m.words[word] != 0; m.words[word] &= m.words[word] - 1 {

@@ -25,8 +25,7 @@ type View struct {
 
 func (view View) compare(w View) int { return view.Compare(w.Key) }
 
-// same reports whether two views are equal for watches: a new check with the same result does not
-// notify them.
+// same reports whether two views are equal for watches: a check with the same result is no change.
 func (v View) same(w View) bool {
 	v.LastCheck, w.LastCheck = time.Time{}, time.Time{}
 	return v == w

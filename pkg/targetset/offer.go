@@ -28,8 +28,7 @@ func (i *ID) UnmarshalText(text []byte) error {
 // Origin is a source of targets.
 type Origin uint8
 
-// The origins, in the order of precedence: if two of them disagree about a target, the earlier one
-// counts.
+// The origins, in the order of precedence: if two disagree about a target, the earlier one counts.
 const (
 	OriginFile     Origin = iota // the trench file
 	OriginRegistry               // the registry
@@ -93,8 +92,7 @@ type Offer struct {
 // stream has not changed; an empty list means that the source offers nothing for the stream.
 type Offers map[string][]Offer
 
-// SourceGonePolicy decides the fate of targets when the trench file is gone or their registration
-// has expired.
+// SourceGonePolicy decides on targets when the trench file is gone or their registration expired.
 type SourceGonePolicy string
 
 // The policies.

@@ -115,8 +115,7 @@ func (file *TrenchFile) Lose(now time.Time, why error) {
 	}
 }
 
-// Take returns the changes since the last Take. Its cost follows the targets of the streams that
-// changed.
+// Take returns the changes since the last Take, at the cost of the targets of changed streams.
 //
 // A target that the file marks as terminating is offered even after its end, as long as it is
 // marked, which removes the target whatever other sources offer.

@@ -9,8 +9,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Held lists the removals of a valid configuration that wait for a confirmation; see
-// pkg/trench/change.
+// Held lists the removals of a valid configuration that wait; see pkg/trench/change.
 type Held struct {
 	// ID identifies the removals by their names; "" if nothing is held. It is the same in every pod.
 	ID string
@@ -49,8 +48,7 @@ func (held Held) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Targets identifies the held removals of targets and checks, and lists their streams; "" without
-// any.
+// Targets identifies the held removals of targets and checks, with their streams; "" for none.
 func (held Held) Targets() string {
 	isOther := func(id string) bool { return strings.HasPrefix(id, "v") }
 	ids := slices.DeleteFunc(strings.Split(held.ID, ","), isOther)

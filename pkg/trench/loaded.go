@@ -16,8 +16,7 @@ type Loaded struct {
 	// Generation counts the configurations in force; 0 means none. It increases only when Config
 	// changes.
 	Generation uint64
-	// Err is the reason why the file on disk is not in force, or nil. Invalid content is an
-	// a *file.Errors.
+	// Err is why the file on disk is not in force, or nil; a *file.Errors for invalid content.
 	Err error
 	// Partial reports whether Err concerns only objects that were left out of Config, which is in
 	// force.

@@ -217,8 +217,7 @@ func (trial *Trial) Begin(content [sha256.Size]byte) {
 // Cancel ends the trial of a file that is invalid.
 func (trial *Trial) Cancel() { trial.change(func() { trial.record = trial.before }) }
 
-// Accept records the configuration that is in force with the file; held reports whether removals of
-// the file are held.
+// Accept records the configuration in force with the file; held: without some of its removals.
 func (trial *Trial) Accept(digest [sha256.Size]byte, config *trench.Config, held bool) {
 	trial.change(func() {
 		trial.newest = &accepted{hex.EncodeToString(digest[:]), config, held}

@@ -116,8 +116,7 @@ func (watcher *Watcher) logHeld(held trench.Held) {
 // Value returns the configuration in force.
 func (watcher *Watcher) Value() *latest.Value[trench.Loaded] { return &watcher.loaded }
 
-// Stale returns why the trench file may be outdated. It does not affect the configuration in
-// force.
+// Stale returns why the trench file may be outdated, which does not affect what is in force.
 func (watcher *Watcher) Stale() *latest.Value[*trench.Stale] { return &watcher.stale }
 
 // Confirm puts the held removals in force, if the identifier is theirs or "".
@@ -212,8 +211,7 @@ func (watcher *Watcher) close(ctx context.Context, notifier *fsnotify.Watcher) {
 	}
 }
 
-// settling is the wait for a quiet directory. deadline limits it and is zero before the first
-// event.
+// settling is the wait for a quiet directory until a deadline, which is zero before an event.
 type settling struct {
 	deadline         time.Time
 	renamed, written bool // a directory entry was created; the file was written in place
@@ -363,16 +361,14 @@ func (watcher *Watcher) publish(data []byte) {
 	}
 }
 
-// takeConfirmation puts confirmed removals in force. It returns a channel that is closed at the
-// next confirmation.
+// takeConfirmation puts confirmed removals in force. The next confirmation closes the channel.
 func (watcher *Watcher) takeConfirmation() <-chan struct{} {
 	_, changed := watcher.confirmed.Get()
 	watcher.reviewHold()
 	return changed
 }
 
-// reviewHold decides about held removals again: they may be confirmed, or their targets may have
-// failed.
+// reviewHold decides on held removals again: they were confirmed, or their targets failed.
 func (watcher *Watcher) reviewHold() {
 	now := watcher.loaded.Load()
 	// A file that was rejected since then leaves nothing to review.
