@@ -1,6 +1,7 @@
 package healthcheck
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"log/slog"
@@ -171,8 +172,10 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 	plans, anyPasses := checker.plansOf(s)
 	old, targets := checker.streams[s.Name], make(map[Key]*target, len(checker.streams[s.Name]))
 	checker.streams[s.Name] = targets
-	// It visits all VIPs, so it is called for new targets only.
+	// They visit all VIPs, so they are called for new targets only.
 	sources := sync.OnceValue(func() [len(vip.Families)][][]peers { return checker.sources(plans) })
+	last := lastOf(old)
+	lastSources := sync.OnceValue(func() [len(vip.Families)][][]peers { return checker.sources(last.plans()) })
 	for _, configured := range s.Targets {
 		for _, a := range configured.IPs {
 			key, family := Key{Stream: s.Name, Name: configured.Name, Addr: a}, vip.FamilyOf(a)
@@ -180,7 +183,7 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 				continue
 			}
 			kept := old[key]
-			if kept != nil && kept.anyPasses == anyPasses && kept.keeps(plans, family) {
+			if kept != nil && kept.keeps(plans, anyPasses, family) {
 				delete(old, key)
 				for i, member := range kept.members {
 					checker.retime(member, plans[i], now)
@@ -190,15 +193,16 @@ func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry
 			}
 			entered := checker.enter(key, plans, sources()[family], anyPasses, now)
 			targets[key], fresh = entered, append(fresh, entered.members...)
-			if kept == nil || entered.state == Ready {
+			if last == nil || entered.state == Ready || !cmp.Or(kept, last).isReplaced(plans, anyPasses, family) {
 				continue
 			}
-			// If the stream had, or has, no VIP of the family, no verdict is worth keeping.
-			was, is := kept.members[0].plan, plans[0]
-			if was.Via == is.Via && was.subjects[family].vip != is.subjects[family].vip {
-				continue
+			if before := checker.edits[s.Name]; before == nil || before.check != s.Check {
+				checker.edits[s.Name] = &edit{check: s.Check, ends: now.Add(maxWait)}
 			}
-			checker.edits[s.Name] = &edit{check: s.Check, ends: now.Add(maxWait)}
+			if kept == nil {
+				kept = checker.enter(key, last.plans(), lastSources()[family], last.anyPasses, now)
+				fresh = append(fresh, kept.members...)
+			}
 			if entered.before = kept.before; kept.before == nil {
 				entered.before = kept
 				delete(old, key)

@@ -16,14 +16,33 @@ const maxWait = 30 * time.Second
 const settleRest = 10 * time.Microsecond
 
 // edit is a change of the check of a stream. Each target keeps the old check, which decides, until
-// it passes the new one. It also ends if the target fails the new one, provided that minReady
-// targets, and half of those that are ready, pass; otherwise the edit is held.
+// it passes the new one; one that enters gets both. The old one also ends if the target fails the
+// new one, provided that minReady targets, and half of those that are ready, pass; otherwise the
+// edit is held.
 type edit struct {
 	check           trench.Check                    // the new one
 	vips            [len(vip.Families)][]netip.Addr // of the stream, also for old checks
 	minReady        int
 	ends, due, rest time.Time // of the wait for first verdicts; of the next settle; after the last one
 	held, confirmed bool      // too few targets pass; the old check ends in any case
+}
+
+// lastOf returns a target with the old check of an edit, or any one; nil without targets.
+func lastOf(targets map[Key]*target) (last *target) {
+	for _, target := range targets {
+		if last = target; target.before != nil {
+			return target.before
+		}
+	}
+	return last
+}
+
+// isReplaced reports whether plans replace the check of a target. If the stream had, or has, no VIP
+// of the family, no verdict is worth keeping.
+func (target *target) isReplaced(plans []*plan, anyPasses bool, family vip.Family) bool {
+	was, is := target.members[0].plan, plans[0]
+	idle := was.Via == is.Via && was.subjects[family].vip != is.subjects[family].vip
+	return !idle && !target.keeps(plans, anyPasses, family)
 }
 
 // settle ends old checks whose new ones decide.
@@ -49,7 +68,8 @@ func (checker *Checker) settle(now time.Time) {
 			enough := edit.confirmed || passes[family] >= edit.minReady && 2*passes[family] >= ready[family]
 			switch {
 			case target.before == nil:
-			case target.state == Ready, decided && (enough || target.before.state != Ready):
+			// Above Ready, the old check fails or is overdue. One of a new target may have no verdict yet.
+			case target.state == Ready, decided && (enough || target.before.state > Ready):
 				checker.remove(target.before)
 				target.before = nil
 			default:

@@ -145,6 +145,49 @@ func TestEditOfCheck(t *testing.T) {
 			}
 		})
 	})
+	t.Run("wrong, and a rolling update", func(t *testing.T) {
+		withChecker(t, func(t *testing.T, network *ports, c *Checker) {
+			network.set(2, "refuses")
+			c.Configure([]trench.Stream{edited(4, 2)})
+			advance(time.Minute)
+			c.Evaluate(time.Now())
+			for replaced := 1; replaced <= 4; replaced++ {
+				next := edited(4+replaced, 2)
+				next.Targets = next.Targets[replaced:]
+				c.Configure([]trench.Stream{next})
+				c.Evaluate(time.Now()) // before the first verdict
+				advance(5 * time.Second)
+				want(t, c, fmt.Sprintf("%d targets are new", replaced), Ready, true, "new check: "+refused)
+			}
+			network.set(2, "")
+			advance(5 * time.Second)
+			want(t, c, "it passes", Ready, false, "")
+			if len(c.edits) > 0 || len(c.schedule) != 4 || c.unjudged != 0 {
+				t.Errorf("%d edits, %d checks, %d unjudged are left", len(c.edits), len(c.schedule), c.unjudged)
+			}
+		})
+	})
+	t.Run("wrong, with other names", func(t *testing.T) {
+		withChecker(t, func(t *testing.T, network *ports, c *Checker) {
+			network.set(2, "refuses")
+			for _, port := range []uint16{2, 3} { // an edit during an edit
+				network.set(int(port), "refuses")
+				next := edited(4, port)
+				for i := range next.Targets {
+					next.Targets[i].Name += fmt.Sprint(port)
+				}
+				c.Configure([]trench.Stream{next})
+				want(t, c, "before the first check", Ready, false, "")
+				advance(time.Minute)
+				want(t, c, "it fails", Ready, true, fmt.Sprintf("new check: port %d: refused", port))
+				if check := c.Held()["stream-a"]; check != next.Check {
+					t.Errorf("held %+v", check)
+				}
+			}
+			c.Release(c.Held())
+			want(t, c, "confirmed", NotReady, false, "port 3: refused")
+		})
+	})
 	t.Run("stream removed", func(t *testing.T) {
 		withChecker(t, func(t *testing.T, network *ports, c *Checker) {
 			network.set(2, "refuses")

@@ -94,10 +94,19 @@ func (target *target) reportedAs() reportedAs {
 }
 
 // keeps reports whether the verdicts of the target are valid under plans: only timing may differ.
-func (target *target) keeps(plans []*plan, family vip.Family) bool {
-	return slices.EqualFunc(target.members, plans, func(member *entry, p *plan) bool {
-		return member.plan == p || member.plan.subjects[family] == p.subjects[family]
-	})
+func (target *target) keeps(plans []*plan, anyPasses bool, family vip.Family) bool {
+	return target.anyPasses == anyPasses &&
+		slices.EqualFunc(target.members, plans, func(member *entry, p *plan) bool {
+			return member.plan == p || member.plan.subjects[family] == p.subjects[family]
+		})
+}
+
+// plans returns the plans of the members.
+func (target *target) plans() (plans []*plan) {
+	for _, member := range target.members {
+		plans = append(plans, member.plan)
+	}
+	return plans
 }
 
 // peers has the checks that differ in nothing but timing by address, the newest verdict first.
@@ -192,10 +201,7 @@ func (checker *Checker) plansOf(stream *trench.Stream) (plans []*plan, anyPasses
 		vips = stream.VIPs
 	}
 	for _, target := range checker.streams[stream.Name] { // all of them share their plans
-		for _, member := range target.members {
-			plans = append(plans, member.plan)
-		}
-		break
+		return newPlans(stream.Check, vips, target.plans()...)
 	}
-	return newPlans(stream.Check, vips, plans...)
+	return newPlans(stream.Check, vips)
 }
