@@ -30,13 +30,11 @@ const (
 // connector opens connections and resets them, and exchanges datagrams, without a goroutine per
 // check (ADR 11 has the measurements). It belongs to one goroutine. It reuses sockets, as
 // connect(2) allows: connecting to AF_UNSPEC resets a connection, and gives up the port of a
-// datagram socket; it saves closing a socket and creating one. Sockets whose check failed are
-// closed.
+// datagram socket. Sockets whose check failed are closed.
 type connector struct {
 	epoll int
-	// watch is an epoll descriptor that contains epoll, armed by answers for one event. The poller of
-	// the runtime holds watch instead of epoll: otherwise each packet of each connection would wake
-	// the runtime.
+	// watch is an epoll descriptor that contains epoll, armed by answers for one event. The runtime's
+	// poller holds it instead of epoll, with which each packet of each connection would wake it.
 	watch   int
 	file    *os.File // of watch
 	sockets map[int32]*socket

@@ -23,8 +23,7 @@ const (
 	restPer = time.Millisecond
 	// While a target waits for its first verdict, the first quickRounds rounds of a pace have no rest,
 	// and later rounds have at most quickRest. These quickRounds also have no rest if they handled at
-	// most quickChecks checks, as with 300 targets a second: a rest would delay answers and save no
-	// wake-up.
+	// most quickChecks checks, as with 300 targets a second: a rest would save no wake-up.
 	quickRounds = 4
 	quickRest   = 2 * time.Millisecond
 	quickChecks = 8

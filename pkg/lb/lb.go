@@ -100,8 +100,7 @@ const (
 	maxBeat = 500 * time.Millisecond
 	// minLease is the shortest lease for which a busy node still sends the heartbeats in time.
 	minLease = 20 * time.Millisecond
-	// svidWait bounds how long clients wait for the first SVID. After that they are refused, with the
-	// reason.
+	// svidWait bounds how long clients wait for the first SVID. Then they are refused.
 	svidWait = 3 * time.Second
 	// maxSettle bounds the wait for first verdicts on targets.
 	maxSettle = 5 * time.Second

@@ -46,8 +46,7 @@ type Options struct {
 	// Grace is how long targets stay registered after their call ends. A call may request less.
 	Grace time.Duration
 	// OnGone applies when the grace period expires: Drain offers a target as [targetset.Leaving] for
-	// the stream's drain time, Drop removes it immediately, Hold (or "") keeps it until it is
-	// deregistered.
+	// the stream's drain time, Drop removes it, Hold (or "") keeps it until it is deregistered.
 	OnGone targetset.SourceGonePolicy
 	// StateFile is the absolute path of the file that keeps registrations over a restart; "": none.
 	StateFile string

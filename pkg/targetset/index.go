@@ -99,8 +99,7 @@ func (r *Index) Watch(wanted func(healthcheck.Key) bool) *Watch {
 }
 
 // WatchTargets returns a watch of the targets that the keys name, with any address. Changes of
-// other targets cost it nothing. Of existing targets only the keys count as changed at first. It
-// must be closed.
+// other targets cost nothing. Only keys of targets count as changed at first. It must be closed.
 func (r *Index) WatchTargets(keys []healthcheck.Key) *Watch {
 	ids := make([]ID, len(keys))
 	for i, k := range keys {

@@ -108,8 +108,7 @@ func (set *Set) SetManualDrains(orders map[ID]drains.Drain) {
 
 // Changes lists the changes of an update.
 type Changes struct {
-	// Streams lists the streams whose targets, or whose draining targets, changed, with all members
-	// as Targets.
+	// Streams lists the streams whose targets or drains changed, with all members as Targets.
 	Streams []trench.Stream
 	// Removed lists the removed streams.
 	Removed []string

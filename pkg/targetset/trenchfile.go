@@ -9,8 +9,7 @@ import (
 )
 
 // TrenchFile is the source of the targets that the trench file lists. It offers targets that left
-// the file as Leaving. It belongs to one goroutine, which passes configurations of package trench
-// to it.
+// the file as Leaving. It belongs to one goroutine, which passes the configurations to it.
 type TrenchFile struct {
 	onGone  SourceGonePolicy
 	lists   map[string][]Offer

@@ -13,16 +13,13 @@ type Loaded struct {
 	// Config is in force. It is empty, with Generation 0, until the first valid file if the watcher
 	// was started without one.
 	Config *Config
-	// Generation counts the configurations in force; 0 means none. It increases only when Config
-	// changes.
+	// Generation counts the configurations in force, 0 for none. It increases when Config changes.
 	Generation uint64
 	// Err is why the file on disk is not in force, or nil; a *file.Errors for invalid content.
 	Err error
-	// Partial reports whether Err concerns only objects that were left out of Config, which is in
-	// force.
+	// Partial reports whether Err concerns objects that were left out of Config, which is in force.
 	Partial bool
-	// Held lists the removals of the file that wait for a confirmation. The rest of the file is in
-	// Config.
+	// Held lists the removals of the file that wait for a confirmation. Config has the rest.
 	Held Held
 	// Refused counts the rejected states of the file.
 	Refused uint64

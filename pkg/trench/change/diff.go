@@ -33,16 +33,14 @@ type Fields struct {
 	Fields []string `json:"fields"`
 }
 
-// Gateway is a gateway of both configurations that differs; see [Successor]. Its name is the old
-// one.
+// Gateway is a gateway of both configurations that differs, by its old name; see [Successor].
 type Gateway struct {
 	Fields
 	// Restarts reports whether BIRD restarts the session.
 	Restarts bool `json:"restarts"`
 }
 
-// Stream is a stream of both configurations that differs. Targets are identified by their
-// addresses.
+// Stream is a stream of both configurations that differs. Addresses identify its targets.
 type Stream struct {
 	Fields
 	// Table reports whether flows may reach another target than before, or none.
@@ -186,8 +184,7 @@ func names[Item any](items []*Item, name func(*Item) string) (list []string) {
 	return list
 }
 
-// changed returns the fields of the file in which two objects differ, except the fields that the
-// caller compares.
+// changed returns the fields of the file in which two objects differ, without those in except.
 func changed[Object any](was, is *Object, except ...string) (fields []string) {
 	before, after := reflect.ValueOf(was).Elem(), reflect.ValueOf(is).Elem()
 	described := trench.FieldsOf(before.Type())

@@ -89,8 +89,7 @@ func IdentifyChecks(checks map[string]trench.Check) string {
 	return identify("c", nil, edits)
 }
 
-// removedVIPs returns the removed VIPs, sorted, and the VIPs that they are a part of; nil within
-// the limit.
+// removedVIPs returns the removed VIPs, sorted, and the VIPs before; nil within the limit.
 func removedVIPs(inForce, next *trench.Config, percent int, base []vip.VIP) (removed, of []vip.VIP) {
 	// VIPs that were added during a hold do not count: they would hide the removal, and make the edit
 	// that reverts it a removal of its own.
@@ -106,8 +105,7 @@ func removedVIPs(inForce, next *trench.Config, percent int, base []vip.VIP) (rem
 	return removed, base
 }
 
-// lastGateways returns the names of the gateways of each family that has VIPs and loses its last
-// gateway.
+// lastGateways returns the names of the gateways that are the last ones of a family with VIPs.
 func lastGateways(inForce, next *trench.Config, held []vip.VIP) (last []string) {
 	for _, family := range vip.Families {
 		has := func(gateway trench.Gateway) bool { return gateway.Has(family) }

@@ -133,9 +133,8 @@ func (watcher *Watcher) String() string { return "trench-watcher" }
 // Overdue implements task.Loop.
 func (watcher *Watcher) Overdue() time.Duration { return watcher.pulse.Overdue() }
 
-// Run watches until ctx ends; it is called once. It watches the directory instead of the file:
-// the kubelet replaces a ConfigMap by swapping the symlink ..data, and editors rename a new file
-// over the old one.
+// Run watches until ctx ends; it is called once. It watches the directory, not the file: the
+// kubelet replaces a ConfigMap by swapping the symlink ..data, and editors rename a new file to it.
 func (watcher *Watcher) Run(ctx context.Context) error {
 	var events <-chan fsnotify.Event
 	var failures <-chan error
@@ -253,8 +252,7 @@ func (file *writing) remaining(stamp files.Stamp, now time.Time) time.Duration {
 }
 
 // reload reads both files and publishes changes. complete reports whether no process is writing
-// the trench file. It returns the delay until the next call, or 0 if the file was read. notifier
-// may be nil.
+// the trench file. It returns the delay until the next call, 0 after a read. notifier may be nil.
 func (watcher *Watcher) reload(ctx context.Context, notifier *fsnotify.Watcher, complete bool) (again time.Duration) {
 	again = watcher.readTrench(ctx, notifier, complete)
 	watcher.readStale(ctx)
