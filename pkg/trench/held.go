@@ -50,12 +50,28 @@ func (held Held) String() string {
 
 // Targets identifies the held removals of targets and checks, with their streams; "" for none.
 func (held Held) Targets() string {
-	isOther := func(id string) bool { return strings.HasPrefix(id, "v") }
-	ids := slices.DeleteFunc(strings.Split(held.ID, ","), isOther)
-	if held.VIPs, held.Gateways = nil, nil; held.Count() == 0 {
+	held = held.part(func(id string) bool { return !strings.HasPrefix(id, "v") })
+	if held.ID == "" {
 		return ""
 	}
-	return fmt.Sprintf("%s: the removal of %s waits for a confirmation", strings.Join(ids, ","), held)
+	return fmt.Sprintf("%s: the removal of %s waits for a confirmation", held.ID, held)
+}
+
+// part returns the removals whose part of the identifier is accepted.
+func (held Held) part(accepted func(id string) bool) Held {
+	refused := func(id string) bool { return !accepted(id) }
+	held.ID = strings.Join(slices.DeleteFunc(strings.Split(held.ID, ","), refused), ",")
+	has := func(kind string) bool { return strings.Contains(","+held.ID, ","+kind) }
+	if !has("v") {
+		held.VIPs, held.Gateways = nil, nil
+	}
+	if !has("t") {
+		held.Streams = nil
+	}
+	if !has("c") {
+		held.Checks = nil
+	}
+	return held
 }
 
 // Problem describes the removals and the remedy for status; "" if nothing is held.
@@ -75,18 +91,18 @@ func (held Held) Problem() string {
 		"or confirm with %s, or `confirm: %s` in the trench file", held.ID, held, scope, commands, held.ID)
 }
 
-// confirmable returns an error unless identifier identifies the held removals, or is "". It may have
-// more parts: a frontend holds fewer removals than lb.
-func (held Held) confirmable(identifier string) error {
-	lacks := func(id string) bool { return !strings.Contains(identifier, id) }
+// confirm returns the removals that an identifier identifies; all for "". A part of either suffices:
+// lb holds other removals than its frontend, whose status names the identifier of both.
+func (held Held) confirm(identifier string) (part Held, err error) {
+	part = held.part(func(id string) bool { return identifier == "" || strings.Contains(identifier, id) })
 	switch {
 	case held.ID == "":
-		return errors.New("no removal waits for a confirmation")
-	case identifier != "" && slices.ContainsFunc(strings.Split(held.ID, ","), lacks):
-		return fmt.Errorf("%s does not identify all held removals; %s does: the removal of %s", Quote(identifier),
+		err = errors.New("no removal waits for a confirmation")
+	case part.ID == "":
+		err = fmt.Errorf("%s does not wait for a confirmation; %s does: the removal of %s", Quote(identifier),
 			held.ID, held)
 	}
-	return nil
+	return part, err
 }
 
 // first returns the first items of a list as text.

@@ -1,6 +1,7 @@
 package trench
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -32,29 +33,38 @@ func TestHeldTargets(t *testing.T) {
 	}
 }
 
-// lb holds more than a frontend, and its status names the commands that confirm it.
-func TestConfirmable(t *testing.T) {
+// lb and a frontend hold different removals, and each takes the identifier of the other.
+func TestConfirm(t *testing.T) {
 	vips := []vip.VIP{vip.Require("20.0.0.1/32")}
 	frontend := Held{ID: "v00000001", VIPs: vips}
 	both := Held{ID: "c00000003,v00000001", VIPs: vips, Checks: []string{"a"}}
 	check := Held{ID: "c00000003", Checks: []string{"a"}}
+	targets := Held{ID: "t00000002", Streams: []string{"b"}}
+	all := Held{ID: "c00000003,v00000001,t00000002", VIPs: vips, Streams: []string{"b"}, Checks: []string{"a"}}
 	for _, tt := range []struct {
 		held       Held
 		identifier string
-		want       string
+		confirmed  Held
+		problem    string
 	}{
-		{frontend, "", ""},
-		{frontend, frontend.ID, ""},
-		{frontend, both.ID, ""},
-		{frontend, check.ID, `"c00000003" does not identify all held removals; v00000001 does`},
-		{both, both.ID, ""},
-		{both, frontend.ID, `"v00000001" does not identify all held removals; c00000003,v00000001 does`},
-		{both, check.ID, "does not identify"},
-		{Held{}, check.ID, "no removal waits"},
+		{frontend, "", frontend, ""},
+		{frontend, frontend.ID, frontend, ""},
+		{frontend, both.ID, frontend, ""},
+		{frontend, check.ID, Held{}, `"c00000003" does not wait for a confirmation; v00000001 does`},
+		{both, both.ID, both, ""},
+		{both, frontend.ID, frontend, ""},
+		{both, check.ID, check, ""},
+		{both, targets.ID, Held{}, "c00000003,v00000001 does: the removal of 1 of 0 VIPs"},
+		{all, "", all, ""},
+		{all, all.ID, all, ""},
+		{all, targets.ID, targets, ""},
+		{Held{}, "", Held{}, "no removal waits"},
+		{Held{}, check.ID, Held{}, "no removal waits"},
 	} {
-		err := tt.held.confirmable(tt.identifier)
-		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s of %+v: got %v, want %q", tt.identifier, tt.held, err, tt.want)
+		confirmed, err := tt.held.confirm(tt.identifier)
+		if !reflect.DeepEqual(confirmed, tt.confirmed) ||
+			(err == nil) != (tt.problem == "") || err != nil && !strings.Contains(err.Error(), tt.problem) {
+			t.Errorf("%s of %+v: got %+v (%v), want %+v, %q", tt.identifier, tt.held, confirmed, err, tt.confirmed, tt.problem)
 		}
 	}
 	for commands, held := range map[string]Held{

@@ -29,8 +29,7 @@ type Loaded struct {
 
 // Confirm passes the identifier of the held removals to confirmed, if identifier is theirs or "".
 func (loaded Loaded) Confirm(identifier string, confirmed *latest.Value[string]) (Held, error) {
-	held := loaded.Held
-	err := held.confirmable(identifier)
+	held, err := loaded.Held.confirm(identifier)
 	if err == nil && loaded.Err != nil && !loaded.Partial {
 		err = fmt.Errorf("the newest configuration is refused, correct it first: %w", loaded.Err)
 	}

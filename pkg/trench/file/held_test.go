@@ -84,6 +84,31 @@ func TestConfirmation(t *testing.T) {
 	}
 }
 
+// The confirmation of a part ends with it, although another part waits.
+func TestConfirmationOfPart(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "trench.yaml")
+	hold := func(inForce, next *trench.Config, _ trench.Held, confirmed string) (*trench.Config, trench.Held) {
+		check := trench.Held{ID: "c00000002", Checks: []string{"s"}}
+		if inForce.Trench == next.Trench || strings.Contains(confirmed, "v00000001") {
+			return next, check
+		}
+		return inForce, trench.Held{ID: "c00000002,v00000001", Checks: check.Checks, Gateways: []string{"g"}}
+	}
+	w := holding(t, path, hold, nil)
+	both := func(l trench.Loaded) bool { return l.Held.Count() == 2 }
+	replace(t, path, named("two"))
+	awaitLoaded(t, w, "the hold", both)
+	if held, err := w.Confirm("v00000001"); err != nil || held.ID != "v00000001" || held.Count() != 1 {
+		t.Errorf("confirmed %+v (%v)", held, err)
+	}
+	awaitLoaded(t, w, "the confirmed file", inForce("two"))
+	replace(t, path, named("one"))
+	if l := awaitLoaded(t, w, "the hold", both); l.Config.Trench != "two" {
+		t.Errorf("got %+v", l)
+	}
+}
+
 // A hold whose reason is gone ends without another event.
 func TestHoldIsReviewed(t *testing.T) {
 	t.Parallel()

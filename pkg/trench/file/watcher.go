@@ -389,7 +389,7 @@ func (watcher *Watcher) accept(config *trench.Config) bool {
 	if now.Generation > 0 && watcher.Hold != nil {
 		config, held = watcher.Hold(now.Config, config, now.Held, watcher.confirmed.Load())
 	}
-	if held.ID == "" && now.Held.ID != "" {
+	if held.ID != now.Held.ID && now.Held.ID != "" {
 		// A confirmation is for these removals: the same ones may be a mistake the next time.
 		watcher.confirmed.Set("")
 	}
