@@ -22,8 +22,7 @@ type flow struct {
 // snapLength is how many bytes of a packet are read: an IP header and the ports.
 const snapLength = 64
 
-// packets reads the packets that probes send to this pod. It sees them before nftables and the fast
-// path, which may drop them.
+// packets reads the packets of probes before nftables and the fast path, which may drop them.
 type packets struct{ file *os.File }
 
 // open returns a socket for packets from the sources.

@@ -21,8 +21,7 @@ type suspicion struct {
 	ended  time.Time
 }
 
-// update applies the verdicts at one moment: dead lists the probes, of the live ones, that find the
-// VIP dead through this pod.
+// update applies the verdicts at one moment: dead lists the live probes that find the VIP dead.
 func (s *suspicion) update(now time.Time, quorum, live int, dead []string) {
 	suspected := s.detail != ""
 	switch {

@@ -51,16 +51,14 @@ type Options struct {
 	// clients. With the zero Addr, or a nil VIPSource, the kernel selects the address.
 	VIPSource func(vip.Family) netip.Addr
 
-	// LocalVIP returns why packets to an address of a VIP do not leave this host, or "" if they do. If
-	// it is nil, they always do.
+	// LocalVIP returns why packets to an address of a VIP stay on this host, or ""; nil: none stay.
 	LocalVIP func(netip.Addr) string
 
 	dial          dialFunc // of tests; nil for connections of the kernel
 	maxConcurrent int      // 0: maxConcurrent, or half of the permitted file descriptors if these are fewer
 }
 
-// Checker checks targets. It implements task.Task. All methods may be called from any goroutine,
-// and none waits for a check.
+// Checker is a task that checks targets. Methods are safe for concurrent use, and await no check.
 type Checker struct {
 	Options
 	epoch       time.Time // of the slots of checks

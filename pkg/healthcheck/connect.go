@@ -346,8 +346,7 @@ func (connector *connector) evict() {
 	connector.idle = slices.Delete(connector.idle, 0, 1)
 }
 
-// close closes a socket, which removes it from the epoll set. The descriptor is closed even if
-// close returns an error.
+// close closes a socket, even with an error, which removes it from the epoll set.
 func (connector *connector) close(socket *socket) {
 	delete(connector.sockets, int32(socket.fd))
 	_ = unix.Close(socket.fd)

@@ -46,8 +46,7 @@ func (connector *connector) receive(socket *socket) func(uint32) (outcome, bool)
 	}
 }
 
-// drain discards packets that arrived after the answer, and reports whether the socket can be used
-// again. It has no port any more.
+// drain discards late packets, and reports whether the socket, without a port, can be used again.
 func (connector *connector) drain(socket *socket) bool {
 	for {
 		switch _, err := unix.Read(socket.fd, connector.packet[:]); err {

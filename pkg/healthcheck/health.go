@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// Key names one address of one target in one stream. The same address in two streams is checked
-// twice, by the check of each.
+// Key names one address of one target in one stream. Each stream checks it by its own check.
 type Key struct {
 	Stream, Name string
 	Addr         netip.Addr

@@ -101,8 +101,7 @@ type loop struct {
 	rounds, started int
 }
 
-// round starts checks that are due and collects answers. A rest above 0 delays the next round,
-// unless new targets arrive.
+// round starts checks that are due and collects answers. New targets end the rest after it.
 func (loop *loop) round(ctx context.Context) (rest time.Duration) {
 	now := time.Now()
 	if now.Sub(loop.began) >= pace {

@@ -16,8 +16,7 @@ type Single struct {
 	anyPasses bool
 }
 
-// NewSingle returns a check whose bodies, if it has some, are valid regular expressions. Each of
-// its members may take the timeout.
+// NewSingle returns a check with valid expressions. Each of its members may take the timeout.
 func NewSingle(check trench.Check, timeout time.Duration) (single Single) {
 	single.plans, single.anyPasses = newPlans(check, nil)
 	for _, plan := range single.plans {

@@ -37,8 +37,7 @@ type mover interface {
 	CanServe(stream string, v vip.VIP) bool
 }
 
-// configure returns the configuration to put in force for a trench file. A VIP without traffic is
-// removed or moved immediately.
+// configure returns the configuration for a trench file. A VIP without traffic leaves or moves now.
 func (d *departures) configure(now time.Time, file *trench.Config, mover mover) *trench.Config {
 	before, old := d.inForce, *d
 	// find sets both again, without the VIPs that returned to the file, or to their stream.

@@ -128,8 +128,7 @@ func (service *Service) mayRegister(who caller, stream string) error {
 		"have it allowed by --target-id of the load balancer", who, targetset.Quote(stream))
 }
 
-// keep reports the state of the targets to the caller until the call ends: the complete state in
-// the first message, then changes.
+// keep reports the state of the targets to the caller until the call ends: all, then changes.
 func (service *Service) keep(
 	ctx context.Context, call *call, announcement announcement, send func(*targetv1.RegisterResponse) error,
 ) error {

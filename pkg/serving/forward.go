@@ -147,8 +147,7 @@ func (forwarding *forwarding) compare(name string) {
 	}
 }
 
-// sendFirst replaces the kernel state of the previous process. Its streams are not fully known, so
-// a hold covers the whole state.
+// sendFirst replaces the kernel state of the previous process. As that is not known, all is held.
 func (forwarding *forwarding) sendFirst(now time.Time, frontend Frontend, out *Forwarding) {
 	var need []vip.VIP
 	for v, name := range forwarding.kernel.state.VIPs {

@@ -7,8 +7,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
-// warmupPace is the minimum time between two counts of warming targets: targets that register one
-// after the other share them.
+// warmupPace is the least time between counts of warming targets, which registrations share.
 const warmupPace = time.Second
 
 // warmups are the slow starts of targets.

@@ -69,8 +69,7 @@ func Between(old, next *trench.Config) Change {
 	return change
 }
 
-// compareGateways records the differences of the gateways. A renamed gateway with the same address
-// is a changed one.
+// compareGateways records the differences of the gateways. A renamed one is changed.
 func (change *Change) compareGateways(old, next *trench.Attractor) {
 	// Every session has the address of this interface.
 	moved := old.Interface != next.Interface

@@ -61,8 +61,7 @@ func Successor(was trench.Gateway, old, next []trench.Gateway) (successor trench
 	return next[i], true
 }
 
-// Restarts lists the gateways of old whose session restarts when next is applied. A gateway that
-// leaves is not listed.
+// Restarts lists the gateways that stay and whose session restarts when next is applied.
 func Restarts(old, next []trench.Gateway) (names []string) {
 	for _, was := range old {
 		if is, found := Successor(was, old, next); found && len(Reset(was, is)) > 0 {
