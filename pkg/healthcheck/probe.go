@@ -50,8 +50,8 @@ type plan struct {
 	lineages [len(vip.Families)]lineage
 }
 
-// newPlans returns the plans of the members of a check. Those that are known are kept where they are
-// equal: a new one visits all VIPs.
+// newPlans returns the plans of the members of a check. Known ones are kept where they are equal: a
+// new one visits all VIPs.
 func newPlans(check trench.Check, vips []vip.VIP, known ...*plan) (plans []*plan, anyPasses bool) {
 	members, anyPasses := check.Members()
 	for i, member := range members {
