@@ -78,8 +78,8 @@ func identify(prefix string, vips []vip.VIP, names []string) string {
 	return prefix + hex.EncodeToString(hash.Sum(nil)[:4])
 }
 
-// IdentifyChecks returns an identifier of new checks by stream, "" for none. Another edit of a check
-// has another one, unless it changes the timing only.
+// IdentifyChecks returns an identifier of new checks by stream, "" for none. Another edit of a
+// check has another one, unless it changes the timing only.
 func IdentifyChecks(checks map[string]trench.Check) string {
 	var edits []string
 	for stream, check := range checks {
