@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -44,35 +43,8 @@ func (conn *Conn) Generation() (uint32, error) {
 	return nlmsg.Netfilter(data).Uint32BE(unix.NFTA_GEN_ID), nil
 }
 
-// Limits for repeated reads of a ruleset that another process changes during the read.
-const (
-	readFor      = 5 * time.Second
-	readAttempts = 10
-)
-
-// ReadConsistently repeats a read until no transaction took place during it.
-func (conn *Conn) ReadConsistently(object string, read func() error) error {
-	began := time.Now()
-	before, err := conn.Generation()
-	if err != nil {
-		return err
-	}
-	for attempt := 1; ; attempt++ {
-		if err := read(); err != nil {
-			return fmt.Errorf("failed to read %s: %w", object, err)
-		}
-		after, err := conn.Generation()
-		switch {
-		case err != nil || before == after:
-			return err
-		// A burst of changes exceeds the attempts, a slow read the time: fail only after both.
-		case attempt >= readAttempts && time.Since(began) > readFor:
-			return fmt.Errorf("failed to read %s: %w, %d times", object, nlmsg.ErrInterrupted, attempt)
-		}
-		// No transaction can hide between the two reads, because after is the start of the next one.
-		before = after
-	}
-}
+// readAttempts limits the repetitions of a list that another process interrupts.
+const readAttempts = 10
 
 // List calls each for every object of a kind in a table, filtered by name unless it is empty. The
 // kernel may return ENOENT for a missing table or name.

@@ -179,16 +179,12 @@ func (conn *Conn) missingFixed(set nft.Set) ([]nft.Element, error) {
 // ReadBase reports whether the common objects are intact, and chain checks, without which packets
 // are forwarded. problem is the reason why none are.
 func (conn *Conn) ReadBase() (base, checks bool, problem string, err error) {
-	err = conn.nft.ReadConsistently("table inet "+plan.TableName, func() error {
-		content, err := conn.readRuleset(false)
-		if err != nil {
-			return err
-		}
-		problem, err = conn.inspectBase(content)
-		checks = content.assignsTimeouts(conn.config)
-		return err
-	})
-	if err != nil || problem != "" {
+	content, err := conn.readRuleset(false)
+	if err != nil {
+		return false, false, "", err
+	}
+	checks = content.assignsTimeouts(conn.config)
+	if problem, err = conn.inspectBase(content); err != nil || problem != "" {
 		return false, checks, problem, err
 	}
 	base, err = conn.commonRulesInstalled()
@@ -231,20 +227,17 @@ func (conn *Conn) streamFrom(name string, content *ruleset) (*plan.KernelStream,
 }
 
 // ReadStream reads the nftables objects of one stream; nil if none exists.
-func (conn *Conn) ReadStream(name string) (stream *plan.KernelStream, err error) {
-	err = conn.nft.ReadConsistently("stream "+name, func() error {
-		sets := []nft.Set{maglevSpec(vip.IPv4, name, 0), maglevSpec(vip.IPv6, name, 0), matchSpec(name)}
-		content, err := conn.nft.readObjects([]string{plan.StreamChain(name)}, sets)
-		if err != nil {
-			return err
-		}
-		if stream, err = conn.streamFrom(name, content); err == nil && len(content.Chains) == 0 &&
-			len(stream.Families()) == 0 {
-			stream = nil
-		}
-		return err
-	})
-	return stream, err
+func (conn *Conn) ReadStream(name string) (*plan.KernelStream, error) {
+	sets := []nft.Set{maglevSpec(vip.IPv4, name, 0), maglevSpec(vip.IPv6, name, 0), matchSpec(name)}
+	content, err := conn.nft.readObjects([]string{plan.StreamChain(name)}, sets)
+	if err != nil {
+		return nil, err
+	}
+	stream, err := conn.streamFrom(name, content)
+	if err != nil || len(content.Chains) == 0 && len(stream.Families()) == 0 {
+		return nil, err
+	}
+	return stream, nil
 }
 
 // ReadTables returns a stream after a Write that changed only elements. If the kernel echoed all
@@ -256,21 +249,16 @@ func (conn *Conn) ReadTables(written plan.StreamWrite) (*plan.KernelStream, erro
 		return stream, nil
 	}
 	stream := *known
-	err := conn.nft.ReadConsistently("maps of stream "+stream.Name, func() (err error) {
-		for family, table := range known.Tables {
-			if table == nil {
-				continue
-			}
-			if stream.Tables[family], err = conn.nft.readTable(plan.MaglevMap(vip.Family(family), stream.Name),
-				uint32(len(table))); err != nil {
-				return err
-			}
+	var err error
+	for family, table := range known.Tables {
+		if table != nil && err == nil {
+			stream.Tables[family], err = conn.nft.readTable(plan.MaglevMap(vip.Family(family), stream.Name),
+				uint32(len(table)))
 		}
-		if known.Match != nil {
-			stream.Match, err = conn.nft.readPorts(stream.Name)
-		}
-		return err
-	})
+	}
+	if known.Match != nil && err == nil {
+		stream.Match, err = conn.nft.readPorts(stream.Name)
+	}
 	if errors.Is(err, unix.ENOENT) {
 		return conn.ReadStream(stream.Name) // another process removed a map
 	}
@@ -342,14 +330,11 @@ func (conn *Conn) ReadTargets(fwmarks []uint32) (targets map[uint32]*plan.Kernel
 	for _, fwmark := range fwmarks {
 		wanted[fwmark] = true
 	}
-	err = conn.nft.ReadConsistently("targets", func() error {
-		rules, err := conn.targetRules(fwmarks)
-		if err != nil {
-			return err
-		}
-		targets, _, err = conn.targetsFrom(rules, func(fwmark uint32) bool { return wanted[fwmark] }, nil)
-		return err
-	})
+	rules, err := conn.targetRules(fwmarks)
+	if err != nil {
+		return nil, err
+	}
+	targets, _, err = conn.targetsFrom(rules, func(fwmark uint32) bool { return wanted[fwmark] }, nil)
 	return targets, err
 }
 

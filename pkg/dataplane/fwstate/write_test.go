@@ -113,6 +113,17 @@ func TestReadDuringForeignTransactions(t *testing.T) {
 			}
 		}
 	}()
+	stream, err := f.ReadStream("web")
+	must(t, err)
+	written := plan.StreamWrite{Desired: *desired, Observed: stream}
+	written.Desired.Seed++ // the kernel did not report this change
+	_, err = f.ReadTables(written)
+	must(t, err)
+	targets, err := f.ReadTargets([]uint32{5000, 5001, 5002})
+	must(t, err)
+	if base, _, problem, err := f.ReadBase(); !base || err != nil || len(targets) != 3 {
+		t.Errorf("%q, %v, targets %v", problem, err, targets)
+	}
 	for range 3 {
 		state, err := f.Read(nil)
 		if err != nil || !state.Base || len(state.VIPs) == 0 || !slices.Equal(state.Streams["web"].Tables[vip.IPv4],
