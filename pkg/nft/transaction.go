@@ -264,6 +264,9 @@ func putElement(messages *nlmsg.Messages, element Element) {
 // batchGeneration is NFNL_BATCH_GENID.
 const batchGeneration = 1
 
+// Fits reports whether the send buffer has room for a transaction with the messages of its batch.
+func (conn *Conn) Fits(transaction *Transaction) bool { return transaction.Size()+64 <= conn.SendLimit }
+
 // Commit sends a transaction, unless it is empty, and waits for the result. With a generation, the
 // kernel rejects the transaction with ERESTART if the ruleset has another one. A rejection of a
 // message is an [*Error], for the first of them.
@@ -283,7 +286,7 @@ func (conn *Conn) Commit(transaction *Transaction, generation *uint32) error {
 	messages.SetFlags(unix.NLM_F_ACK)
 	messages.Begin(unix.NFNL_MSG_BATCH_END, 0, frame...)
 	// The kernel would reject the message with EMSGSIZE, which names no remedy.
-	if len(messages.Data) > conn.SendLimit {
+	if !conn.Fits(transaction) {
 		return fmt.Errorf("failed to change %d nftables objects: the transaction has %d bytes, and the socket's buffer "+
 			"has %d; give the process CAP_NET_ADMIN, or set net.core.wmem_max to more", transaction.Len(), len(messages.Data),
 			conn.SendLimit)

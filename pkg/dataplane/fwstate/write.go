@@ -28,6 +28,9 @@ type changeWriter struct {
 	live map[string]map[uint32]string
 	// moved holds the previous streams of targets that get another one, by fwmark.
 	moved map[uint32]string
+	// removed holds the elements of live maps to remove after all VIPs: until then a VIP that moves to
+	// another stream leads to the chain that looks them up.
+	removed elementLists
 }
 
 // tableEntries holds the entries to change in one Maglev map.
@@ -50,13 +53,19 @@ type entry struct {
 // took 1.8 GB and 4 s (Linux 6.18). This number also fits a send buffer of the default size.
 const MaxElements = 6000
 
-// partSize is the size in bytes from which a transaction takes no further target, stream or VIP: it
-// has fewer than MaxElements elements. The kernel validates all VIPs in each transaction.
-const partSize = 500 << 10
+const (
+	// partSize is the size in bytes from which a transaction takes no further target, stream or VIP: it
+	// has fewer than MaxElements elements. The kernel validates all VIPs in each transaction.
+	partSize = 500 << 10
+	// entrySize is the size in bytes of an entry of a Maglev map.
+	entrySize = 28
+)
 
-// split begins another transaction if one has that size, or half of the send buffer's.
-func (writer *changeWriter) split(parts *[]*nft.Transaction, transaction **nft.Transaction) {
-	if (*transaction).Size() > min(partSize, writer.nft.SendLimit/2) {
+// split begins another transaction if one would exceed that size, or half of the send buffer's, with
+// the entries of a stream.
+func (writer *changeWriter) split(parts *[]*nft.Transaction, transaction **nft.Transaction, entries int) {
+	size := (*transaction).Size()
+	if size > 0 && size+entries*entrySize > min(partSize, writer.nft.SendLimit/2) {
 		*parts, *transaction = append(*parts, *transaction), newTransaction()
 	}
 }
@@ -91,7 +100,7 @@ func (conn *Conn) Write(change plan.Change) error {
 	}
 	writer := &changeWriter{
 		Conn: conn, first: newTransaction(), last: newTransaction(), observed: map[string]*ruleset{},
-		live: map[string]map[uint32]string{}, moved: map[uint32]string{},
+		live: map[string]map[uint32]string{}, moved: map[uint32]string{}, removed: elementLists{},
 	}
 	writer.last.Sets = 1 << 16 // set IDs must not collide with IDs in first
 	// Objects precede their references: target chains precede live map elements, live maps precede
@@ -111,12 +120,15 @@ func (writer *changeWriter) commit() error {
 	// The common case: one transaction, which packets see as a whole.
 	begin, end := append(writer.before, writer.first), append(writer.after, writer.last)
 	if elements := elementsOf(writer.fills); elements <= MaxElements && len(begin)+len(end) == 2 {
+		whole := newTransaction()
+		whole.Append(writer.first)
 		for _, changes := range writer.fills {
 			changes.known = changes.known && elements <= maxReported
-			fill(writer.first, changes)
+			fill(whole, changes)
 		}
-		writer.first.Append(writer.last)
-		return writer.Conn.commit(writer.first)
+		if whole.Append(writer.last); writer.nft.Fits(whole) {
+			return writer.Conn.commit(whole)
+		}
 	}
 	// The rules of last reference objects of first: an encoding error must prevent both.
 	for _, transaction := range end {
@@ -264,7 +276,7 @@ func (writer *changeWriter) targetChains(change plan.Change) error {
 			writer.moved[target.FWMark] = was.Stream
 		}
 		setRules(writer.first, chain, rules[chain], writer.config.targetRule(target))
-		writer.split(&writer.before, &writer.first)
+		writer.split(&writer.before, &writer.first, 0)
 	}
 	return nil
 }
@@ -275,15 +287,27 @@ func (lists elementLists) add(set string, element nft.Element) {
 	lists[set] = append(lists[set], element)
 }
 
-// each calls put for each set, sorted by name.
+// each calls put for parts of each set, sorted by name.
 func (lists elementLists) each(put func(set string, list []nft.Element)) {
 	for _, set := range slices.Sorted(maps.Keys(lists)) {
-		put(set, lists[set])
+		for part := range slices.Chunk(lists[set], maxReported) {
+			put(set, part)
+		}
 	}
 }
 
+func (writer *changeWriter) addFirst(set string, list []nft.Element) {
+	writer.first.AddElements(set, list)
+	writer.split(&writer.before, &writer.first, 0)
+}
+
+func (writer *changeWriter) removeLast(set string, list []nft.Element) {
+	writer.last.DeleteElements(set, list)
+	writer.split(&writer.after, &writer.last, 0)
+}
+
 func (writer *changeWriter) targetFlows(change plan.Change) error {
-	added, removed, failed := elementLists{}, elementLists{}, elementLists{}
+	added, failed := elementLists{}, elementLists{}
 	for _, target := range change.Targets {
 		for _, family := range vip.Families {
 			name, chain := plan.LiveMap(family, target.Stream), plan.TargetChain(target.FWMark)
@@ -307,7 +331,6 @@ func (writer *changeWriter) targetFlows(change plan.Change) error {
 				delete(live, target.FWMark)
 				failed.add(name, nft.Element{Key: markKey(target.FWMark)})
 			}
-			// The chain of the previous stream looks up its own live map until the end of the transaction.
 			was, moved := writer.moved[target.FWMark]
 			if !moved || slices.Contains(change.AddGuests, plan.Guest{Stream: was, FWMark: target.FWMark}) {
 				continue
@@ -317,21 +340,20 @@ func (writer *changeWriter) targetFlows(change plan.Change) error {
 			}
 			if live[target.FWMark] == chain {
 				delete(live, target.FWMark)
-				removed.add(plan.LiveMap(family, was), nft.Element{Key: markKey(target.FWMark)})
+				writer.removed.add(plan.LiveMap(family, was), nft.Element{Key: markKey(target.FWMark)})
 			}
 		}
 	}
 	// Entries that reference added targets are written in between. A target that failed gets no packet
 	// while the entries are written: a connection that it refuses would not be retried.
 	failed.each(writer.first.DeleteElements)
-	removed.each(writer.last.DeleteElements)
-	added.each(writer.first.AddElements)
+	added.each(writer.addFirst)
 	return nil
 }
 
 // guests adds and removes elements of live maps that lead to targets of other streams.
 func (writer *changeWriter) guests(change plan.Change) error {
-	added, removed := elementLists{}, elementLists{}
+	added := elementLists{}
 	for _, family := range vip.Families {
 		each := func(list []plan.Guest, to elementLists, exists bool) error {
 			for _, guest := range list {
@@ -354,12 +376,12 @@ func (writer *changeWriter) guests(change plan.Change) error {
 			}
 			return nil
 		}
-		if err := errors.Join(each(change.RemoveGuests, removed, true), each(change.AddGuests, added, false)); err != nil {
+		if err := errors.Join(each(change.RemoveGuests, writer.removed, true),
+			each(change.AddGuests, added, false)); err != nil {
 			return err
 		}
 	}
-	removed.each(writer.last.DeleteElements)
-	added.each(writer.first.AddElements)
+	added.each(writer.addFirst)
 	return nil
 }
 
@@ -402,12 +424,13 @@ func (writer *changeWriter) vips(change plan.Change) error {
 		default:
 			writer.last.AddElements(set, prefixElements(address, ""))
 		}
-		writer.split(&writer.after, &writer.last)
+		writer.split(&writer.after, &writer.last, 0)
 	}
 	return nil
 }
 
 func (writer *changeWriter) removals(change plan.Change) error {
+	writer.removed.each(writer.removeLast)
 	for _, stream := range change.RemoveStreams {
 		content, err := writer.readStreamObjects(stream)
 		if err != nil {
@@ -425,6 +448,7 @@ func (writer *changeWriter) removals(change plan.Change) error {
 			// removeTargets must not delete elements of a deleted map.
 			writer.live[plan.LiveMap(family, stream)] = nil
 		}
+		writer.split(&writer.after, &writer.last, 0)
 	}
 	return writer.removeTargets(change.RemoveTargets)
 }
@@ -456,7 +480,7 @@ func (writer *changeWriter) removeTargets(fwmarks []uint32) error {
 			}
 		}
 	}
-	removed.each(writer.last.DeleteElements)
+	removed.each(writer.removeLast)
 	// A chain can be deleted only after the elements that reference it.
 	for _, fwmark := range fwmarks {
 		got, err := writer.nft.Chain(inet, plan.TargetChain(fwmark))
@@ -465,6 +489,7 @@ func (writer *changeWriter) removeTargets(fwmarks []uint32) error {
 		}
 		if got != nil {
 			writer.last.DeleteChain(got.Name)
+			writer.split(&writer.after, &writer.last, 0)
 		}
 	}
 	return nil

@@ -73,10 +73,12 @@ func (writer *changeWriter) startLive(change plan.Change) error {
 
 func (writer *changeWriter) streams(change plan.Change) error {
 	for _, write := range change.Streams {
+		// One transaction replaces the maps together with the rules, unless resize has removed them.
+		entries := len(write.Desired.Tables[vip.IPv4]) + len(write.Desired.Tables[vip.IPv6])
+		writer.split(&writer.after, &writer.last, min(entries, MaxElements))
 		if err := writer.stream(write); err != nil {
 			return fmt.Errorf("stream %s: %w", write.Desired.Name, err)
 		}
-		writer.split(&writer.after, &writer.last)
 	}
 	return nil
 }
