@@ -47,17 +47,18 @@ type Lease struct {
 	changes chan change
 	token   token
 	// Kernel operations; tests replace them.
-	refresh func(content) error    // refreshes the elements of the attracting families
-	write   func(content) error    // writes the table
-	version func() (uint32, error) // returns the generation of the ruleset
-	remove  func() error           // removes the table
+	refresh func(content) error         // refreshes the elements of the attracting families
+	write   func(content) error         // writes the table
+	intact  func(content) (bool, error) // reports whether the table has its content
+	version func() (uint32, error)      // returns the generation of the ruleset
+	remove  func() error                // removes the table
 
 	// Owned by Run.
 	gateways   []netip.Addr
 	written    bool      // the table contains the gateways and State.Attract
 	sessions   bool      // the last write had gateways
 	refreshed  time.Time // last write or refresh with the full Timeout
-	generation uint32    // of the ruleset after the last write; 0 if unknown
+	generation uint32    // of the ruleset with an intact table; 0 after a write
 }
 
 // change replaces the gateways; done receives the result.
@@ -70,7 +71,7 @@ type change struct {
 func New(log *slog.Logger) *Lease {
 	lease := &Lease{
 		log: log, began: time.Now().Add(-time.Nanosecond), changes: make(chan change),
-		refresh: refreshTable, write: writeTable, version: generation, remove: removeTable,
+		refresh: refreshTable, write: writeTable, intact: intact, version: generation, remove: removeTable,
 	}
 	_, _ = rand.Read(lease.token[:]) // crypto/rand never fails
 	return lease
@@ -204,8 +205,8 @@ func (lease *Lease) apply(now time.Time, ordered Families) error {
 	return nil
 }
 
-// ensure refreshes the lease if a refresh is due. It writes the table if the content or the
-// ruleset has changed since the last write.
+// ensure refreshes the lease if a refresh is due. It writes the table if the content has changed
+// since the last write, or another process changed the table.
 func (lease *Lease) ensure(now time.Time, content content, refresh bool, before Families) error {
 	if len(content.gateways) == 0 {
 		if lease.written {
@@ -219,7 +220,12 @@ func (lease *Lease) ensure(now time.Time, content content, refresh bool, before 
 	if err != nil {
 		generation = 0 // unknown: forces a write
 	}
-	unchanged := lease.written && before == content.attract && generation != 0 && generation == lease.generation
+	unchanged := lease.written && before == content.attract && generation != 0
+	if unchanged && generation != lease.generation {
+		// Nearly all transactions change other tables.
+		unchanged, err = lease.intact(content)
+		unchanged, lease.generation = unchanged && err == nil, generation
+	}
 	if unchanged {
 		// A timer tick may be slightly early.
 		if !refresh || now.Sub(lease.refreshed) < Interval-Interval/10 {
@@ -239,11 +245,6 @@ func (lease *Lease) ensure(now time.Time, content content, refresh bool, before 
 	lease.written, lease.generation = true, 0
 	if content.rest == Timeout {
 		lease.refreshed = now
-	}
-	// Only the write itself may separate the two generations: a concurrent transaction of another
-	// process may have changed the table.
-	if after, err := lease.version(); err == nil && after == generation+1 {
-		lease.generation = after
 	}
 	return nil
 }

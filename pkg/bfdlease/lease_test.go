@@ -175,6 +175,24 @@ func TestExpiryInKernel(t *testing.T) {
 	}
 }
 
+func TestTableIsCompared(t *testing.T) {
+	ns := namespace(t)
+	c := content{gateways: []netip.Addr{gateway4, gateway6}, attract: Families{true, false}, rest: Timeout}
+	for damage, intact := range map[string]bool{
+		"true": true, "nft add table inet other": true, "nft flush ruleset": false,
+		"nft flush chain inet vipgate-bfd output": false, "nft add element inet vipgate-bfd attract '{ ipv6 }'": false,
+		"nft delete element inet vipgate-bfd gateways6 '{ " + gateway6.String() + " }'": false,
+	} {
+		var same bool
+		harness.Must(t, ns.Do(func() error { return writeTable(c) }))
+		ns.Shell(t, damage)
+		harness.Must(t, ns.Do(func() (err error) { same, err = New(slog.Default()).intact(c); return err }))
+		if same != intact {
+			t.Errorf("intact after %s: %t", damage, same)
+		}
+	}
+}
+
 func TestDriftIsRepaired(t *testing.T) {
 	ns := namespace(t)
 	f := start(t, ns)
@@ -247,6 +265,7 @@ func TestOrdersWithoutGateways(t *testing.T) {
 		nothing := func(content) error { return nil }
 		l.refresh, l.write, l.remove = nothing, nothing, func() error { return nil }
 		l.version = func() (uint32, error) { return 1, nil }
+		l.intact = func(content) (bool, error) { return true, nil }
 		stop := harness.Run(t, l.Run)
 		synctest.Wait()
 		_, changed := l.State().Get()

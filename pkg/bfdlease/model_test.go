@@ -15,9 +15,11 @@ import (
 // ruleset models the kernel's ruleset with transactions of a Lease and of other processes.
 type ruleset struct {
 	generation uint32
-	during     uint32 // transactions of other processes while the table is written
-	unread     error  // error of reading the generation
-	refused    error  // error of a refresh
+	damaged    bool  // another process changed the table
+	during     bool  // another process changes the table while it is written
+	unread     error // error of reading the generation
+	unlisted   error // error of reading the table
+	refused    error // error of a refresh
 	writes     []content
 	refreshed  []content
 }
@@ -28,9 +30,10 @@ func (r *ruleset) lease() *Lease {
 	l.version = func() (uint32, error) { return r.generation, r.unread }
 	l.write = func(c content) error {
 		r.writes = append(r.writes, c)
-		r.generation += 1 + r.during
+		r.generation, r.damaged = r.generation+1, r.during
 		return nil
 	}
+	l.intact = func(content) (bool, error) { return !r.damaged, r.unlisted }
 	l.refresh = func(c content) error {
 		if r.refused == nil {
 			r.refreshed = append(r.refreshed, c)
@@ -41,7 +44,8 @@ func (r *ruleset) lease() *Lease {
 	return l
 }
 
-// The table is written again after each change of the ruleset by another process, and only then.
+// The table is written again if another process changed it, not after each transaction of another
+// process.
 func TestForeignChangesAreNoticed(t *testing.T) {
 	k := &ruleset{generation: 7}
 	l := k.lease()
@@ -53,14 +57,15 @@ func TestForeignChangesAreNoticed(t *testing.T) {
 		writes []int // after each of several calls
 	}{
 		{"the first", func() {}, []int{1, 1, 1}},
-		{"a change before", func() { k.generation++ }, []int{2, 2}},
-		{"a change before and one while it is written", func() { k.generation++; k.during = 1 }, []int{3}},
-		{"a change while it was written", func() { k.during = 0 }, []int{4, 4}},
-		{"changes while it is written, all the time", func() { k.generation++; k.during = 3 }, []int{5, 6}},
-		{"no change since", func() { k.during = 0 }, []int{7, 7}},
-		{"unknown generation", func() { k.unread = errors.New("no buffer space") }, []int{8, 9}},
-		{"known again", func() { k.unread = nil }, []int{10, 10}},
-		{"a generation that wraps", func() { k.generation = 1<<32 - 1 }, []int{11, 12, 12}},
+		{"a change of another table", func() { k.generation++ }, []int{1, 1}},
+		{"a change", func() { k.generation++; k.damaged = true }, []int{2, 2}},
+		{"a change, and one while it is written", func() { k.generation++; k.damaged, k.during = true, true }, []int{3, 4}},
+		{"no change since", func() { k.during = false }, []int{5, 5}},
+		{"unknown generation", func() { k.unread = errors.New("no buffer space") }, []int{6, 7}},
+		{"known again", func() { k.unread = nil }, []int{7, 7}},
+		{"unknown content", func() { k.generation++; k.unlisted = errors.New("no answer") }, []int{8, 9}},
+		{"known content", func() { k.unlisted = nil }, []int{9, 9}},
+		{"a generation that wraps", func() { k.generation = 1<<32 - 1 }, []int{9, 9}},
 	} {
 		step.change()
 		for i, want := range step.writes {
@@ -137,7 +142,7 @@ func TestOrderExpires(t *testing.T) {
 	apply(last + 1) // the order is stale
 	apply(last + Interval)
 	expect(true, 2, 2)
-	k.generation++ // another process changed the table
+	k.generation, k.damaged = k.generation+1, true // another process changed the table
 	apply(last + 2*Interval)
 	expect(true, 3, 2)
 	if c := k.writes[2]; c.rest != Timeout-2*Interval || !c.attract[0] {

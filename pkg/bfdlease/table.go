@@ -48,6 +48,7 @@ func (content content) description() nft.Table {
 	// The elements of the attracting families expire unless refreshRule refreshes them.
 	attract := nft.Set{
 		Name: attractSet, Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, KeyType: nft.TypeFamily, KeyLen: 1,
+		Size: 1<<16 - 1, // the kernel gives it a set that rules update
 	}
 	table := inet
 	output := nft.Chain{
@@ -175,6 +176,16 @@ func writeTable(content content) error {
 		transaction.Replace(content.description(), nil)
 		return conn.Commit(&transaction, nil)
 	})
+}
+
+// intact reports whether the table has its content.
+func intact(content content) (same bool, err error) {
+	err = inKernel(func(conn *nft.Conn) error {
+		_, difference, err := conn.Inspect(content.description())
+		same = difference == ""
+		return err
+	})
+	return same, err
 }
 
 // generation returns the generation ID of the ruleset, which every transaction changes.
