@@ -264,8 +264,9 @@ func putElement(messages *nlmsg.Messages, element Element) {
 // batchGeneration is NFNL_BATCH_GENID.
 const batchGeneration = 1
 
-// Fits reports whether the send buffer has room for a transaction with the messages of its batch.
-func (conn *Conn) Fits(transaction *Transaction) bool { return transaction.Size()+64 <= conn.SendLimit }
+// Fits reports whether the send buffer has room for a transaction, with the messages of its batch
+// (56 bytes) and what the kernel adds (32).
+func (conn *Conn) Fits(transaction *Transaction) bool { return transaction.Size()+88 <= conn.SendLimit }
 
 // Commit sends a transaction, unless it is empty, and waits for the result. With a generation, the
 // kernel rejects the transaction with ERESTART if the ruleset has another one. A rejection of a
