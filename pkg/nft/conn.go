@@ -58,7 +58,9 @@ func (conn *Conn) List(table Table, kind, attribute uint16, name string, each fu
 			objects = append(objects, slices.Clone(data))
 		})
 	}
-	if err != nil {
+	// The kernel counts only the rules of the table to resume a dump, so transactions of other tables,
+	// which may be more frequent, do not change the list. One of this table has a notification.
+	if err != nil && (kind != unix.NFT_MSG_GETRULE || !errors.Is(err, nlmsg.ErrInterrupted)) {
 		return fmt.Errorf("failed to list nftables objects of %s %s: %w", table, name, err)
 	}
 	for _, data := range objects {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/nftables/expr"
@@ -103,10 +104,9 @@ func TestEnsure(t *testing.T) {
 	}
 }
 
-// A transaction of another process during the read is not an error: the tables are read again.
-func TestEnsureReadsAgain(t *testing.T) {
+// connectTwice returns connections of two processes in a new namespace.
+func connectTwice(t *testing.T) (conn, writer *Conn) {
 	ns := lab.NewNetNS(t)
-	var conn, writer *Conn
 	harness.Must(t, ns.Do(func() (err error) {
 		if conn, err = Dial(); err == nil {
 			writer, err = Dial()
@@ -114,6 +114,12 @@ func TestEnsureReadsAgain(t *testing.T) {
 		return err
 	}))
 	t.Cleanup(func() { harness.Must(t, errors.Join(conn.Close(), writer.Close())) })
+	return conn, writer
+}
+
+// A transaction of another process during the read is not an error: the tables are read again.
+func TestEnsureReadsAgain(t *testing.T) {
+	conn, writer := connectTwice(t)
 	table, other := example(), Table{Family: unix.NFPROTO_INET, Name: "other"}
 	for i := range 3000 { // the list takes several messages
 		table.Chains = append(table.Chains, Chain{Name: fmt.Sprint("chain", i)})
@@ -135,6 +141,46 @@ func TestEnsureReadsAgain(t *testing.T) {
 		}
 		harness.Must(t, <-done)
 	}
+}
+
+// Rules are listed although another process changes its own table without a pause.
+func TestRulesDuringTransactions(t *testing.T) {
+	conn, writer := connectTwice(t)
+	table, other := example(), Table{Family: unix.NFPROTO_INET, Name: "other"}
+	rules := &table.Chains[0].Rules
+	for i := range 20_000 {
+		*rules = append(*rules, NewRule(table.Family, fmt.Sprint(i), &expr.Counter{}))
+	}
+	transaction := Transaction{Table: other}
+	transaction.AddTable()
+	transaction.Replace(table, nil)
+	harness.Must(t, conn.Commit(&transaction, nil))
+	end, done := make(chan struct{}), make(chan error)
+	go func() {
+		var err error
+		for round := 0; err == nil; round++ {
+			select {
+			case <-end:
+				done <- nil
+				return
+			default:
+			}
+			transaction := Transaction{Table: other}
+			if transaction.AddTable(); round%2 == 1 {
+				transaction.DeleteTable()
+			}
+			err = writer.Commit(&transaction, nil)
+		}
+		done <- err
+	}()
+	for range 3 {
+		list, err := conn.Rules(table, "")
+		if err != nil || !slices.EqualFunc(list["output"], *rules, Rule.Same) {
+			t.Errorf("%d rules of %d, %v", len(list["output"]), len(*rules), err)
+		}
+	}
+	close(end)
+	harness.Must(t, <-done)
 }
 
 // The kernel rejects a transaction that names an older generation, and an error names its object.
