@@ -70,7 +70,7 @@ func (policy policy) ensure(family vip.Family) (changed bool, err error) {
 		return false, err
 	}
 	defer conn.Close()
-	for { // second iteration: read back after a change
+	for attempt := 0; ; attempt++ { // later iterations: read back after a change
 		blackhole, err := policy.hasBlackhole(conn, family)
 		if err != nil {
 			return changed, err
@@ -82,8 +82,8 @@ func (policy policy) ensure(family vip.Family) (changed bool, err error) {
 		case changed && !blackhole:
 			return true, fmt.Errorf("%s blackhole default route was added to table %d but is missing",
 				family, policy.blackholeTable())
-		case changed:
-			return true, fmt.Errorf("rule %s was added but is missing", missing[0])
+		case attempt == readAttempts:
+			return changed, fmt.Errorf("rule %s was added but is missing", missing[0])
 		}
 		if !blackhole {
 			entry := rtnetlink.Route{
@@ -97,18 +97,29 @@ func (policy policy) ensure(family vip.Family) (changed bool, err error) {
 			}
 			policy.Log.Info("blackhole default route added", "family", family.String(), "table_id", policy.blackholeTable())
 		}
-		changed = true
-		for _, entry := range missing {
-			if err := conn.Apply(entry.Add()); err != nil {
-				return true, err
-			}
-			policy.Log.Info("policy rule added", "rule", entry.String())
+		added, err := policy.add(conn, missing)
+		if changed = changed || added || !blackhole; err != nil {
+			return changed, err
 		}
 	}
 }
 
-// missingRules returns the desired rules that are not installed. An interrupted dump may omit an
-// installed rule; adding it again has no effect.
+// add adds rules, and reports whether one did not exist.
+func (policy policy) add(conn *rtnetlink.Conn, rules []rtnetlink.Rule) (added bool, err error) {
+	for _, entry := range rules {
+		err := conn.Apply(entry.Add().New())
+		if err == nil {
+			added = true
+			policy.Log.Info("policy rule added", "rule", entry.String())
+		} else if !errors.Is(err, unix.EEXIST) {
+			return added, err
+		}
+	}
+	return added, nil
+}
+
+// missingRules returns the desired rules that a list lacks. While other processes change many rules,
+// as lb does with the targets of a stream, it may lack an installed rule, without an error as well.
 func (policy policy) missingRules(conn *rtnetlink.Conn, family vip.Family) ([]rtnetlink.Rule, error) {
 	observed, err := conn.Rules(family)
 	if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) {

@@ -91,3 +91,35 @@ func TestPolicyIsInstalledInOrder(t *testing.T) {
 		}
 	}
 }
+
+// A list may lack an installed rule while another process changes rules. It is not drift.
+func TestOnlyMissingRulesAreAdded(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	p := policy{testOptions(t).withDefaults()}
+	for _, f := range vip.Families {
+		rules := p.rules(f)
+		for _, gone := range [][]rtnetlink.Rule{nil, rules[1:2], rules, nil} {
+			must(t, ns.Do(func() error {
+				conn, err := rtnetlink.Dial()
+				if err != nil {
+					return err
+				}
+				defer conn.Close()
+				if _, err := p.ensure(f); err != nil {
+					return err
+				}
+				for _, rule := range gone {
+					must(t, conn.Apply(rule.Delete()))
+				}
+				added, err := p.add(conn, rules)
+				if added != (len(gone) > 0) {
+					t.Errorf("%s without %v: added %t", f, gone, added)
+				}
+				if left, missErr := p.missingRules(conn, f); len(left) > 0 || missErr != nil {
+					t.Errorf("%s lacks %v, %v", f, left, missErr)
+				}
+				return err
+			}))
+		}
+	}
+}

@@ -65,6 +65,12 @@ type Request struct {
 	satisfied func(error) bool
 }
 
+// New returns the request without its indifference to an existing object.
+func (q Request) New() Request {
+	q.satisfied = nil
+	return q
+}
+
 func exists(err error) bool { return errors.Is(err, unix.EEXIST) }
 
 func absent(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) }
