@@ -206,13 +206,8 @@ func Cleanup(ctx context.Context) error {
 }
 
 func removeTable() error {
-	err := inKernel(func(conn *nft.Conn) error {
-		transaction := nft.Transaction{Table: inet}
-		transaction.DeleteTable()
-		return conn.Commit(&transaction, nil)
+	return inKernel(func(conn *nft.Conn) error {
+		_, err := conn.Remove(inet)
+		return err
 	})
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	return err
 }

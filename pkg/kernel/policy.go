@@ -107,7 +107,9 @@ func (policy policy) ensure(family vip.Family) (changed bool, err error) {
 // add adds rules, and reports whether one did not exist.
 func (policy policy) add(conn *rtnetlink.Conn, rules []rtnetlink.Rule) (added bool, err error) {
 	for _, entry := range rules {
-		err := conn.Apply(entry.Add().New())
+		request := entry.Add()
+		request.Satisfied = nil
+		err := conn.Apply(request)
 		if err == nil {
 			added = true
 			policy.Log.Info("policy rule added", "rule", entry.String())

@@ -264,8 +264,7 @@ func putElement(messages *nlmsg.Messages, element Element) {
 // batchGeneration is NFNL_BATCH_GENID.
 const batchGeneration = 1
 
-// Fits reports whether the send buffer has room for a transaction, with the messages of its batch
-// (56 bytes) and what the kernel adds (32).
+// Fits reports whether a transaction fits the send buffer: its batch adds 56 bytes, the kernel 32.
 func (conn *Conn) Fits(transaction *Transaction) bool { return transaction.Size()+88 <= conn.SendLimit }
 
 // Commit sends a transaction, unless it is empty, and waits for the result. With a generation, the

@@ -61,14 +61,8 @@ type Request struct {
 	// operation is a verb phrase for errors, such as "add rule".
 	operation string
 	object    fmt.Stringer
-	// satisfied reports whether a rejection means that the object already has the requested state.
-	satisfied func(error) bool
-}
-
-// New returns the request without its indifference to an existing object.
-func (q Request) New() Request {
-	q.satisfied = nil
-	return q
+	// Satisfied reports whether a rejection means that the object already has the requested state.
+	Satisfied func(error) bool
 }
 
 func exists(err error) bool { return errors.Is(err, unix.EEXIST) }
@@ -88,7 +82,7 @@ func (c *Conn) Do(requests ...Request) ([]error, error) {
 	for i, r := range requests {
 		switch {
 		case rejected[i] == nil:
-		case r.satisfied != nil && r.satisfied(rejected[i]):
+		case r.Satisfied != nil && r.Satisfied(rejected[i]):
 			rejected[i] = nil
 		default:
 			rejected[i] = fmt.Errorf("failed to %s %s: %w", r.operation, r.object, rejected[i])

@@ -88,7 +88,7 @@ func (a Address) String() string { return fmt.Sprintf("address %s of interface %
 // Add returns the request that adds the address with the scope of a host (IPv4), or deprecated
 // (IPv6).
 func (a Address) Add() Request {
-	q := a.request(Request{operation: "add", satisfied: exists}, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
+	q := a.request(Request{operation: "add", Satisfied: exists}, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	q.Uint32(unix.IFA_FLAGS, a.Flags)
 	q.Uint32(unix.IFA_RT_PRIORITY, a.Metric)
 	if a.Addr.Is6() {
@@ -102,7 +102,7 @@ func (a Address) Add() Request {
 // Delete returns the request that deletes the address.
 func (a Address) Delete() Request {
 	gone := func(err error) bool { return absent(err) || errors.Is(err, unix.EADDRNOTAVAIL) }
-	return a.request(Request{operation: "delete", satisfied: gone}, unix.RTM_DELADDR, 0)
+	return a.request(Request{operation: "delete", Satisfied: gone}, unix.RTM_DELADDR, 0)
 }
 
 func (a Address) request(q Request, kind, flags uint16) Request {

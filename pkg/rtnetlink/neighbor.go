@@ -51,7 +51,7 @@ func (n Neighbor) Verify() Request {
 // Delete returns the request that deletes the entry.
 func (n Neighbor) Delete() Request {
 	q := n.request("delete neighbor", unix.RTM_DELNEIGH, 0)
-	q.satisfied = absent
+	q.Satisfied = absent
 	return q
 }
 

@@ -77,7 +77,7 @@ func (r Route) Drops() bool {
 
 // Replace returns the request that adds the route or replaces one of the same prefix and metric.
 func (r Route) Replace() Request {
-	q := Request{operation: "add", satisfied: exists}
+	q := Request{operation: "add", Satisfied: exists}
 	scope := uint8(unix.RT_SCOPE_UNIVERSE)
 	if r.Type == unix.RTN_LOCAL {
 		scope = unix.RT_SCOPE_HOST
@@ -88,7 +88,7 @@ func (r Route) Replace() Request {
 // Delete returns the request that deletes the route.
 func (r Route) Delete() Request {
 	// RT_SCOPE_NOWHERE matches any scope.
-	return r.request(Request{operation: "delete", satisfied: absent}, unix.RTM_DELROUTE, 0, unix.RT_SCOPE_NOWHERE)
+	return r.request(Request{operation: "delete", Satisfied: absent}, unix.RTM_DELROUTE, 0, unix.RT_SCOPE_NOWHERE)
 }
 
 func (r Route) request(q Request, kind, flags uint16, scope uint8) Request {

@@ -85,13 +85,13 @@ var (
 
 // Add returns the request that adds the rule, which must not have Extra.
 func (r Rule) Add() Request {
-	q := Request{operation: "add rule", satisfied: exists}
+	q := Request{operation: "add rule", Satisfied: exists}
 	return r.request(q, unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 }
 
 // Delete returns the request that deletes the rule.
 func (r Rule) Delete() Request {
-	return r.request(Request{operation: "delete rule", satisfied: absent}, unix.RTM_DELRULE, 0)
+	return r.request(Request{operation: "delete rule", Satisfied: absent}, unix.RTM_DELRULE, 0)
 }
 
 func (r Rule) request(q Request, kind, flags uint16) Request {

@@ -53,19 +53,15 @@ type entry struct {
 // took 1.8 GB and 4 s (Linux 6.18). This number also fits a send buffer of the default size.
 const MaxElements = 6000
 
-const (
-	// partSize is the size in bytes from which a transaction takes no further target, stream or VIP: it
-	// has fewer than MaxElements elements. The kernel validates all VIPs in each transaction.
-	partSize = 500 << 10
-	// entrySize is the size in bytes of an entry of a Maglev map.
-	entrySize = 28
-)
+// partSize is the size in bytes from which a transaction takes no further target, stream or VIP: it
+// has fewer than MaxElements elements. The kernel validates all VIPs in each transaction.
+const partSize = 500 << 10
 
 // split begins another transaction if one would exceed that size, or half of the send buffer's, with
-// the entries of a stream.
+// the entries of a stream, which have 28 bytes each.
 func (writer *changeWriter) split(parts *[]*nft.Transaction, transaction **nft.Transaction, entries int) {
 	size := (*transaction).Size()
-	if size > 0 && size+entries*entrySize > min(partSize, writer.nft.SendLimit/2) {
+	if size > 0 && size+28*entries > min(partSize, writer.nft.SendLimit/2) {
 		*parts, *transaction = append(*parts, *transaction), newTransaction()
 	}
 }
@@ -301,11 +297,6 @@ func (writer *changeWriter) addFirst(set string, list []nft.Element) {
 	writer.split(&writer.before, &writer.first, 0)
 }
 
-func (writer *changeWriter) removeLast(set string, list []nft.Element) {
-	writer.last.DeleteElements(set, list)
-	writer.split(&writer.after, &writer.last, 0)
-}
-
 func (writer *changeWriter) targetFlows(change plan.Change) error {
 	added, failed := elementLists{}, elementLists{}
 	for _, target := range change.Targets {
@@ -430,7 +421,7 @@ func (writer *changeWriter) vips(change plan.Change) error {
 }
 
 func (writer *changeWriter) removals(change plan.Change) error {
-	writer.removed.each(writer.removeLast)
+	writer.removed.each(writer.last.DeleteElements)
 	for _, stream := range change.RemoveStreams {
 		content, err := writer.readStreamObjects(stream)
 		if err != nil {
@@ -480,7 +471,7 @@ func (writer *changeWriter) removeTargets(fwmarks []uint32) error {
 			}
 		}
 	}
-	removed.each(writer.removeLast)
+	removed.each(writer.last.DeleteElements)
 	// A chain can be deleted only after the elements that reference it.
 	for _, fwmark := range fwmarks {
 		got, err := writer.nft.Chain(inet, plan.TargetChain(fwmark))
