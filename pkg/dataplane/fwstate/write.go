@@ -57,8 +57,8 @@ const MaxElements = 6000
 // has fewer than MaxElements elements. The kernel validates all VIPs in each transaction.
 const partSize = 500 << 10
 
-// split begins another transaction if one would exceed that size, or half of the send buffer's, with
-// the entries of a stream, which have 28 bytes each.
+// split begins another transaction if one would exceed that size, or half of the send buffer's,
+// with the entries of a stream, which have 28 bytes each.
 func (writer *changeWriter) split(parts *[]*nft.Transaction, transaction **nft.Transaction, entries int) {
 	size := (*transaction).Size()
 	if size > 0 && size+28*entries > min(partSize, writer.nft.SendLimit/2) {
