@@ -121,7 +121,7 @@ func (policy policy) add(conn *rtnetlink.Conn, rules []rtnetlink.Rule) (added bo
 }
 
 // missingRules returns the desired rules that a list lacks. While other processes change many
-// rules, as lb does with the targets of a stream, it may lack an installed rule, even without error.
+// rules, as lb does with the targets of a stream, it may lack an installed one, also without error.
 func (policy policy) missingRules(conn *rtnetlink.Conn, family vip.Family) ([]rtnetlink.Rule, error) {
 	observed, err := conn.Rules(family)
 	if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) {
