@@ -171,7 +171,8 @@ func (lease *Lease) apply(now time.Time, ordered Families) error {
 	for family := range ordered {
 		// Without a fresh order the elements expire instead of being removed: a frontend that was
 		// briefly starved of CPU time must not lose its sessions.
-		attract[family] = len(lease.gateways) > 0 && ordered[family] && (fresh || state.Attract[family] && rest > 0)
+		attract[family] = len(lease.gateways) > 0 && ordered[family] &&
+			(fresh || state.Attract[family] && rest >= time.Millisecond) // with 0 ms it would not expire
 	}
 	if fresh {
 		rest = Timeout
@@ -217,10 +218,7 @@ func (lease *Lease) ensure(now time.Time, content content, refresh bool, before 
 		return err
 	}
 	generation, err := lease.version()
-	if err != nil {
-		generation = 0 // unknown: forces a write
-	}
-	unchanged := lease.written && before == content.attract && generation != 0
+	unchanged := lease.written && before == content.attract && err == nil
 	if unchanged && generation != lease.generation {
 		// Nearly all transactions change other tables.
 		unchanged, err = lease.intact(content)
