@@ -2,6 +2,7 @@ package fwstate
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -232,5 +233,29 @@ func TestStreamInSmallBuffer(t *testing.T) {
 		if left := readAll(t, f); len(state.VIPs) != tt.vips || len(left.Targets)+len(left.Streams)+len(left.VIPs) > 0 {
 			t.Errorf("%d VIPs, then %+v", len(state.VIPs), left)
 		}
+	}
+}
+
+// Many new streams do not fail together, to be written one by one.
+func TestManyStreamsInSmallBuffer(t *testing.T) {
+	f := openConn(t, lab.NewNetNS(t), Config{})
+	f.nft.SendLimit = 212_992
+	change := plan.Change{Base: true, Targets: exampleSlots("stream0", 5000, 5001)}
+	for n := range 300 {
+		change.Streams = append(change.Streams, plan.StreamWrite{Desired: plan.KernelStream{
+			Name: fmt.Sprint("stream", n), Size: 13, Seed: 7, Tables: bothFamilies(filled(13, 5000, 5001)), Match: exampleMatch,
+		}})
+	}
+	must(t, f.Write(change))
+	for _, write := range change.Streams {
+		mustHave(t, f, write.Desired)
+	}
+	gone := plan.Change{}
+	for _, write := range change.Streams {
+		gone.RemoveStreams = append(gone.RemoveStreams, write.Desired.Name)
+	}
+	must(t, f.Write(gone))
+	if left := readAll(t, f); len(left.Streams) > 0 {
+		t.Errorf("%d streams are left", len(left.Streams))
 	}
 }

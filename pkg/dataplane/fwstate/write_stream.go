@@ -67,6 +67,7 @@ func (writer *changeWriter) startLive(change plan.Change) error {
 				return fmt.Errorf("stream %s: %w", write.Desired.Name, err)
 			}
 		}
+		writer.split(&writer.before, &writer.first, 0)
 	}
 	return nil
 }
@@ -79,6 +80,7 @@ func (writer *changeWriter) streams(change plan.Change) error {
 		if err := writer.stream(write); err != nil {
 			return fmt.Errorf("stream %s: %w", write.Desired.Name, err)
 		}
+		writer.split(&writer.before, &writer.first, 0)
 	}
 	return nil
 }
