@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -146,7 +147,8 @@ func (cluster *Cluster) Snapshot() (Snapshot, bool) {
 	for _, key := range cluster.keys {
 		follower := cluster.followers[key]
 		if failure, _ := follower.failure(); follower.isRefused() {
-			snapshot.Unreadable[path.Join(key.namespace, key.name)] = failure.Cause
+			cause := cmp.Or(failure.Cause, follower.what+": not listed yet") // a watch streams the list
+			snapshot.Unreadable[path.Join(key.namespace, key.name)] = cause
 		}
 		switch key.kind {
 		case services:

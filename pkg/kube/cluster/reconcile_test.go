@@ -211,6 +211,9 @@ func TestRefusedCaches(t *testing.T) {
 				got = ""
 				for _, name := range slices.Sorted(maps.Keys(snapshot.Unreadable)) {
 					got += name + " "
+					if snapshot.Unreadable[name] == "" {
+						t.Errorf("%s: no cause of %s", step.name, name)
+					}
 				}
 			}
 			stale := !c.State().Load().Stale.Since.IsZero()
