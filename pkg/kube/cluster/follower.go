@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync/atomic"
@@ -31,6 +32,7 @@ type follower struct {
 	// required reports whether nothing takes effect without the objects, even if they are refused.
 	required bool
 	refused  atomic.Bool // see isRefused
+	first    time.Time   // the first of consecutive refusals; only failing uses it
 	condition
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -93,8 +95,12 @@ func (follower *follower) isRefused() bool {
 func (follower *follower) failing(ctx context.Context, err error) {
 	if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) && !apierrors.IsInvalid(err) {
 		follower.report(follower.what, err)
-		failure, _ := follower.failure()
-		lasts := apierrors.IsForbidden(err) && !follower.required && time.Since(failure.Since) >= refusedTime
+		forbidden := apierrors.IsForbidden(err)
+		follower.first = cmp.Or(follower.first, time.Now())
+		if !forbidden {
+			follower.first = time.Time{} // a server that is away may start again
+		}
+		lasts := forbidden && !follower.required && time.Since(follower.first) >= refusedTime
 		// A watch that streams the list is established before the list is complete.
 		if (err == nil && follower.store.isSynced() || lasts) && follower.refused.Swap(lasts) != lasts {
 			follower.condition.changed() // a refusal is not stale

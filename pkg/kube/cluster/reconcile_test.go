@@ -179,9 +179,10 @@ func TestRefusedCaches(t *testing.T) {
 			stale bool
 		}{
 			{"first answer", 0, forbidden, refused, "no snapshot", true},
+			{"the API server is away", 1, errors.New("timeout"), refused, "no snapshot", true},
+			{"first answer after its start", refusedTime, forbidden, refused, "no snapshot", true},
 			{"just before the time", refusedTime - 1, forbidden, refused, "no snapshot", true},
-			{"another error", 1, errors.New("timeout"), refused, "no snapshot", true},
-			{"Secret and Pods", 0, forbidden, []key{refused[0], refused[2]}, "no snapshot", true},
+			{"Secret and Pods", 1, forbidden, []key{refused[0], refused[2]}, "no snapshot", true},
 			{"the last one", 0, forbidden, refused, "ns/gw two ", false},
 			{"the API server restarts", time.Second, errors.New("timeout"), refused, "ns/gw two ", false},
 			{"Secret watched", time.Second, nil, refused[2:], "ns/gw two ", false},
