@@ -174,13 +174,14 @@ rbac: {namespaces: [application-a]}
 	}
 }
 
-// A name that YAML reads as a number, and namespaces of the greatest length, are permitted.
+// Names that YAML reads as numbers, and namespaces of the greatest length, are permitted.
 func TestNamesOfTheChart(t *testing.T) {
-	further := strings.Repeat("a", 63)
-	for _, name := range []string{"123", "true", "1e3", strings.Repeat("a", 55)} {
+	for name, further := range map[string]string{
+		"123": strings.Repeat("a", 63), "true": "1e3", "1e3": "true", strings.Repeat("a", 55): "123",
+	} {
 		o, _, err := chart(t, "vipgate", values(t, fmt.Sprintf(`
-trench: {name: %q, spec: {namespaces: [trench-a, %s], attractor: {name: a, vips: [20.0.0.1/32], gateways: []}}}
-rbac: {namespaces: [%[2]s]}
+trench: {name: %q, spec: {namespaces: [trench-a, %q], attractor: {name: a, vips: [20.0.0.1/32], gateways: []}}}
+rbac: {namespaces: [%[2]q]}
 `, name, further)))
 		harness.Must(t, err)
 		d := decode[appsv1.Deployment](t, o, deployment)

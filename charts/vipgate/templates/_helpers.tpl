@@ -61,5 +61,5 @@ spiffe://{{ $root.Values.spiffe.trustDomain }}{{ $path }}/{{ index . 1 }}
 subjects:
   - kind: ServiceAccount
     name: vipgate
-    namespace: {{ .Release.Namespace }}
+    namespace: {{ quote .Release.Namespace }}
 {{- end -}}

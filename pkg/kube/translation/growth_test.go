@@ -44,7 +44,7 @@ func TestGrowth(t *testing.T) {
 			objects := many(t, n, 1)
 			for i, service := range objects.Services {
 				record := translation.Record(service)
-				if condition := (metav1.Condition{Type: v1alpha1.LastAccepted, Message: record}); edits {
+				if condition := (metav1.Condition{Type: v1alpha1.Group + "/" + v1alpha1.LastAccepted, Message: record}); edits {
 					service.Status.Conditions = []metav1.Condition{condition}
 				}
 				service.Annotations[v1alpha1.VIPsAnnotation] += "," +
