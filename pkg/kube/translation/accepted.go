@@ -223,15 +223,15 @@ func (state *translator) share(all []*candidate) {
 		}
 		// Decide one Service at a time: its fall-back may free VIPs that the next Services claim.
 		lost := map[*candidate]vip.VIP{}
-		var candidate *candidate
+		var losers []*candidate // that may fall back
 		for _, loser := range all {
 			vips := loser.vips()
 			i := slices.IndexFunc(vips, func(claimed vip.VIP) bool { return holders[claimed] != loser })
 			if i >= 0 {
 				lost[loser] = vips[i]
 			}
-			if i >= 0 && candidate == nil && (loser.last != nil || len(loser.held) > 0) {
-				candidate = loser
+			if i >= 0 && (loser.last != nil || len(loser.held) > 0) {
+				losers = append(losers, loser)
 			}
 		}
 		if len(lost) == 0 {
@@ -250,17 +250,22 @@ func (state *translator) share(all []*candidate) {
 		if batch {
 			continue
 		}
-		if candidate.refused != nil {
-			// It has fallen back already, and keeps the VIPs that no Service took.
-			candidate.stream.VIPs = slices.DeleteFunc(candidate.stream.VIPs,
-				func(claimed vip.VIP) bool { return holders[claimed] != candidate })
-			if len(candidate.stream.VIPs) == 0 {
-				candidate.drop()
+		for i, candidate := range losers {
+			claimed, holder := lost[candidate], holders[lost[candidate]]
+			switch {
+			case i > 0 && !holder.held.Has(claimed): // or else no fall-back frees the VIP
+			case candidate.refused == nil:
+				candidate.refused = refuseHeld(claimed, holder.service)
+				state.fallBack(candidate)
+			default:
+				// It has fallen back already, and keeps the VIPs that no Service took.
+				candidate.stream.VIPs = slices.DeleteFunc(candidate.stream.VIPs,
+					func(claimed vip.VIP) bool { return holders[claimed] != candidate })
+				if len(candidate.stream.VIPs) == 0 {
+					candidate.drop()
+				}
 			}
-			continue
 		}
-		candidate.refused = refuseHeld(lost[candidate], holders[lost[candidate]].service)
-		state.fallBack(candidate)
 	}
 }
 
