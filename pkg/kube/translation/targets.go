@@ -32,12 +32,9 @@ func (state *translator) addTargets(service *corev1.Service, stream *trench.Stre
 			"a hung application passes its TCP check: write annotation %s, such as %s, as in the readinessProbe of the Pods",
 			v1alpha1.CheckAnnotation, suggested)})
 	}
-	// Without a Pod that listens on the port the Service is wrong; a renamed port waits for one.
-	serves := func(endpoint *endpoint) bool { return endpoint.ready && endpoint.ips != (addresses{}) }
-	waits := slices.ContainsFunc(list, serves)
+	// Without a Pod that listens on the port the Service is wrong.
 	list, translated := withPorts(service, list)
-	waits = waits && !slices.ContainsFunc(list, serves)
-	if len(translated) > 0 && (len(list) == 0 || waits && renamed(service)) {
+	if len(translated) > 0 && len(list) == 0 {
 		return nil, &refusal{ReasonPortTranslation, translated[0].Message}
 	}
 	problems = append(problems, translated...)
@@ -77,6 +74,11 @@ func (state *translator) addTargets(service *corev1.Service, stream *trench.Stre
 		names[name] = true
 		stream.Targets = append(stream.Targets,
 			trench.Target{Name: name, IPs: endpoint.ips.list(), Terminating: endpoint.terminating})
+	}
+	// A new port waits for a target: until then the last form may serve.
+	i := slices.IndexFunc(problems, func(problem Problem) bool { return problem.Reason == ReasonPortTranslation })
+	if i >= 0 && len(stream.Targets) == 0 && renamed(service) {
+		return nil, &refusal{ReasonPortTranslation, problems[i].Message}
 	}
 	// Without any address the problem is another one, such as missing Pods.
 	if has != [len(vip.Families)]bool{} {

@@ -216,10 +216,41 @@ status: {phase: %s, podIPs: [{ip: 172.16.1.%d}], conditions: [{type: Ready, stat
 		"accepted before":  {recorded("web") + old + pod("next", "web", "Running", "False"), "", true},
 		"none of them":     {recorded("http") + pod("next", "web", "Running", "False"), "", true},
 		"old one not ready": {
-			recorded("http") + pod("old", "http", "Running", "False") + pod("next", "web", "Pending", "False"), "", true,
+			recorded("http") + pod("old", "http", "Running", "False") + pod("next", "web", "Pending", "False"), "", false,
 		},
 	} {
 		r := translation.Translate(read(t, []byte(poolTrench+c.objects)), options)
+		if got := targetsOf(r); got != c.want || r.Services[0].Accepted != c.accepted {
+			t.Errorf("%s: %q, want %q\n%s", name, got, c.want, r.Table())
+		}
+	}
+}
+
+// The last form of a Service without a selector serves until its EndpointSlices have the new port.
+func TestNewPortOfSlices(t *testing.T) {
+	for name, c := range map[string]struct {
+		last, slice, want string
+		accepted          bool
+	}{
+		"old slice":    {"8080", "8080", "172.16.1.1=172.16.1.1", false},
+		"new slice":    {"8080", "9090", "172.16.1.1=172.16.1.1", true},
+		"wrong before": {"9090", "8080", "", true},
+	} {
+		text := fmt.Sprintf(poolTrench+`apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: trench-a, annotations: {vipgate.io/vips: "20.0.0.1"}}
+spec: {type: LoadBalancer, loadBalancerClass: vipgate.io/trench-a, ports: [{port: 9090}]}
+status: {conditions: [{type: vipgate.io/LastAccepted, status: "True", reason: Recorded, message:
+  '{"generation":1,"annotations":{"vipgate.io/vips":"20.0.0.1"},"ports":[{"port":%s}]}'}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web, namespace: trench-a, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: %s}]
+endpoints: [{addresses: [172.16.1.1]}]
+`, c.last, c.slice)
+		r := translation.Translate(read(t, []byte(text)), options)
 		if got := targetsOf(r); got != c.want || r.Services[0].Accepted != c.accepted {
 			t.Errorf("%s: %q, want %q\n%s", name, got, c.want, r.Table())
 		}
