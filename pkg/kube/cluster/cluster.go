@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -146,9 +145,8 @@ func (cluster *Cluster) Snapshot() (Snapshot, bool) {
 	snapshot.Siblings = objects[*corev1.Pod](cluster.followers[cluster.siblings()], nil)
 	for _, key := range cluster.keys {
 		follower := cluster.followers[key]
-		if failure, _ := follower.failure(); follower.isRefused() {
-			cause := cmp.Or(failure.Cause, follower.what+": not listed yet") // a watch streams the list
-			snapshot.Unreadable[path.Join(key.namespace, key.name)] = cause
+		if failure, _ := follower.failure(); follower.isRefused() { // no cause while the list is streamed
+			snapshot.Unreadable[path.Join(key.namespace, key.name)] = max(failure.Cause, follower.what)
 		}
 		switch key.kind {
 		case services:

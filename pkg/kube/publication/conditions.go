@@ -49,21 +49,12 @@ func acceptance(kind string, verdict translation.Verdict) metav1.Condition {
 // lastAccepted returns the condition that records the last accepted form of a Service, also without
 // a stream: it keeps its place in the quotas.
 func lastAccepted(service *corev1.Service, verdict translation.ServiceVerdict) *metav1.Condition {
-	const kind = v1alpha1.Group + "/" + v1alpha1.LastAccepted
-	switch {
-	case verdict.Accepted:
-		if record := translation.Record(service); record != "" {
-			return &metav1.Condition{
-				Type: kind, Status: metav1.ConditionTrue, ObservedGeneration: verdict.Generation, Reason: recorded,
-				Message: record,
-			}
-		}
-	default:
-		if last := find(service.Status.Conditions, kind); last != nil {
-			// The result must not refer to the shared object.
-			kept := *last
-			return &kept
-		}
+	if verdict.Accepted {
+		return recordedAs(v1alpha1.LastAccepted, verdict, translation.Record(service))
+	}
+	if last := find(service.Status.Conditions, v1alpha1.Group+"/"+v1alpha1.LastAccepted); last != nil {
+		kept := *last // the result must not refer to the shared object
+		return &kept
 	}
 	return nil
 }
@@ -74,18 +65,19 @@ func generations(service *corev1.Service, verdict translation.ServiceVerdict, no
 	if verdict.Stream == "" {
 		return nil
 	}
-	record := translation.Generations(service, verdict.Names, now.Time)
+	return recordedAs(v1alpha1.Generations, verdict, translation.Generations(service, verdict.Names, now.Time))
+}
+
+// recordedAs returns the condition that is a record, or nil for an empty one.
+func recordedAs(kind string, verdict translation.ServiceVerdict, record string) *metav1.Condition {
 	if record == "" {
 		return nil
 	}
 	return &metav1.Condition{
-		Type: v1alpha1.Group + "/" + v1alpha1.Generations, Status: metav1.ConditionTrue,
-		ObservedGeneration: verdict.Generation, Reason: recorded, Message: record,
+		Type: v1alpha1.Group + "/" + kind, Status: metav1.ConditionTrue, ObservedGeneration: verdict.Generation,
+		Reason: "Recorded", Message: record,
 	}
 }
-
-// recorded is the reason of the conditions that are records.
-const recorded = "Recorded"
 
 // targets returns the condition TargetsAccepted of a Service. It is unknown while checks fail,
 // because a pod without the sidecar, which accepts no packet to a VIP, also fails them.

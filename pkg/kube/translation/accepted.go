@@ -237,8 +237,7 @@ func (state *translator) share(all []*candidate) {
 		if len(lost) == 0 {
 			return
 		}
-		// Those with nothing to fall back to, and that lose to none of the others, are refused first and
-		// together.
+		// Those with nothing to fall back to that lose to none of the others are refused first, together.
 		batch := false
 		for loser, claimed := range lost {
 			if _, loses := lost[holders[claimed]]; !loses && loser.last == nil && len(loser.held) == 0 {
@@ -292,10 +291,8 @@ func (candidate *candidate) claims() []vip.VIP {
 
 // verdict returns the verdict on a candidate.
 func (state *translator) verdict(candidate *candidate) ServiceVerdict {
-	verdict := ServiceVerdict{Verdict: Verdict{
-		Object:     reference(candidate.service),
-		Generation: candidate.service.Generation,
-	}}
+	verdict := ServiceVerdict{}
+	verdict.Object, verdict.Generation = reference(candidate.service), candidate.service.Generation
 	if stream := candidate.stream; stream != nil {
 		state.settings.names[stream.Name] = true
 		verdict.Stream, verdict.VIPs, verdict.Problems = stream.Name, stream.VIPs, candidate.problems

@@ -9,7 +9,7 @@ const (
 	// ReasonInvalid, of a Trench: its translation is not a valid trench file. The previous file stays
 	// in force. Of a Service: the reader of the trench file refuses its stream.
 	ReasonInvalid = "Invalid"
-	// ReasonPasswordMissing, of a Secret: it, or its key, does not exist. The gateway has no session.
+	// ReasonPasswordMissing, of a Secret: it, or its key, does not exist. Pods keep the last password.
 	ReasonPasswordMissing = "PasswordMissing"
 	// ReasonUnreadable: the API server refuses a namespace or Secret, which is as last read, or empty.
 	ReasonUnreadable = "Unreadable"

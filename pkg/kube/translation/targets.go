@@ -32,11 +32,7 @@ func (state *translator) addTargets(service *corev1.Service, stream *trench.Stre
 			"a hung application passes its TCP check: write annotation %s, such as %s, as in the readinessProbe of the Pods",
 			v1alpha1.CheckAnnotation, suggested)})
 	}
-	// Without a Pod that listens on the port the Service is wrong.
 	list, translated := withPorts(service, list)
-	if len(translated) > 0 && len(list) == 0 {
-		return nil, &refusal{ReasonPortTranslation, translated[0].Message}
-	}
 	problems = append(problems, translated...)
 	// One is enough: Pods of another namespace must not fill the list.
 	if i := slices.IndexFunc(list, func(endpoint *endpoint) bool { return endpoint.shared != nil }); i >= 0 {
@@ -75,9 +71,10 @@ func (state *translator) addTargets(service *corev1.Service, stream *trench.Stre
 		stream.Targets = append(stream.Targets,
 			trench.Target{Name: name, IPs: endpoint.ips.list(), Terminating: endpoint.terminating})
 	}
-	// A new port waits for a target: until then the last form may serve.
+	// Without a Pod that listens on the port the Service is wrong, and a new port waits for a target:
+	// until then the last form may serve.
 	i := slices.IndexFunc(problems, func(problem Problem) bool { return problem.Reason == ReasonPortTranslation })
-	if i >= 0 && len(stream.Targets) == 0 && renamed(service) {
+	if i >= 0 && len(stream.Targets) == 0 && (len(list) == 0 || renamed(service)) {
 		return nil, &refusal{ReasonPortTranslation, problems[i].Message}
 	}
 	// Without any address the problem is another one, such as missing Pods.
