@@ -187,12 +187,13 @@ func serviceStatus(service *corev1.Service, verdict translation.ServiceVerdict, 
 	if last := lastAccepted(service, verdict); last != nil {
 		conditions = append(conditions, *last)
 	}
+	// Text before settle, which copies times from the live conditions, and without the record of
+	// targets, which has others until it is written: equal results must be equal.
+	w.conditions, w.addresses = fmt.Sprint(conditions), text(addresses)
 	sets := generations(service, verdict, now)
 	if sets != nil {
 		conditions = append(conditions, *sets)
 	}
-	// Text before settle, which copies times from the live conditions: equal results must be equal.
-	w.conditions, w.addresses = fmt.Sprint(conditions), text(addresses)
 	w.conditionsDiffer = settle(conditions, service.Status.Conditions, now)
 	w.addressesDiffer = !equality.Semantic.DeepEqual(addresses, live)
 	w.onlyTargets = w.conditionsDiffer && !w.addressesDiffer && sets != nil &&

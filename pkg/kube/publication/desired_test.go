@@ -265,6 +265,20 @@ func TestOnlyTargetsDiffer(t *testing.T) {
 	}
 }
 
+// A record of targets that was not written yet has another time in each evaluation, which would end
+// the back-off of a refused write.
+func TestTimeOfRecordIsNoDifference(t *testing.T) {
+	verdict := accepted(vip4, vip6)
+	verdict.Names = []string{"a"}
+	in, texts := input(trench(), service(), verdict), map[string]bool{}
+	for _, now := range []time.Time{at.Time, at.Add(time.Second)} {
+		texts[evaluate(withReports(in), published{}, metav1.NewTime(now))[1].conditions] = true
+	}
+	if len(texts) != 1 {
+		t.Errorf("%q", texts)
+	}
+}
+
 // The status of a Trench has the holders of VIPs, also an empty list, which differs from none, and
 // keeps them while the Trench is refused.
 func TestHoldersOfTrench(t *testing.T) {

@@ -79,7 +79,7 @@ func (leader *leader) settle(ctx context.Context, wanted wanted, object *object)
 	// If the object differs although the desired status is unchanged, another writer has changed it.
 	// Restore it at most once per interval, so that two controllers do not overwrite each other in a
 	// loop.
-	foreignConditions := wanted.conditionsDiffer && object.conditions == wanted.conditions
+	foreignConditions := wanted.conditionsDiffer && !wanted.onlyTargets && object.conditions == wanted.conditions
 	foreignAddresses := wanted.addressesDiffer && object.addresses == wanted.addresses
 	restores := foreignConditions || foreignAddresses
 	if !restores {
