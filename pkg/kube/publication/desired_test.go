@@ -275,7 +275,7 @@ func TestTimeOfRecordIsNoDifference(t *testing.T) {
 		texts[evaluate(withReports(in), published{}, metav1.NewTime(now))[1].conditions] = true
 	}
 	if len(texts) != 1 {
-		t.Errorf("%q", texts)
+		t.Errorf("%v", texts)
 	}
 }
 
