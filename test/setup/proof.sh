@@ -8,6 +8,8 @@
 #   PROOF_SEEDS        seeds of the chaos runs (1 2 3)
 #   PROOF_FLOWS        flows that live through every change (1000)
 #   PROOF_MOVES        scalings, after which all flows move (50)
+#   PROOF_SIZE         VIPs, streams and targets of a pod (32768 500 1000)
+#   PROOF_EDITS        how long its trench file is edited (10m)
 #   PROOF_SMALL        the tests that CI leaves out unless their files change (1)
 #   PROOF_HARDSHIP     the whole suite on a machine that stalls, and on half of a processor (1)
 #   PROOF_LOGS         where the logs go (.cache/proof)
@@ -20,6 +22,8 @@ faults=${PROOF_FAULTS:-500}
 seeds=${PROOF_SEEDS:-1 2 3}
 flows=${PROOF_FLOWS:-1000}
 moves=${PROOF_MOVES:-50}
+size=${PROOF_SIZE:-32768 500 1000}
+edits=${PROOF_EDITS:-10m}
 logs=${PROOF_LOGS:-.cache/proof}
 
 mkdir -p "$logs"
@@ -65,6 +69,9 @@ done < <(models)
 	env VIPGATE_TEST_FLOWS="$flows" go test ./test/e2e -run '^TestFlowsSurviveSequence$' -count 1 -v
 [ "$moves" = 0 ] || stage "$moves scalings before flows move" \
 	go test ./test/e2e -run '^TestFlowsMoveAfterScaling$' -count "$moves" -timeout 0
+
+[ "$edits" = 0 ] || stage "a pod of $size, edited for $edits" \
+	env VIPGATE_TEST_SIZE="$size $edits" go test ./test/e2e -run '^TestPodAtSize$' -count 1 -timeout 0 -v
 
 if [ "${PROOF_HARDSHIP:-1}" != 0 ]; then
 	for mode in stalls half; do

@@ -1,0 +1,217 @@
+package e2e
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/test/growth"
+	"github.com/vipgate/vipgate/test/harness"
+	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/load"
+)
+
+// sizeVariable has the numbers of VIPs, streams and targets of [TestPodAtSize], and how long the trench
+// file is edited: 32768 500 1000 10m in make proof, with the product's timers. Without it the pod is
+// small, and has the timers of the lab.
+const sizeVariable = "VIPGATE_TEST_SIZE"
+
+// bigPodTimeout bounds each wait for a pod of that size.
+const bigPodTimeout = 5 * time.Minute
+
+// sizeOf returns the size of the pod, how long it is edited, and whether it has the product's timers.
+func sizeOf(t *testing.T) (size growth.Sizes, lasts time.Duration, product bool) {
+	t.Helper()
+	text, duration := os.Getenv(sizeVariable), ""
+	_, err := fmt.Sscan(cmp.Or(text, "2000 50 100 20s"), &size.VIPs, &size.Streams, &size.Targets, &duration)
+	if err == nil {
+		lasts, err = time.ParseDuration(duration)
+	}
+	if err != nil || size.VIPs < 2*reserved || size.Streams <= editedStreams || size.Targets < size.Streams {
+		t.Fatalf("%s=%q (%v), want VIPs, streams, targets and a time, such as 2000 50 100 20s", sizeVariable, text, err)
+	}
+	return size, lasts, text != ""
+}
+
+// In a pod with many VIPs, streams and targets, while the trench file is edited ten times a second and
+// another process changes the ruleset twenty times a second, no reply leaves by the main table, no
+// lease is missed, and no VIP is withdrawn.
+func TestPodAtSize(t *testing.T) {
+	t.Parallel()
+	size, lasts, product := sizeOf(t)
+	f := newBigPod(t, size, product)
+	ctx := harness.Context(t, lasts+4*bigPodTimeout)
+	start := time.Now()
+	f.must(f.pod.StartLB("--dataplane=nftables"))
+	f.must(f.pod.StartFrontend())
+	_, err := f.receiver.WaitCount(ctx, f.permanent+visitors)
+	f.must(err)
+	t.Logf("%d VIPs of %d streams with %d targets at the gateway after %v", f.permanent+visitors, size.Streams,
+		size.Targets+visitors, time.Since(start).Round(time.Millisecond))
+	generator, err := load.Start(ctx, f.traffic())
+	f.must(err)
+	defer generator.Stop(ctx)
+	f.must(errors.Join(generator.WaitFlows(ctx), generator.WaitAnswered(ctx, 10)))
+
+	mark, before := f.receiver.Mark(), f.leases()
+	busy, end := context.WithTimeout(ctx, lasts)
+	defer end()
+	stopStalls := harness.Run(t, f.watchStalls)
+	stopWriter := f.Pod.Background(t, func(context.Context) error { return f.writeRuleset(busy) })
+	stopObserver := f.Pod.Background(t, f.observe)
+	f.must(paced(busy, time.Second/editRate, f.edit))
+	stopWriter()
+	f.must(lab.Eventually(ctx, 500*time.Millisecond, f.converged))
+	stopObserver()
+	stopStalls()
+
+	f.wantBusy(lasts, mark)
+	sent := f.counter("gateways")
+	if leaked := f.counter("main"); leaked > 0 || sent == 0 {
+		t.Errorf("%d replies left by the main table, and %d by the gateways", leaked, sent)
+	}
+	switch after := f.leases(); {
+	case slices.Equal(before, after):
+	case f.stalls > 0:
+		t.Logf("leases do not count, because this process stalled as well:\n%s", strings.Join(after, "\n"))
+	default:
+		t.Errorf("leases, sessions and restarts were\n%s\nand are\n%s", strings.Join(before, "\n"),
+			strings.Join(after, "\n"))
+	}
+	if lost := f.lost(mark); len(lost) > 0 {
+		t.Errorf("%d times a VIP was withdrawn or de-preferred, first %+v", len(lost), lost[0])
+	}
+	result := generator.Now()
+	t.Logf("%d replies left by the gateways; this process stalled %d times, for %v at most\n%s", sent, f.stalls,
+		f.longestStall, load.Table(load.Row{Result: result}))
+	harness.Check(t, result.Lost())
+	f.wantDetection(ctx, mark, before)
+}
+
+// wantBusy checks that another process changed the ruleset, and that the trench file was edited, as
+// often as intended, and that the edits took effect.
+func (f *bigPod) wantBusy(lasts time.Duration, mark int) {
+	f.t.Helper()
+	// A machine that stalls at the end leaves out the last ones, and one that is starved in a run of all
+	// tests most of them.
+	due := int(lasts.Seconds() * 0.9)
+	if !f.pod.ProductTimers {
+		due = 1
+	}
+	if n := int(f.written.Load()); n < due*writeRate {
+		f.t.Errorf("the other process changed the ruleset %d times in %v", n, lasts)
+	}
+	f.noteReceived(mark)
+	total := 0
+	for kind, name := range editNames {
+		edits, seen := f.edited(editKind(kind))-f.initial(editKind(kind)), len(f.effects[kind])
+		total += edits
+		f.t.Logf("%s: %d edits, %d seen in effect", name, edits, seen)
+		if seen < edits/leastEffects {
+			f.t.Errorf("%s: %d of %d edits were seen in effect", name, seen, edits)
+		}
+	}
+	if total < due*editRate {
+		f.t.Errorf("the trench file was edited %d times in %v", total, lasts)
+	}
+}
+
+// wantDetection checks that the test detects a reply that leaves by the main table, a missed lease, and
+// a lost VIP.
+func (f *bigPod) wantDetection(ctx context.Context, mark int, before []string) {
+	f.t.Helper()
+	f.must(lab.Eventually(ctx, 10*time.Millisecond, func() error {
+		f.podShell("nft flush chain inet vipgate prerouting")
+		if f.counter("main") == 0 {
+			return errors.New("no reply without a mark was counted")
+		}
+		return nil
+	}))
+	f.must(f.pod.LB.Kill())
+	f.must(lab.Eventually(ctx, 500*time.Millisecond, func() error {
+		if lost := len(f.lost(mark)); lost < f.permanent || slices.Equal(before, f.leases()) {
+			return fmt.Errorf("after the end of lb %d VIPs are lost, and leases are\n%s", lost, strings.Join(before, "\n"))
+		}
+		return nil
+	}))
+}
+
+// leaseCounters match the frontend's counters of decisions without a lease, of sessions and restarts.
+var leaseCounters = regexp.MustCompile(`(?m)^vipgate_frontend_(vip_transitions_total\{.*reason="lb_(stale|lost)".*\}|` +
+	`lb_stream_reconnects_total|announcer_sessions_total|bird_restarts_total) .*$`)
+
+// leases returns these counters, and the log lines about ends of the lease.
+func (f *bigPod) leases() []string {
+	f.t.Helper()
+	lines := leaseCounters.FindAllString(f.get(lab.FrontendMetrics, "/metrics"), -1)
+	for line := range strings.Lines(f.pod.Frontend.Output()) {
+		if strings.Contains(line, "load balancer readiness went from live") {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// lost returns the updates since a mark that withdrew or de-preferred a VIP of the trench file.
+func (f *bigPod) lost(mark int) (lost []lab.PrefixUpdate) {
+	for _, update := range f.receiver.Since(mark) {
+		if !update.Withdrawn && !update.Attributes.GracefulShutdown() {
+			continue
+		}
+		if left, has := f.left[update.Prefix]; !has || update.At.Before(left) {
+			lost = append(lost, update)
+		}
+	}
+	return lost
+}
+
+// noteReceived notes the effects of edits that the gateway received since a mark.
+func (f *bigPod) noteReceived(mark int) {
+	joined := map[netip.Prefix]int{}
+	for n := range f.edited(vipJoins) {
+		joined[f.visitor(n)] = n + 1
+	}
+	for _, update := range f.receiver.Since(mark) {
+		edit := joined[update.Prefix]
+		switch {
+		case update.Prefix == policyVIP() && !update.Withdrawn:
+			f.note(policyEdit, int(update.Attributes.MED)-1)
+		case edit > 0 && update.Withdrawn:
+			f.note(vipLeaves, edit)
+		case edit > 0 && !update.Attributes.GracefulShutdown():
+			f.note(vipJoins, edit)
+		}
+	}
+}
+
+// converged returns an error unless the gateway has exactly the VIPs of the file, and the last edit of
+// each kind is in effect.
+func (f *bigPod) converged() error {
+	table := f.receiver.Table()
+	left, joined := f.edited(vipLeaves), f.edited(vipJoins)
+	if len(table) != f.permanent+joined-left {
+		return fmt.Errorf("the gateway has %d VIPs, want %d", len(table), f.permanent+joined-left)
+	}
+	for n := left; n < joined; n++ {
+		if table[f.visitor(n)] == nil {
+			return fmt.Errorf("the gateway lacks %s", f.visitor(n))
+		}
+	}
+	if med := table[policyVIP()].MED; int(med)-1 != f.edited(policyEdit) {
+		return fmt.Errorf("the MED is %d after %d edits of the policy", med, f.edited(policyEdit))
+	}
+	for _, kind := range []editKind{targetJoins, targetLeaves, streamEdit, checkEdit} {
+		if last := f.edited(kind); !f.noted(kind, last) {
+			return fmt.Errorf("%s: edit %d is not in effect", editNames[kind], last)
+		}
+	}
+	return nil
+}
