@@ -217,9 +217,9 @@ func (f *bigPod) serve() {
 	}
 }
 
-// traffic is sent to permanent VIPs.
+// traffic is sent to permanent VIPs. It may be late, as on a starved machine.
 func (f *bigPod) traffic() load.Config {
-	c := load.Config{Rate: 50, Flows: 40, Inside: f.Gateway.Do}
+	c := load.Config{Rate: 50, Timeout: load.MaxTimeout, Flows: 40, Silence: load.MaxTimeout, Inside: f.Gateway.Do}
 	for i := range f.permanent {
 		c.Requests = append(c.Requests, netip.AddrPortFrom(growth.VIP(i).Prefix().Addr(), lab.RequestPort))
 		if i/2%f.size.Streams >= editedStreams {

@@ -48,18 +48,18 @@ func TestPodAtSize(t *testing.T) {
 	t.Parallel()
 	size, lasts, product := sizeOf(t)
 	f := newBigPod(t, size, product)
-	ctx := harness.Context(t, lasts+4*bigPodTimeout)
-	start := time.Now()
+	ctx, start := t.Context(), time.Now()
 	f.must(f.pod.StartLB("--dataplane=nftables"))
 	f.must(f.pod.StartFrontend())
-	_, err := f.receiver.WaitCount(ctx, f.permanent+visitors)
+	_, err := f.receiver.WaitCount(harness.Context(t, bigPodTimeout), f.permanent+visitors)
 	f.must(err)
 	t.Logf("%d VIPs of %d streams with %d targets at the gateway after %v", f.permanent+visitors, size.Streams,
 		size.Targets+visitors, time.Since(start).Round(time.Millisecond))
 	generator, err := load.Start(ctx, f.traffic())
 	f.must(err)
 	defer generator.Stop(ctx)
-	f.must(errors.Join(generator.WaitFlows(ctx), generator.WaitAnswered(ctx, 10)))
+	begin := harness.Context(t, bigPodTimeout)
+	f.must(errors.Join(generator.WaitFlows(begin), generator.WaitAnswered(begin, 10)))
 
 	mark, before := f.receiver.Mark(), f.leases()
 	busy, end := context.WithTimeout(ctx, lasts)
@@ -69,7 +69,7 @@ func TestPodAtSize(t *testing.T) {
 	stopObserver := f.Pod.Background(t, f.observe)
 	f.must(paced(busy, time.Second/editRate, f.edit))
 	stopWriter()
-	f.must(lab.Eventually(ctx, 500*time.Millisecond, f.converged))
+	f.await(500*time.Millisecond, f.converged)
 	stopObserver()
 	stopStalls()
 
@@ -93,7 +93,7 @@ func TestPodAtSize(t *testing.T) {
 	t.Logf("%d replies left by the gateways; this process stalled %d times, for %v at most\n%s", sent, f.stalls,
 		f.longestStall, load.Table(load.Row{Result: result}))
 	harness.Check(t, result.Lost())
-	f.wantDetection(ctx, mark, before)
+	f.wantDetection(mark, before)
 }
 
 // wantBusy checks that another process changed the ruleset, and that the trench file was edited, as
@@ -126,22 +126,28 @@ func (f *bigPod) wantBusy(lasts time.Duration, mark int) {
 
 // wantDetection checks that the test detects a reply that leaves by the main table, a missed lease, and
 // a lost VIP.
-func (f *bigPod) wantDetection(ctx context.Context, mark int, before []string) {
+func (f *bigPod) wantDetection(mark int, before []string) {
 	f.t.Helper()
-	f.must(lab.Eventually(ctx, 10*time.Millisecond, func() error {
+	f.await(10*time.Millisecond, func() error {
 		f.podShell("nft flush chain inet vipgate prerouting")
 		if f.counter("main") == 0 {
 			return errors.New("no reply without a mark was counted")
 		}
 		return nil
-	}))
+	})
 	f.must(f.pod.LB.Kill())
-	f.must(lab.Eventually(ctx, 500*time.Millisecond, func() error {
+	f.await(500*time.Millisecond, func() error {
 		if lost := len(f.lost(mark)); lost < f.permanent || slices.Equal(before, f.leases()) {
 			return fmt.Errorf("after the end of lb %d VIPs are lost, and leases are\n%s", lost, strings.Join(before, "\n"))
 		}
 		return nil
-	}))
+	})
+}
+
+// await waits until condition returns nil.
+func (f *bigPod) await(interval time.Duration, condition func() error) {
+	f.t.Helper()
+	f.must(lab.Eventually(harness.Context(f.t, bigPodTimeout), interval, condition))
 }
 
 // leaseCounters match the frontend's counters of decisions without a lease, of sessions and restarts.
