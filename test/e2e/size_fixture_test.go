@@ -28,7 +28,7 @@ const (
 	writeRate = 20 // transactions of the other process a second
 	// leastEffects: a program reads the file after a burst of edits, and edits of one object replace one
 	// another, so that the effect of one in so many must be seen.
-	leastEffects = 20
+	leastEffects = 50
 
 	// visitors is how many VIPs, and targets, of the trench file leave it later; visits of targets take
 	// turns at as many addresses as VIPs are reserved. These are the VIPs that visit, and those that
@@ -71,12 +71,11 @@ const (
 // receiver is the gateway. A route of the main table leads packets to clients to a link without hosts.
 type bigPod struct {
 	*fixture
-	size      growth.Sizes
+	size      podSize
 	permanent int // VIPs that never leave
 	receiver  *lab.Receiver
 	vips      []string // of each stream, with commas
 	others    string   // the streams that are not edited
-	lease     time.Duration
 
 	counts  [editKinds]atomic.Int64 // of edits, with the first visitors
 	written atomic.Int64            // transactions of the other process
@@ -88,18 +87,15 @@ type bigPod struct {
 	longestStall time.Duration
 }
 
-func newBigPod(t *testing.T, size growth.Sizes, product bool) *bigPod {
+func newBigPod(t *testing.T, size podSize) *bigPod {
 	t.Helper()
 	lab.Need(t, "nft")
 	l, err := lab.New(lab.QuickDAD)
 	harness.Must(t, err)
 	f := &bigPod{
-		fixture: &fixture{t: t, Lab: l, pod: &lab.Pod{Lab: l, Binaries: binaries, ProductTimers: product}},
-		size:    size, permanent: size.VIPs - reserved, lease: lab.Lease, left: map[netip.Prefix]time.Time{},
-		vips: make([]string, size.Streams),
-	}
-	if product {
-		f.lease = time.Second
+		fixture: &fixture{t: t, Lab: l, pod: &lab.Pod{Lab: l, Binaries: binaries}},
+		size:    size, permanent: size.vips - reserved, left: map[netip.Prefix]time.Time{},
+		vips: make([]string, size.streams),
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -115,10 +111,10 @@ func newBigPod(t *testing.T, size growth.Sizes, product bool) *bigPod {
 	f.must(err)
 	t.Cleanup(func() { harness.Check(t, f.receiver.Close()) })
 	for i := range f.permanent {
-		f.vips[i/2%size.Streams] += fmt.Sprintf("%q, ", growth.VIP(i))
+		f.vips[i/2%size.streams] += fmt.Sprintf("%q, ", growth.VIP(i))
 	}
 	var others strings.Builder
-	for n := editedStreams; n < size.Streams; n++ {
+	for n := editedStreams; n < size.streams; n++ {
 		others.WriteString(f.stream(n, "", 0, checkPort, ""))
 	}
 	f.others = others.String()
@@ -144,7 +140,7 @@ func (f *bigPod) wire() {
 		"link add main0 type veth peer name main1", "link set main0 up", "link set main1 up", "route add 0.0.0.0/0 dev main0",
 		"route add ::/0 dev main0",
 	}
-	for n := range f.size.Targets + reserved {
+	for n := range f.size.targets + reserved {
 		for _, a := range targetAddresses(n) {
 			bits := map[bool]int{true: 16, false: 64}[a.Is4()]
 			option := map[bool]string{true: "", false: " nodad"}[a.Is4()]
@@ -222,7 +218,7 @@ func (f *bigPod) traffic() load.Config {
 	c := load.Config{Rate: 50, Timeout: load.MaxTimeout, Flows: 40, Silence: load.MaxTimeout, Inside: f.Gateway.Do}
 	for i := range f.permanent {
 		c.Requests = append(c.Requests, netip.AddrPortFrom(growth.VIP(i).Prefix().Addr(), lab.RequestPort))
-		if i/2%f.size.Streams >= editedStreams {
+		if i/2%f.size.streams >= editedStreams {
 			c.FlowsTo = append(c.FlowsTo, netip.AddrPortFrom(growth.VIP(i).Prefix().Addr(), lab.FlowPort))
 		}
 	}
@@ -251,9 +247,9 @@ func targetLine(name string, n int) string {
 func (f *bigPod) stream(n int, vips string, seed, port int, targets string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "  - name: stream-%d\n    vips: [%s]\n    drainTime: 1s\n    maglev: {seed: %d}\n"+
-		"    check: {tcp: {port: %d}, interval: 2s, timeout: 1s, rise: 1, fall: 10}\n    targets:\n%s", n,
+		"    check: {tcp: {port: %d}, interval: 5s, timeout: 2s, rise: 1, fall: 10}\n    targets:\n%s", n,
 		strings.TrimSuffix(f.vips[n]+vips, ", "), seed+1, port, targets)
-	for target := n; target < f.size.Targets; target += f.size.Streams {
+	for target := n; target < f.size.targets; target += f.size.streams {
 		b.WriteString(targetLine(fmt.Sprintf("target-%d", target), target))
 	}
 	return b.String()
@@ -266,7 +262,7 @@ func (f *bigPod) trench() string {
 		fmt.Fprintf(&vips, "%q, ", f.visitor(n).String())
 	}
 	for n := f.edited(targetLeaves); n < f.edited(targetJoins); n++ {
-		targets.WriteString(targetLine(fmt.Sprintf("visitor-%d", n), f.size.Targets+n%reserved))
+		targets.WriteString(targetLine(fmt.Sprintf("visitor-%d", n), f.size.targets+n%reserved))
 	}
 	fmt.Fprintf(&b, "trench: trench-a\nattractor:\n  name: attractor-a-1\n  gateways:\n    %s\n    %s\n"+
 		"  policies: [{vips: [%s], ready: {med: %d}}]\n  vips: [%s]\nstreams:\n", lineA4, lineA6, policyVIP(),
@@ -386,7 +382,7 @@ func (f *bigPod) watchStalls(ctx context.Context) error {
 		now := time.Now()
 		late := now.Sub(last) - interval
 		last, f.longestStall = now, max(f.longestStall, late)
-		if late > f.lease/3 { // a heartbeat
+		if late > f.size.lease/3 { // a heartbeat
 			f.stalls++
 		}
 		return nil

@@ -13,32 +13,41 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vipgate/vipgate/test/growth"
 	"github.com/vipgate/vipgate/test/harness"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// sizeVariable has the numbers of VIPs, streams and targets of [TestPodAtSize], and how long the trench
-// file is edited: 32768 500 1000 10m in make proof, with the product's timers. Without it the pod is
-// small, and has the timers of the lab.
+// sizeVariable has the numbers of VIPs, streams and targets of [TestPodAtSize], how long the trench file
+// is edited, and the lease: 32768 500 1000 10m 1s in make proof, which is the product's lease. Without it
+// the pod is small, and a machine that stalls misses no lease.
 const sizeVariable = "VIPGATE_TEST_SIZE"
 
 // bigPodTimeout bounds each wait for a pod of that size.
 const bigPodTimeout = 5 * time.Minute
 
-// sizeOf returns the size of the pod, how long it is edited, and whether it has the product's timers.
-func sizeOf(t *testing.T) (size growth.Sizes, lasts time.Duration, product bool) {
+// podSize is the value of [sizeVariable].
+type podSize struct {
+	vips, streams, targets int
+	edited, lease          time.Duration
+	// loaded is set if the variable is: the machine must reach the rates.
+	loaded bool
+}
+
+func sizeOf(t *testing.T) (size podSize) {
 	t.Helper()
-	text, duration := os.Getenv(sizeVariable), ""
-	_, err := fmt.Sscan(cmp.Or(text, "2000 50 100 20s"), &size.VIPs, &size.Streams, &size.Targets, &duration)
-	if err == nil {
-		lasts, err = time.ParseDuration(duration)
+	text := os.Getenv(sizeVariable)
+	size.loaded = text != ""
+	var edited, lease string
+	_, err := fmt.Sscan(cmp.Or(text, "2000 50 100 20s 1m"), &size.vips, &size.streams, &size.targets, &edited, &lease)
+	var errs [2]error
+	size.edited, errs[0] = time.ParseDuration(edited)
+	size.lease, errs[1] = time.ParseDuration(lease)
+	if err = errors.Join(err, errs[0], errs[1]); err != nil || size.vips < 2*reserved || size.streams <= editedStreams || size.targets < size.streams {
+		t.Fatalf("%s=%q (%v), want VIPs, streams, targets and two times, such as 2000 50 100 20s 1m", sizeVariable,
+			text, err)
 	}
-	if err != nil || size.VIPs < 2*reserved || size.Streams <= editedStreams || size.Targets < size.Streams {
-		t.Fatalf("%s=%q (%v), want VIPs, streams, targets and a time, such as 2000 50 100 20s", sizeVariable, text, err)
-	}
-	return size, lasts, text != ""
+	return size
 }
 
 // In a pod with many VIPs, streams and targets, while the trench file is edited ten times a second and
@@ -46,15 +55,15 @@ func sizeOf(t *testing.T) (size growth.Sizes, lasts time.Duration, product bool)
 // lease is missed, and no VIP is withdrawn.
 func TestPodAtSize(t *testing.T) {
 	t.Parallel()
-	size, lasts, product := sizeOf(t)
-	f := newBigPod(t, size, product)
+	size := sizeOf(t)
+	f := newBigPod(t, size)
 	ctx, start := t.Context(), time.Now()
-	f.must(f.pod.StartLB("--dataplane=nftables"))
-	f.must(f.pod.StartFrontend())
+	f.must(f.pod.StartLB("--dataplane=nftables", "--lease="+size.lease.String()))
+	f.must(f.pod.StartFrontend(fmt.Sprintf("--lb-bgp-hold-time=%v", 3*size.lease)))
 	_, err := f.receiver.WaitCount(harness.Context(t, bigPodTimeout), f.permanent+visitors)
 	f.must(err)
-	t.Logf("%d VIPs of %d streams with %d targets at the gateway after %v", f.permanent+visitors, size.Streams,
-		size.Targets+visitors, time.Since(start).Round(time.Millisecond))
+	t.Logf("%d VIPs of %d streams with %d targets at the gateway after %v", f.permanent+visitors, size.streams,
+		size.targets+visitors, time.Since(start).Round(time.Millisecond))
 	generator, err := load.Start(ctx, f.traffic())
 	f.must(err)
 	defer generator.Stop(ctx)
@@ -62,7 +71,7 @@ func TestPodAtSize(t *testing.T) {
 	f.must(errors.Join(generator.WaitFlows(begin), generator.WaitAnswered(begin, 10)))
 
 	mark, before := f.receiver.Mark(), f.leases()
-	busy, end := context.WithTimeout(ctx, lasts)
+	busy, end := context.WithTimeout(ctx, size.edited)
 	defer end()
 	stopStalls := harness.Run(t, f.watchStalls)
 	stopWriter := f.Pod.Background(t, func(context.Context) error { return f.writeRuleset(busy) })
@@ -73,7 +82,7 @@ func TestPodAtSize(t *testing.T) {
 	stopObserver()
 	stopStalls()
 
-	f.wantBusy(lasts, mark)
+	f.wantBusy(mark)
 	sent := f.counter("gateways")
 	if leaked := f.counter("main"); leaked > 0 || sent == 0 {
 		t.Errorf("%d replies left by the main table, and %d by the gateways", leaked, sent)
@@ -98,16 +107,16 @@ func TestPodAtSize(t *testing.T) {
 
 // wantBusy checks that another process changed the ruleset, and that the trench file was edited, as
 // often as intended, and that the edits took effect.
-func (f *bigPod) wantBusy(lasts time.Duration, mark int) {
+func (f *bigPod) wantBusy(mark int) {
 	f.t.Helper()
 	// A machine that stalls at the end leaves out the last ones, and one that is starved in a run of all
 	// tests most of them.
-	due := int(lasts.Seconds() * 0.9)
-	if !f.pod.ProductTimers {
+	due := int(f.size.edited.Seconds() * 0.9)
+	if !f.size.loaded {
 		due = 1
 	}
 	if n := int(f.written.Load()); n < due*writeRate {
-		f.t.Errorf("the other process changed the ruleset %d times in %v", n, lasts)
+		f.t.Errorf("the other process changed the ruleset %d times in %v", n, f.size.edited)
 	}
 	f.noteReceived(mark)
 	total := 0
@@ -120,7 +129,7 @@ func (f *bigPod) wantBusy(lasts time.Duration, mark int) {
 		}
 	}
 	if total < due*editRate {
-		f.t.Errorf("the trench file was edited %d times in %v", total, lasts)
+		f.t.Errorf("the trench file was edited %d times in %v", total, f.size.edited)
 	}
 }
 

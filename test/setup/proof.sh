@@ -10,6 +10,7 @@
 #   PROOF_MOVES        scalings, after which all flows move (50)
 #   PROOF_SIZE         VIPs, streams and targets of a pod (32768 500 1000)
 #   PROOF_EDITS        how long its trench file is edited (10m)
+#   PROOF_LEASE        its lease (1s)
 #   PROOF_SMALL        the tests that CI leaves out unless their files change (1)
 #   PROOF_HARDSHIP     the whole suite on a machine that stalls, and on half of a processor (1)
 #   PROOF_LOGS         where the logs go (.cache/proof)
@@ -71,7 +72,7 @@ done < <(models)
 	go test ./test/e2e -run '^TestFlowsMoveAfterScaling$' -count "$moves" -timeout 0
 
 [ "$edits" = 0 ] || stage "a pod of $size, edited for $edits" \
-	env VIPGATE_TEST_SIZE="$size $edits" go test ./test/e2e -run '^TestPodAtSize$' -count 1 -timeout 0 -v
+	env VIPGATE_TEST_SIZE="$size $edits ${PROOF_LEASE:-1s}" go test ./test/e2e -run '^TestPodAtSize$' -count 1 -timeout 0 -v
 
 if [ "${PROOF_HARDSHIP:-1}" != 0 ]; then
 	for mode in stalls half; do
