@@ -83,7 +83,7 @@ type bigPod struct {
 	mu      sync.Mutex
 	effects [editKinds]map[int]bool // the edits that were seen in effect, from 1
 
-	stalls       int
+	stalls       []time.Time // the ends of times in which this process did not run
 	longestStall time.Duration
 }
 
@@ -383,7 +383,7 @@ func (f *bigPod) watchStalls(ctx context.Context) error {
 		late := now.Sub(last) - interval
 		last, f.longestStall = now, max(f.longestStall, late)
 		if late > f.size.lease/3 { // a heartbeat
-			f.stalls++
+			f.stalls = append(f.stalls, now)
 		}
 		return nil
 	})
