@@ -26,13 +26,12 @@ import (
 const (
 	editRate  = 10 // edits of the trench file a second
 	writeRate = 20 // transactions of the other process a second
-	// leastEffects: a program reads the file after a burst of edits, and edits of one object replace one
-	// another, so that the effect of one in so many must be seen.
+	// leastEffects: a program reads the file after a burst of edits, and edits of one object replace
+	// one another, so that the effect of one in so many must be seen.
 	leastEffects = 50
 
-	// visitors is how many VIPs, and targets, of the trench file leave it later; visits of targets take
-	// turns at as many addresses as VIPs are reserved. These are the VIPs that visit, and those that
-	// drain after it: the data plane has room for no more.
+	// visitors is how many VIPs, and targets, of the trench file leave it later. The data plane has
+	// room for reserved VIPs that visit or drain, and as many addresses are for targets that visit.
 	visitors = 16
 	reserved = 64
 
@@ -67,15 +66,16 @@ const (
 	editedStreams
 )
 
-// bigPod is a pod with many VIPs, streams and targets. The targets are addresses of one namespace, and a
-// receiver is the gateway. A route of the main table leads packets to clients to a link without hosts.
+// bigPod is a pod with many VIPs, streams and targets. The targets are addresses of one namespace,
+// and a receiver is the gateway. The default route of the main table leads to a link without hosts.
 type bigPod struct {
 	*fixture
 	size      podSize
 	permanent int // VIPs that never leave
 	receiver  *lab.Receiver
 	vips      []string // of each stream, with commas
-	others    string   // the streams that are not edited
+	allVIPs   string
+	others    string // the streams that are not edited
 
 	counts  [editKinds]atomic.Int64 // of edits, with the first visitors
 	written atomic.Int64            // transactions of the other process
@@ -117,7 +117,7 @@ func newBigPod(t *testing.T, size podSize) *bigPod {
 	for n := editedStreams; n < size.streams; n++ {
 		others.WriteString(f.stream(n, "", 0, checkPort, ""))
 	}
-	f.others = others.String()
+	f.allVIPs, f.others = strings.Join(f.vips, ""), others.String()
 	for kind := range f.effects {
 		f.effects[kind] = map[int]bool{}
 		f.counts[kind].Store(int64(f.initial(editKind(kind))))
@@ -133,12 +133,13 @@ func (f *bigPod) wire() {
 	f.t.Helper()
 	const link = "02:76:67:05:00:01"
 	backend := []string{
-		"link set pod0 address " + link, "route add local 20.0.0.0/8 dev lo", "route add local 2000::/16 dev lo",
+		"link set pod0 address " + link,
+		"route add local 20.0.0.0/8 dev lo", "route add local 2000::/16 dev lo",
 		"route add default via 172.16.0.1", "route add default via fd00:16::1",
 	}
 	pod := []string{
-		"link add main0 type veth peer name main1", "link set main0 up", "link set main1 up", "route add 0.0.0.0/0 dev main0",
-		"route add ::/0 dev main0",
+		"link add main0 type veth peer name main1", "link set main0 up", "link set main1 up",
+		"route add 0.0.0.0/0 dev main0", "route add ::/0 dev main0",
 	}
 	for n := range f.size.targets + reserved {
 		for _, a := range targetAddresses(n) {
@@ -146,12 +147,15 @@ func (f *bigPod) wire() {
 			option := map[bool]string{true: "", false: " nodad"}[a.Is4()]
 			backend = append(backend, fmt.Sprintf("addr add %s/%d dev pod0%s", a, bits, option))
 			// The neighbor table of the machine has room for 1 024 entries that are not permanent.
-			pod = append(pod, fmt.Sprintf("neigh replace %s lladdr %s dev %s nud permanent", a, link, lab.Internal))
+			pod = append(pod, fmt.Sprintf("neigh replace %s lladdr %s dev %s nud permanent", a, link,
+				lab.Internal))
 		}
 	}
 	f.must(errors.Join(
-		f.Backend.Sysctl("net.ipv4.conf.all.rp_filter", "0"), f.Backend.Sysctl("net.ipv4.conf.pod0.rp_filter", "0"),
-		f.Pod.Sysctl("net.ipv4.conf.default.rp_filter", "0"), f.Pod.Sysctl("net.ipv4.conf."+lab.Internal+".rp_filter", "0"),
+		f.Backend.Sysctl("net.ipv4.conf.all.rp_filter", "0"),
+		f.Backend.Sysctl("net.ipv4.conf.pod0.rp_filter", "0"),
+		f.Pod.Sysctl("net.ipv4.conf.default.rp_filter", "0"),
+		f.Pod.Sysctl("net.ipv4.conf."+lab.Internal+".rp_filter", "0"),
 		f.Backend.Batch(backend...), f.Pod.Batch(pod...),
 		f.Gateway.Batch(
 			"addr add 198.51.100.1/32 dev lo", "addr add 2001:db8::1/128 dev lo nodad",
@@ -215,11 +219,14 @@ func (f *bigPod) serve() {
 
 // traffic is sent to permanent VIPs. It may be late, as on a starved machine.
 func (f *bigPod) traffic() load.Config {
-	c := load.Config{Rate: 50, Timeout: load.MaxTimeout, Flows: 40, Silence: load.MaxTimeout, Inside: f.Gateway.Do}
+	c := load.Config{
+		Rate: 50, Timeout: load.MaxTimeout, Flows: 40, Silence: load.MaxTimeout, Inside: f.Gateway.Do,
+	}
 	for i := range f.permanent {
-		c.Requests = append(c.Requests, netip.AddrPortFrom(growth.VIP(i).Prefix().Addr(), lab.RequestPort))
+		address := growth.VIP(i).Prefix().Addr()
+		c.Requests = append(c.Requests, netip.AddrPortFrom(address, lab.RequestPort))
 		if i/2%f.size.streams >= editedStreams {
-			c.FlowsTo = append(c.FlowsTo, netip.AddrPortFrom(growth.VIP(i).Prefix().Addr(), lab.FlowPort))
+			c.FlowsTo = append(c.FlowsTo, netip.AddrPortFrom(address, lab.FlowPort))
 		}
 	}
 	return c
@@ -264,9 +271,10 @@ func (f *bigPod) trench() string {
 	for n := f.edited(targetLeaves); n < f.edited(targetJoins); n++ {
 		targets.WriteString(targetLine(fmt.Sprintf("visitor-%d", n), f.size.targets+n%reserved))
 	}
-	fmt.Fprintf(&b, "trench: trench-a\nattractor:\n  name: attractor-a-1\n  gateways:\n    %s\n    %s\n"+
-		"  policies: [{vips: [%s], ready: {med: %d}}]\n  vips: [%s]\nstreams:\n", lineA4, lineA6, policyVIP(),
-		f.edited(policyEdit)+1, strings.TrimSuffix(strings.Join(f.vips, "")+vips.String(), ", "))
+	fmt.Fprintf(&b, "trench: trench-a\nattractor:\n  name: attractor-a-1\n  gateways:\n    %s\n"+
+		"    %s\n  policies: [{vips: [%s], ready: {med: %d}}]\n  vips: [%s]\nstreams:\n", lineA4, lineA6,
+		policyVIP(), f.edited(policyEdit)+1,
+		strings.TrimSuffix(f.allVIPs+vips.String(), ", "))
 	b.WriteString(f.stream(targetStream, "", 0, checkPort, targets.String()))
 	b.WriteString(f.stream(seedStream, "", f.edited(streamEdit), checkPort, ""))
 	b.WriteString(f.stream(portStream, "", 0, firstCheckPort+f.edited(checkEdit)%checkPorts, ""))
@@ -315,13 +323,14 @@ func (f *bigPod) noted(kind editKind, edit int) bool {
 	return edit == f.initial(kind) || f.effects[kind][edit]
 }
 
-// observe notes each second which targets lb has, and which seed is in the kernel. It runs in the pod.
+// observe notes each second which targets lb has, and which seed is in the kernel. It runs in the
+// pod.
 func (f *bigPod) observe(ctx context.Context) error {
 	conn, err := nftables.New(nftables.AsLasting())
 	if err != nil {
 		return err
 	}
-	table := &nftables.Table{Name: "vipgate-lb", Family: nftables.TableFamilyINet}
+	table := inetTable("vipgate-lb")
 	chain := &nftables.Chain{Name: fmt.Sprintf("stream/stream-%d", seedStream), Table: table}
 	return errors.Join(paced(ctx, time.Second, func() error {
 		left, joined := f.edited(targetLeaves), f.edited(targetJoins)
@@ -355,7 +364,7 @@ func (f *bigPod) writeRuleset(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	table := conn.AddTable(&nftables.Table{Name: "other", Family: nftables.TableFamilyINet})
+	table := conn.AddTable(inetTable("other"))
 	set := &nftables.Set{Name: "ports", Table: table, KeyType: nftables.TypeInetService}
 	elements := []nftables.SetElement{{Key: []byte{0, 80}}}
 	if err := errors.Join(conn.AddSet(set, nil), conn.Flush()); err != nil {
@@ -403,12 +412,35 @@ func paced(ctx context.Context, interval time.Duration, task func() error) error
 	}
 }
 
-// counter returns the packets of a counter of replies.
-func (f *bigPod) counter(name string) (packets int) {
+// counter returns the packets of a counter of replies. The program nft would read all tables.
+func (f *bigPod) counter(name string) (packets uint64) {
 	f.t.Helper()
-	text := f.podShell("nft list counter inet witness " + name)
-	_, after, _ := strings.Cut(text, "packets ")
-	_, err := fmt.Sscan(after, &packets)
-	f.must(err)
+	f.must(f.Pod.Do(func() error {
+		conn, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		object, err := conn.GetObject(&nftables.CounterObj{Table: inetTable("witness"), Name: name})
+		if err == nil {
+			packets = object.(*nftables.CounterObj).Packets
+		}
+		return err
+	}))
 	return packets
+}
+
+// removeMarks removes the rules that give replies the mark of the gateways' table.
+func (f *bigPod) removeMarks() error {
+	return f.Pod.Do(func() error {
+		conn, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		conn.FlushChain(&nftables.Chain{Name: "prerouting", Table: inetTable("vipgate")})
+		return conn.Flush()
+	})
+}
+
+func inetTable(name string) *nftables.Table {
+	return &nftables.Table{Name: name, Family: nftables.TableFamilyINet}
 }
