@@ -389,11 +389,11 @@ func (f *bigPod) watchStalls(ctx context.Context) error {
 	last := time.Now()
 	return paced(ctx, interval, func() error {
 		now := time.Now()
-		late := now.Sub(last) - interval
-		last, f.longestStall = now, max(f.longestStall, late)
-		if late > f.size.lease/3 { // a heartbeat
+		f.longestStall = max(f.longestStall, now.Sub(last)-interval)
+		if now.After(last.Add(interval + f.size.lease/3)) { // a heartbeat
 			f.stalls = append(f.stalls, now)
 		}
+		last = now
 		return nil
 	})
 }
