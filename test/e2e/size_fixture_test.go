@@ -316,6 +316,13 @@ func (f *bigPod) note(kind editKind, edit int) {
 	}
 }
 
+// seen returns how many edits of a kind were seen in effect.
+func (f *bigPod) seen(kind editKind) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.effects[kind])
+}
+
 // noted reports whether an edit was seen in effect, or belongs to the first trench file.
 func (f *bigPod) noted(kind editKind, edit int) bool {
 	f.mu.Lock()

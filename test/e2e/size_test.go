@@ -121,7 +121,7 @@ func (f *bigPod) wantBusy(mark int) {
 	f.noteReceived(mark)
 	total := 0
 	for kind, name := range editNames {
-		edits, seen := f.edited(editKind(kind))-f.initial(editKind(kind)), len(f.effects[kind])
+		edits, seen := f.edited(editKind(kind))-f.initial(editKind(kind)), f.seen(editKind(kind))
 		total += edits
 		f.t.Logf("%s: %d edits, %d seen in effect", name, edits, seen)
 		if seen < edits/leastEffects {
