@@ -5,6 +5,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/trench/change"
+	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/growth"
 )
 
@@ -39,7 +40,9 @@ func TestGrowth(t *testing.T) {
 		growth.Check(t, "compare "+dimension.Name, dimension.Few, dimension.Many, func(t *testing.T, n int) func() {
 			full, empty, idle, ending := prepare(n)
 			return func() {
+				inForce := (&change.InForce{}).Next(trench.Loaded{Config: full}, nil, true)
 				for _, next := range []*trench.Config{empty, idle, ending} {
+					inForce.Next(trench.Loaded{Config: next}, vip.NewSet(full.Attractor.VIPs...), true).Leaving()
 					edit := change.Between(full, next)
 					_ = edit.Text(0)
 				}

@@ -170,7 +170,8 @@ func merge(inForce, next *trench.Config, held trench.Held) *trench.Config {
 	// Copy before appending: next is judged again after a confirmation.
 	config := *next
 	config.Attractor.VIPs = slices.Concat(next.Attractor.VIPs, held.VIPs)
-	config.Attractor.Policies = slices.Concat(next.Attractor.Policies, keepPolicies(inForce, next, held.VIPs))
+	config.Attractor.Policies = slices.Concat(next.Attractor.Policies,
+		keepPolicies(inForce.Attractor.Policies, next.Attractor.Policies, vip.NewSet(held.VIPs...)))
 	config.Attractor.Gateways = slices.Clone(next.Attractor.Gateways)
 	for _, gateway := range inForce.Attractor.Gateways {
 		if slices.Contains(held.Gateways, gateway.Name) {
@@ -203,11 +204,11 @@ func merge(inForce, next *trench.Config, held trench.Held) *trench.Config {
 	return &config
 }
 
-// keepPolicies returns the policies that held VIPs have, without other VIPs.
-func keepPolicies(inForce, next *trench.Config, held []vip.VIP) (policies []trench.Policy) {
-	keeps, isRest := vip.NewSet(held...), func(policy trench.Policy) bool { return len(policy.VIPs) == 0 }
+// keepPolicies returns the policies that kept VIPs have, without other VIPs. It clears keeps.
+func keepPolicies(inForce, next []trench.Policy, keeps vip.Set) (policies []trench.Policy) {
+	isRest := func(policy trench.Policy) bool { return len(policy.VIPs) == 0 }
 	var rest trench.Policy
-	for _, policy := range inForce.Attractor.Policies {
+	for _, policy := range inForce {
 		if isRest(policy) {
 			rest = policy
 			continue
@@ -220,7 +221,7 @@ func keepPolicies(inForce, next *trench.Config, held []vip.VIP) (policies []tren
 	}
 	rest.VIPs = keeps.Sorted()
 	// Without a policy for the rest, no policy is as good.
-	if slices.ContainsFunc(slices.Concat(inForce.Attractor.Policies, next.Attractor.Policies), isRest) {
+	if slices.ContainsFunc(slices.Concat(inForce, next), isRest) {
 		policies = append(policies, rest)
 	}
 	return slices.DeleteFunc(policies, isRest)
