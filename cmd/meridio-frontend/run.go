@@ -28,6 +28,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/trench/change"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -156,9 +157,12 @@ func (c *runCommand) options(settings process.Settings) (frontend.Options, error
 	o.Source, o.SourceName, o.StaleCondition = source, client.String(), nsp.Condition
 
 	// The frontend publishes the inputs of the registration and of the fallback.
-	o.Connected, o.VIPs = latest.New(false), latest.New[[]vip.VIP](nil)
+	o.Connected, o.InForce = latest.New(false), latest.New(&change.InForce{})
 	registration := nsp.NewRegistration(client, o.Connected.Get)
-	lb := availability.NewClient(availability.ClientOptions{Host: host, VIPs: o.VIPs.Get, Log: log})
+	lb := availability.NewClient(availability.ClientOptions{Host: host, Log: log, VIPs: func() ([]vip.VIP, <-chan struct{}) {
+		inForce, changed := o.InForce.Get()
+		return inForce.Attractor.VIPs, changed
+	}})
 	o.Fallback, o.Tasks = lb, []task.Task{registration, secrets}
 	// Each scrape reads copies; none of these calls blocks.
 	o.Collectors = []prometheus.Collector{metrics.NewMeridio(func() metrics.Meridio {

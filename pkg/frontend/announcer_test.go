@@ -112,8 +112,8 @@ func TestReceivers(t *testing.T) {
 func TestNotExportedIsNotAdvertised(t *testing.T) {
 	o, _ := testObserver()
 	o.decided(decisions{At: time.Unix(1, 0), Changes: []gate.Change{
-		change(vipA, gate.Withdrawn, gate.Announced, gate.Ready),
-		change(vipB, gate.Withdrawn, gate.Announced, gate.NotExported),
+		changeOf(vipA, gate.Withdrawn, gate.Announced, gate.Ready),
+		changeOf(vipB, gate.Withdrawn, gate.Announced, gate.NotExported),
 	}})
 	o.drain()
 	s := o.state
@@ -138,7 +138,7 @@ func TestNotExportedIsNotAdvertised(t *testing.T) {
 	if got != "ADVERTISEMENT_ANNOUNCED [g] ADVERTISEMENT_WITHDRAWN ADVERTISEMENT_REASON_NOT_EXPORTED []" {
 		t.Errorf("status %s", got)
 	}
-	lost := change(vipA, gate.Announced, gate.Announced, gate.NotExported)
+	lost := changeOf(vipA, gate.Announced, gate.Announced, gate.NotExported)
 	lost.From.Reason = gate.Ready
 	o.decided(decisions{At: time.Unix(5, 0), Changes: []gate.Change{lost}})
 	o.drain()
@@ -151,7 +151,7 @@ func TestNotExportedIsNotAdvertised(t *testing.T) {
 func TestExportLossIsATransition(t *testing.T) {
 	o, counts := testObserver()
 	decide := func(from, to gate.Reason) {
-		ch := change(vipA, gate.Announced, gate.Announced, to)
+		ch := changeOf(vipA, gate.Announced, gate.Announced, to)
 		ch.From.Reason = from
 		o.decided(decisions{Changes: []gate.Change{ch}})
 		o.drain()

@@ -20,7 +20,7 @@ func numbered(i int) vip.VIP {
 // changes returns n equal changes of consecutive VIPs.
 func changes(first, n int, from, to gate.Advertisement, reason gate.Reason) (list []gate.Change) {
 	for i := first; i < first+n; i++ {
-		list = append(list, change(numbered(i), from, to, reason))
+		list = append(list, changeOf(numbered(i), from, to, reason))
 	}
 	return list
 }
@@ -36,7 +36,7 @@ func TestEventsOfManyVIPs(t *testing.T) {
 		{VIP: numbered(75), Detail: "0 of 2 targets"},
 	}})
 	list := slices.Concat(
-		[]gate.Change{change(v6, gate.Announced, gate.Withdrawn, gate.NoGateway)},
+		[]gate.Change{changeOf(v6, gate.Announced, gate.Withdrawn, gate.NoGateway)},
 		changes(70, 10, gate.Announced, gate.Withdrawn, gate.LBNotReady),
 		changes(0, 70, gate.Withdrawn, gate.Announced, gate.Ready),
 		changes(80, 5, gate.Withdrawn, gate.Withdrawn, gate.NoGateway), // no event

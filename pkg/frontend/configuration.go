@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/policy"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/trench/change"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -52,60 +52,52 @@ func (f *follower) showStale(s *trench.Stale) {
 // configure puts a configuration in force. It de-prefers removed VIPs for the drain time, as at a
 // stop; BIRD's supervisor drains removed gateways. The load balancer, which may read the same
 // trench file, keeps forwarding these VIPs.
-func (f *follower) configure(ctx context.Context, c *trench.Config) error {
-	f.ended.Configure(c)
-	if f.Gate.DrainTime == 0 {
-		return f.apply(ctx, c.Attractor)
-	}
-	wanted := vip.NewSet(c.Attractor.VIPs...)
+func (f *follower) configure(ctx context.Context, loaded trench.Loaded) error {
+	before, wanted := f.InForce.Load(), vip.NewSet(loaded.Config.Attractor.VIPs...)
 	leaving := vip.Set{}
 	begin := func(g *gate.Gate, now time.Time) {
 		for v := range f.configured {
 			switch {
 			// A VIP that returns during its drain rises again.
 			case wanted.Has(v):
-				if f.leaving.Has(v) {
+				if before.Kept[v] == change.Leaving {
 					g.Undrain(v)
 				}
 			// A withdrawn VIP attracts no traffic and needs no drain.
-			case g.Decision(v).Advertisement != gate.Withdrawn:
+			case f.Gate.DrainTime > 0 && g.Decision(v).Advertisement != gate.Withdrawn:
 				leaving[v] = struct{}{}
 				g.Drain(now, v) // has no effect on a VIP that already leaves
 			}
 		}
 		// The controller owns the attractor, so change it in the same step as the gate.
-		f.attractor.leave(leaving)
+		f.attractor.leave(leaving.Sorted())
 	}
 	if err := f.controller.Do(ctx, begin); err != nil {
 		return err
 	}
-	f.leaving, f.next = leaving, &c.Attractor
 	// A newer configuration replaces the one that waits for the end of the drain.
-	f.leave.Stop()
-	if len(leaving) == 0 {
-		return f.apply(ctx, c.Attractor)
+	if f.leave.Stop(); len(leaving) > 0 {
+		// Until gateways have confirmed the withdrawal, also for VIPs that return soon.
+		f.leave.Reset(f.Gate.DrainTime + confirmTimeout)
+		f.observer.note(fmt.Sprintf("%d VIPs left the configuration: de-preferred for %v, then withdrawn", len(leaving),
+			f.Gate.DrainTime))
 	}
-	// Until gateways have confirmed the withdrawal, also for VIPs that return soon.
-	f.leave.Reset(f.Gate.DrainTime + confirmTimeout)
-	f.observer.note(fmt.Sprintf("%d VIPs left the configuration: de-preferred for %v, then withdrawn", len(leaving),
-		f.Gate.DrainTime))
-	both := c.Attractor
-	both.VIPs = append(slices.Clone(both.VIPs), leaving.Sorted()...)
-	return f.apply(ctx, both)
+	return f.apply(ctx, f.next(loaded, leaving))
 }
 
 // endLeaving removes the VIPs that left the configuration.
 func (f *follower) endLeaving(ctx context.Context) error {
-	if f.leave.Stop(); len(f.leaving) == 0 {
+	inForce := f.InForce.Load()
+	if f.leave.Stop(); len(inForce.Leaving()) == 0 {
 		return nil
 	}
-	f.leaving = nil
-	return f.apply(ctx, *f.next)
+	return f.apply(ctx, f.next(inForce.Loaded, nil))
 }
 
-// apply passes an attractor to gate, kernel and BIRD.
-func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
-	f.setServed(a.VIPs)
+// apply passes the VIPs in force to gate, kernel and BIRD.
+func (f *follower) apply(ctx context.Context, inForce *change.InForce) error {
+	f.setInForce(inForce)
+	a := inForce.Attractor
 	configured := vip.NewSet(a.VIPs...)
 	// Targets answer flows of a removed VIP until gateways have applied the withdrawal.
 	f.departed.Configure(f.configured, configured, time.Now().Add(confirmTimeout+f.Settle))
@@ -117,11 +109,9 @@ func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 		return err
 	}
 	err = f.controller.Do(ctx, func(g *gate.Gate, now time.Time) {
-		// A VIP that ends must not attract more traffic than before.
-		policies.Keep(f.controller.policies, f.leaving, f.ended.VIPs)
 		f.controller.setPolicies(policies, a.VIPs, now)
 		g.Configure(a.VIPs)
-		f.attractor.leave(f.leaving)
+		f.attractor.leave(inForce.Leaving())
 	})
 	if err != nil {
 		return err

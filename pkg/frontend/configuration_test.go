@@ -17,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/trench/change"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -41,7 +42,7 @@ func TestReloadDetail(t *testing.T) {
 func newFollower(t *testing.T) *follower {
 	t.Helper()
 	p := afterDecision()
-	p.Log, p.kernel, p.VIPs = slog.New(slog.DiscardHandler), kernel.New(kernel.Options{}), latest.New([]vip.VIP(nil))
+	p.Log, p.kernel, p.InForce = slog.New(slog.DiscardHandler), kernel.New(kernel.Options{}), latest.New(&change.InForce{})
 	p.Gate.DrainTime, p.Settle = 2*time.Second, 300*time.Millisecond
 	p.attractor = &attractor{current: latest.New(attraction{}), apply: func(time.Time, [len(vip.Families)]bool) {}}
 	s := &scriptedSource{update: readiness.Update{
@@ -75,7 +76,8 @@ func newFollower(t *testing.T) *follower {
 
 func (f *follower) configureVIPs(t *testing.T, vips ...vip.VIP) {
 	t.Helper()
-	if err := f.configure(t.Context(), &trench.Config{Attractor: trench.Attractor{VIPs: vips}}); err != nil {
+	config := &trench.Config{Attractor: trench.Attractor{VIPs: vips}}
+	if err := f.configure(t.Context(), trench.Loaded{Config: config}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -97,8 +99,7 @@ func TestVIPLeavesConfiguration(t *testing.T) {
 		if took, want := time.Since(left), f.Gate.DrainTime+confirmTimeout; took != want {
 			t.Errorf("%s leaves after %v, want %v", vipA, took, want)
 		}
-		f.leaving = nil
-		if err := f.apply(t.Context(), *f.next); err != nil || len(f.configured) != 0 {
+		if err := f.endLeaving(t.Context()); err != nil || len(f.configured) != 0 {
 			t.Errorf("configured in the end: %v, %v", f.configured.Sorted(), err)
 		}
 	})

@@ -17,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/trench/change"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -29,13 +30,17 @@ var (
 // directoryFixture is a directory source with its received state.
 type directoryFixture struct {
 	*directory.Source
-	t      *testing.T
-	path   string
-	config *latest.Value[trench.Loaded]
-	vips   *latest.Value[[]vip.VIP]
-	update readiness.Update // merged
-	state  map[vip.VIP]readiness.VIPReadiness
-	gate   *gate.Gate
+	t       *testing.T
+	path    string
+	inForce *latest.Value[*change.InForce]
+	update  readiness.Update // merged
+	state   map[vip.VIP]readiness.VIPReadiness
+	gate    *gate.Gate
+}
+
+// set puts a configuration and VIPs that leave it in force.
+func (s *directoryFixture) set(loaded trench.Loaded, leaving ...vip.VIP) {
+	s.inForce.Set(s.inForce.Load().Next(loaded, vip.NewSet(leaving...), true))
 }
 
 func configOf(streams ...trench.Stream) trench.Loaded {
@@ -53,14 +58,13 @@ func newDirectoryFixture(t *testing.T, path string, o readinessfile.Options) *di
 	o.Path, o.Log = path, slog.New(slog.DiscardHandler)
 	s := &directoryFixture{
 		t: t, path: path, state: map[vip.VIP]readiness.VIPReadiness{},
-		gate: gate.New(gate.Options{NoFlapBackoff: true}),
-		config: latest.New(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}},
-			trench.Stream{Name: "b", VIPs: []vip.VIP{vipB}})),
-		vips: latest.New([]vip.VIP{vipA, vipB}),
+		gate:    gate.New(gate.Options{NoFlapBackoff: true}),
+		inForce: latest.New(&change.InForce{}),
 	}
+	s.set(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}}, trench.Stream{Name: "b", VIPs: []vip.VIP{vipB}}))
 	s.gate.Configure([]vip.VIP{vipA, vipB})
 	d := readinessfile.NewReader(o)
-	s.Source = directory.New(d, s.config, s.vips, "instance")
+	s.Source = directory.New(d, s.inForce, "instance")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- task.Run(ctx, d, s.Source) }()
@@ -150,8 +154,7 @@ func TestDirectoryReadiness(t *testing.T) {
 	// The trench file changes: b serves A as well, B is gone.
 	c := configOf(trench.Stream{Name: "b", VIPs: []vip.VIP{vipA}})
 	c.Config.Attractor.VIPs = []vip.VIP{vipA}
-	s.config.Set(c)
-	s.vips.Set(c.Config.Attractor.VIPs)
+	s.set(c)
 	s.wantState(vipA, vip.NotReady, reasonNoFile, "lb-ready-b")
 	s.wait("a problem", func() bool {
 		return s.update.Err != nil && strings.Contains(s.update.Err.Error(),
@@ -169,7 +172,7 @@ func TestDirectoryOfLeavingVIP(t *testing.T) {
 	s.wantState(vipA, vip.Ready, reasonFile, "lb-ready-a")
 	c := configOf(trench.Stream{Name: "b", VIPs: []vip.VIP{vipB}})
 	c.Config.Attractor.VIPs = []vip.VIP{vipB}
-	s.config.Set(c)
+	s.set(c, vipA)
 	s.wait("a problem", func() bool {
 		return s.update.Err != nil && strings.Contains(s.update.Err.Error(),
 			`"lb-ready-a": the trench file has no stream`)
@@ -177,7 +180,7 @@ func TestDirectoryOfLeavingVIP(t *testing.T) {
 	if is := s.state[vipA]; is.State != vip.Ready {
 		t.Errorf("while it leaves: %+v", is)
 	}
-	s.vips.Set(c.Config.Attractor.VIPs)
+	s.set(c)
 	s.wait("without the VIP", func() bool { _, there := s.state[vipA]; return !there })
 }
 
@@ -219,15 +222,17 @@ func publishGone(t *testing.T, drain time.Duration) (s *directoryFixture, path s
 
 // A new trench file is evaluated with the last listing, and does not renew the lease.
 func TestOldListingRenewsNoLease(t *testing.T) {
-	config := latest.New(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}}))
+	inForceWith := func(stream string) *change.InForce {
+		return (&change.InForce{}).Next(configOf(trench.Stream{Name: stream, VIPs: []vip.VIP{vipA}}), nil, true)
+	}
 	s := directory.New(readinessfile.NewReader(readinessfile.Options{
 		Path: t.TempDir(), Log: slog.New(slog.DiscardHandler),
-	}), config, latest.New([]vip.VIP{vipA}), "instance")
+	}), latest.New(inForceWith("a")), "instance")
 	now := time.Now()
 	listing := readinessfile.Listing{Scanned: true, At: now.Add(-2 * time.Second), Revision: 1}
-	s.Publish(now.Add(-2*time.Second), listing, config.Load().Config)
+	s.Publish(now.Add(-2*time.Second), listing, inForceWith("a"))
 	s.Take()
-	s.Publish(now, listing, configOf(trench.Stream{Name: "b", VIPs: []vip.VIP{vipA}}).Config)
+	s.Publish(now, listing, inForceWith("b"))
 	u := s.Take()
 	if want := listing.At.Add(readinessfile.MaxListingAge); !u.LeaseEnd.Equal(want) || !u.LastMessage.Equal(listing.At) {
 		t.Errorf("the lease ends %v after the listing, want %v", u.LeaseEnd.Sub(listing.At), readinessfile.MaxListingAge)

@@ -178,8 +178,8 @@ func TestEventsNameTheCause(t *testing.T) {
 		return fmt.Sprint(r, " ", f)
 	}
 	o.decided(decisions{Changes: []gate.Change{
-		change(vipA, gate.Announced, gate.Withdrawn, gate.NoGateway),
-		change(vipB, gate.Announced, gate.Withdrawn, gate.NoGateway),
+		changeOf(vipA, gate.Announced, gate.Withdrawn, gate.NoGateway),
+		changeOf(vipB, gate.Announced, gate.Withdrawn, gate.NoGateway),
 	}})
 	o.drain()
 	all := eventsOf(t, o)
@@ -193,8 +193,8 @@ func TestEventsNameTheCause(t *testing.T) {
 
 func TestMergedDecisionsAreRecorded(t *testing.T) {
 	o, _ := testObserver()
-	down := decisions{Revision: 1, Changes: []gate.Change{change(vipB, gate.Announced, gate.Withdrawn, gate.LBNotReady)}}
-	up := decisions{Revision: 2, Changes: []gate.Change{change(vipB, gate.Withdrawn, gate.Announced, gate.Ready)}}
+	down := decisions{Revision: 1, Changes: []gate.Change{changeOf(vipB, gate.Announced, gate.Withdrawn, gate.LBNotReady)}}
+	up := decisions{Revision: 2, Changes: []gate.Change{changeOf(vipB, gate.Withdrawn, gate.Announced, gate.Ready)}}
 	var revisions []uint64
 	o.onDecisions = func(d decisions) { revisions = append(revisions, d.Revision) }
 	for range 100_001 {

@@ -17,11 +17,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/logs"
-	"github.com/vipgate/vipgate/pkg/policy"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/tick"
-	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -33,11 +31,7 @@ type follower struct {
 	configured vip.Set
 	departed   departed.VIPs
 	release    *time.Timer // ends the source routing of departed VIPs
-	// next is the attractor after leave, without the leaving VIPs.
-	next    *trench.Attractor
-	leave   *time.Timer
-	leaving vip.Set // VIPs that are kept until leave
-	ended   policy.Ended
+	leave      *time.Timer // ends the drain of leaving VIPs
 
 	drained   orders.Orders // applied last
 	drainsEnd *time.Timer   // see followDrains
@@ -85,7 +79,7 @@ func (f *follower) Run(ctx context.Context) error {
 	var err error // of an action of the loop
 	loaded, configChanged := f.Source.Value().Get()
 	if loaded.Generation > 0 { // otherwise keep the source routing of an earlier run
-		if err = f.configure(ctx, loaded.Config); err != nil {
+		if err = f.configure(ctx, loaded); err != nil {
 			return err
 		}
 	} else {
@@ -131,12 +125,13 @@ func (f *follower) Run(ctx context.Context) error {
 			loaded, configChanged = f.Source.Value().Get()
 			f.metrics.Reload(loaded.Err == nil)
 			f.observer.note(f.reloadDetail(loaded))
-			if loaded.Held.ID != was.Held.ID {
+			held := loaded.Held.ID != was.Held.ID
+			if held {
 				f.observer.note("held removals: " + cmp.Or(loaded.Held.Problem(), "none any longer"))
 			}
 			// A refused configuration replaces the value, but not the generation.
-			if loaded.Generation != was.Generation {
-				err = f.configure(ctx, loaded.Config)
+			if held || loaded.Generation != was.Generation {
+				err = f.configure(ctx, loaded)
 			}
 		case <-staleChanged:
 		case <-f.leave.C:
@@ -146,7 +141,7 @@ func (f *follower) Run(ctx context.Context) error {
 		case <-f.drains.Changed():
 			err = f.followDrains(ctx)
 		case left := <-f.immediate:
-			left <- f.leaving.Sorted()
+			left <- f.InForce.Load().Leaving()
 			if err = f.endLeaving(ctx); err == nil {
 				f.bird.ApplyNow() // until the next Configure
 			}

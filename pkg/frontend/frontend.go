@@ -35,6 +35,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/trench/change"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -125,7 +127,7 @@ func newProcess(o Options) (*process, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	o.BIRD.Log, o.VIPs = o.Log, cmp.Or(o.VIPs, latest.New([]vip.VIP(nil)))
+	o.BIRD.Log, o.InForce = o.Log, cmp.Or(o.InForce, latest.New(&change.InForce{}))
 	p := &process{
 		Options: o, metrics: metrics.NewFrontend(o.Version), changed: latest.New(uint64(0)),
 		immediate: make(chan chan<- []vip.VIP),
@@ -156,7 +158,7 @@ func newProcess(o Options) (*process, error) {
 	p.health.ServeVIPs(p.observer.state.serves)
 	p.metrics.Registry().MustRegister(o.Collectors...)
 	// Reports of decisions need the families before the follower runs.
-	p.setServed(loaded.Config.Attractor.VIPs)
+	p.setInForce(p.next(loaded, nil))
 	switch {
 	// Only a source in use is a part of Readiness: without the load balancer, Identity would never
 	// serve.
@@ -171,7 +173,7 @@ func newProcess(o Options) (*process, error) {
 				"directory", o.Directory.Path)
 		}
 		p.reader = readinessfile.NewReader(*o.Directory)
-		p.directory = directory.New(p.reader, p.Source.Value(), p.VIPs, p.instance)
+		p.directory = directory.New(p.reader, p.InForce, p.instance)
 		p.source = p.directory
 	default:
 		p.health.Report(Identity, "no SVID yet")
@@ -423,14 +425,19 @@ func (p *process) families() map[vip.Family]bool {
 	return families
 }
 
-// setServed publishes the VIPs of the attractor, and stores their families, which every report of
+// next returns the VIPs in force with a configuration and VIPs that leave it.
+func (p *process) next(loaded trench.Loaded, leaving vip.Set) *change.InForce {
+	return p.InForce.Load().Next(loaded, leaving, !p.Gate.Ungated)
+}
+
+// setInForce publishes the VIPs in force, and stores their families, which every report of
 // decisions contains.
-func (p *process) setServed(vips []vip.VIP) {
+func (p *process) setInForce(inForce *change.InForce) {
 	served := slices.DeleteFunc(slices.Clone(vip.Families[:]), func(f vip.Family) bool {
-		return !slices.ContainsFunc(vips, func(v vip.VIP) bool { return v.Family() == f })
+		return !slices.ContainsFunc(inForce.Attractor.VIPs, func(v vip.VIP) bool { return v.Family() == f })
 	})
 	p.served.Store(&served)
-	p.VIPs.Set(vips)
+	p.InForce.Set(inForce)
 }
 
 // newWatcher returns the watcher of the load balancer's socket.

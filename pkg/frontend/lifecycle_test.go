@@ -25,7 +25,7 @@ import (
 // Started is called at the end of the start, even if a ready VIP is never advertised because its
 // family has no gateway.
 func TestEndOfStart(t *testing.T) {
-	announced := change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)
+	announced := changeOf(vipA, gate.Withdrawn, gate.Announced, gate.Ready)
 	for name, advertised := range map[string]bool{"advertised": true, "ready timeout": false} {
 		t.Run(name, func(t *testing.T) {
 			p := afterDecision()
@@ -92,11 +92,11 @@ func TestPartsOfReadiness(t *testing.T) {
 // A start waits until the load balancer's snapshot is applied, every VIP is reported, and every
 // ready VIP is advertised.
 func TestStartProblem(t *testing.T) {
-	up := change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)
+	up := changeOf(vipA, gate.Withdrawn, gate.Announced, gate.Ready)
 	const ready, notReady, unknown = vip.Ready, vip.NotReady, vip.State(99)
-	notExported := change(vipA, gate.Withdrawn, gate.Announced, gate.NotExported)
-	depreferred := change(vipA, gate.Announced, gate.Depreferred, gate.Drained)
-	withdrawn := change(vipA, gate.Announced, gate.Withdrawn, gate.LBDraining)
+	notExported := changeOf(vipA, gate.Withdrawn, gate.Announced, gate.NotExported)
+	depreferred := changeOf(vipA, gate.Announced, gate.Depreferred, gate.Drained)
+	withdrawn := changeOf(vipA, gate.Announced, gate.Withdrawn, gate.LBDraining)
 	unsynced := lbState{Position: position("b")}
 	const unreported = "has not reported the VIPs"
 	for name, tt := range map[string]struct {
@@ -141,7 +141,7 @@ func TestStartProblem(t *testing.T) {
 func TestStartWaitsForExports(t *testing.T) {
 	p := afterDecision()
 	p.Gate.Ungated = true
-	p.observer.decided(decisions{Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
+	p.observer.decided(decisions{Changes: []gate.Change{changeOf(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
 	p.observer.drain()
 	c := &trench.Config{Attractor: trench.Attractor{VIPs: []vip.VIP{vipA}}}
 	for name, tt := range map[string]struct {

@@ -43,7 +43,7 @@ func eventsOf(t *testing.T, o *observer) []*adminv1.Event {
 	return r.GetEvents()
 }
 
-func change(v vip.VIP, from, to gate.Advertisement, reason gate.Reason) gate.Change {
+func changeOf(v vip.VIP, from, to gate.Advertisement, reason gate.Reason) gate.Change {
 	return gate.Change{
 		VIP: v, From: gate.Decision{Advertisement: from, Reason: gate.LBNotReady},
 		To: gate.Decision{Advertisement: to, Reason: reason},
@@ -57,15 +57,15 @@ func TestObserverKeepsStateSinceAndEvents(t *testing.T) {
 		VIP:    vipA,
 		Detail: "1 of 2 targets",
 	}}})
-	o.decided(decisions{At: t0, Revision: 1, Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced,
+	o.decided(decisions{At: t0, Revision: 1, Changes: []gate.Change{changeOf(vipA, gate.Withdrawn, gate.Announced,
 		gate.Ready)}})
 	o.decided(decisions{
 		At: t0.Add(time.Second), Revision: 2,
-		Changes: []gate.Change{change(vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)},
+		Changes: []gate.Change{changeOf(vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)},
 	})
 	o.decided(decisions{
 		At: t0.Add(2 * time.Second), Revision: 3,
-		Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Withdrawn, gate.NoGateway)},
+		Changes: []gate.Change{changeOf(vipA, gate.Withdrawn, gate.Withdrawn, gate.NoGateway)},
 	})
 	if o.queue.Idle() {
 		t.Error("idle though decisions wait")
@@ -97,7 +97,7 @@ func TestObserverIdleAfterDecisions(t *testing.T) {
 			t.Error("idle before the reporter has the withdrawal")
 		}
 	}
-	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Announced, gate.Withdrawn, gate.Stopping)}})
+	o.decided(decisions{Changes: []gate.Change{changeOf(vipA, gate.Announced, gate.Withdrawn, gate.Stopping)}})
 	o.drain()
 	if handedOn != 1 || !o.queue.Idle() {
 		t.Errorf("handed on %d times, idle %t", handedOn, o.queue.Idle())
@@ -109,9 +109,9 @@ func TestAppliedPositionFollowsDecisions(t *testing.T) {
 	var order []string
 	o.onDecisions = func(d decisions) { order = append(order, fmt.Sprint("decision ", d.Revision)) }
 	o.onApplied = func(p readiness.Position) { order = append(order, fmt.Sprint("applied ", p.Revision)) }
-	o.decided(decisions{Revision: 1, Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
+	o.decided(decisions{Revision: 1, Changes: []gate.Change{changeOf(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
 	o.positionApplied(readiness.Position{InstanceID: "a", Revision: 7})
-	o.decided(decisions{Revision: 2, Changes: []gate.Change{change(vipA, gate.Announced, gate.Depreferred,
+	o.decided(decisions{Revision: 2, Changes: []gate.Change{changeOf(vipA, gate.Announced, gate.Depreferred,
 		gate.LBDraining)}})
 	o.positionApplied(readiness.Position{InstanceID: "a", Revision: 8})
 	o.drain()
@@ -125,8 +125,8 @@ func TestAppliedPositionFollowsDecisions(t *testing.T) {
 
 func TestObserverForgetsRemovedVIPs(t *testing.T) {
 	o, _ := testObserver()
-	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
-	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Announced, gate.Withdrawn, gate.NotConfigured)}})
+	o.decided(decisions{Changes: []gate.Change{changeOf(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
+	o.decided(decisions{Changes: []gate.Change{changeOf(vipA, gate.Announced, gate.Withdrawn, gate.NotConfigured)}})
 	o.drain()
 	if o.state.vips.Len() != 0 {
 		t.Errorf("kept %v", *o.state.vips.Get(vipA))
@@ -206,12 +206,12 @@ func TestEventsNameAttributes(t *testing.T) {
 	}
 	o, _ := testObserver()
 	o.policies.Store(&policies)
-	stale := change(vipA, gate.Announced, gate.Announced, gate.LBStale)
+	stale := changeOf(vipA, gate.Announced, gate.Announced, gate.LBStale)
 	stale.From.Reason = gate.Ready
 	for _, changes := range [][]gate.Change{
 		{
-			change(vipA, gate.Withdrawn, gate.Announced, gate.Ready),
-			change(vipB, gate.Withdrawn, gate.Announced, gate.Ready),
+			changeOf(vipA, gate.Withdrawn, gate.Announced, gate.Ready),
+			changeOf(vipB, gate.Withdrawn, gate.Announced, gate.Ready),
 		},
 		{stale},
 	} {

@@ -20,7 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
-	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/pkg/trench/change"
 )
 
 // ConfigSource supplies the configuration, such as a watcher of the trench file.
@@ -82,9 +82,8 @@ type Options struct {
 	// metrics.
 	Tasks      []task.Task
 	Collectors []prometheus.Collector
-	// VIPs and Connected, unless nil, are kept at the VIPs of the attractor, including VIPs that
-	// leave it, and at whether a gateway is up.
-	VIPs      *latest.Value[[]vip.VIP]
+	// InForce and Connected, unless nil, are kept at the VIPs in force, and at whether a gateway is up.
+	InForce   *latest.Value[*change.InForce]
 	Connected *latest.Value[bool]
 	// Started, unless nil, is called once, when every ready VIP is advertised or ReadyTimeout
 	// expired. It must not block.

@@ -31,9 +31,9 @@ type attractor struct {
 }
 
 // leave replaces the VIPs that leave the configuration. The controller calls it.
-func (a *attractor) leave(vips vip.Set) {
+func (a *attractor) leave(vips []vip.VIP) {
 	a.leaving = [len(vip.Families)]int{}
-	for v := range vips {
+	for _, v := range vips {
 		a.leaving[v.Family()]++
 	}
 }

@@ -55,7 +55,7 @@ func TestLeavingVIPsDoNotCount(t *testing.T) {
 	if up() {
 		t.Error("they attract though a VIP is de-preferred")
 	}
-	a.leave(vip.NewSet(vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")))
+	a.leave([]vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")})
 	if !up() {
 		t.Error("a VIP that leaves takes them down")
 	}

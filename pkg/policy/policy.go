@@ -144,26 +144,8 @@ func New(policies []trench.Policy, encoding Encoding) (all Policies, err error) 
 			all.sorted = append(all.sorted, entry{v, encoded})
 		}
 	}
-	all.sort()
-	return all, nil
-}
-
-func (all *Policies) sort() {
 	slices.SortFunc(all.sorted, func(a, b entry) int { return vip.Compare(a.vip, b.vip) })
-}
-
-// Keep adds the former policies of VIPs that have none of their own any more. It must be called
-// before the policies are used.
-func (all *Policies) Keep(former Policies, vips ...vip.Set) {
-	for _, set := range vips {
-		for v := range set {
-			if policy := former.of(v); policy != nil && all.own[v] == nil {
-				all.own[v] = policy
-				all.sorted = append(all.sorted, entry{v, policy})
-			}
-		}
-	}
-	all.sort()
+	return all, nil
 }
 
 // megabit is 1 Mbit/s in bytes per second, the unit of link bandwidths.

@@ -178,48 +178,6 @@ func TestReplacedPolicies(t *testing.T) {
 	}
 }
 
-// A VIP whose last stream left keeps its policy until a stream serves it again, or it has another
-// one.
-func TestEndedVIPsKeepTheirPolicy(t *testing.T) {
-	attributed := func(med int64, vips ...vip.VIP) []trench.Policy {
-		return []trench.Policy{{VIPs: vips, Ready: trench.Attributes{MED: med}}}
-	}
-	ready := gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready}
-	var ended Ended
-	var inForce Policies
-	for i, step := range []struct {
-		served   []vip.VIP
-		policies []trench.Policy
-		want     bool // own has MED 7
-	}{
-		{[]vip.VIP{own, other}, attributed(7, own), true},
-		{[]vip.VIP{other}, nil, true},
-		{nil, nil, true},
-		{nil, attributed(8, own), false},
-		{nil, attributed(7, own), true},
-		{[]vip.VIP{own}, nil, false},
-		{nil, nil, false},
-	} {
-		next, err := New(step.policies, Carried)
-		harness.Must(t, err)
-		ended.Configure(&trench.Config{
-			Attractor: trench.Attractor{VIPs: []vip.VIP{own, other}}, Streams: []trench.Stream{{VIPs: step.served}},
-		})
-		next.Keep(inForce, ended.VIPs)
-		inForce = next
-		with, err := New(attributed(7), Carried)
-		harness.Must(t, err)
-		got := inForce.Changes(nil, []gate.Change{{VIP: own, To: ready}})
-		if is := got[0].Route == with.Route(own, ready); is != step.want {
-			t.Errorf("step %d: has the first policy: %v, want %v", i, is, step.want)
-		}
-	}
-	ended.Configure(&trench.Config{})
-	if len(ended.VIPs) != 0 {
-		t.Errorf("not configured: %v", ended.VIPs.Sorted())
-	}
-}
-
 // Texts name the policy, the state and the attributes, and an edit counts the VIPs of each change.
 func TestTexts(t *testing.T) {
 	configured := []trench.Policy{

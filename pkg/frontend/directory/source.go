@@ -14,15 +14,15 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/trench/change"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // Source is a directory of readiness files. Each scan renews the lease.
 type Source struct {
 	reader   *readinessfile.Reader
-	config   *latest.Value[trench.Loaded]
-	vips     *latest.Value[[]vip.VIP] // with VIPs that leave config
-	instance string                   // identifies this start
+	inForce  *latest.Value[*change.InForce]
+	instance string // identifies this start
 	changed  chan struct{}
 
 	mu      sync.Mutex
@@ -31,17 +31,15 @@ type Source struct {
 	// Owned by Run.
 	published []readiness.VIPReadiness
 	revision  uint64 // of the last published listing
-	from      *trench.Config
+	from      *change.InForce
 }
 
-// New returns a source that reads the directory of a reader, which its owner runs, for VIPs and the
-// streams of a configuration. VIPs that leave the configuration keep their readiness for their
-// drain. instance identifies this start.
-func New(r *readinessfile.Reader, config *latest.Value[trench.Loaded], vips *latest.Value[[]vip.VIP],
-	instance string,
-) *Source {
-	configure(r, config.Load().Config)
-	return &Source{reader: r, config: config, vips: vips, instance: instance, changed: make(chan struct{}, 1)}
+// New returns a source that reads the directory of a reader, which its owner runs, for the VIPs in
+// force. VIPs that leave the configuration keep their readiness for their drain. instance
+// identifies this start.
+func New(r *readinessfile.Reader, inForce *latest.Value[*change.InForce], instance string) *Source {
+	configure(r, inForce.Load().Config)
+	return &Source{reader: r, inForce: inForce, instance: instance, changed: make(chan struct{}, 1)}
 }
 
 // String implements task.Task.
@@ -59,24 +57,20 @@ func (s *Source) Take() readiness.Update {
 
 // Run publishes listings until ctx ends.
 func (s *Source) Run(ctx context.Context) error {
-	loaded, loadedChanged := s.config.Get()
-	_, vipsChanged := s.vips.Get()
+	inForce, changed := s.inForce.Get()
 	for {
 		listing, listingChanged := s.reader.Value().Get()
 		// An unread directory must not be mistaken for an empty one.
 		if listing.Scanned {
-			s.Publish(time.Now(), listing, loaded.Config)
+			s.Publish(time.Now(), listing, inForce)
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-listingChanged:
-		case <-vipsChanged:
-			_, vipsChanged = s.vips.Get()
-			s.from = nil // evaluate again
-		case <-loadedChanged:
-			loaded, loadedChanged = s.config.Get()
-			configure(s.reader, loaded.Config)
+		case <-changed:
+			inForce, changed = s.inForce.Get()
+			configure(s.reader, inForce.Config)
 		}
 	}
 }
@@ -92,11 +86,11 @@ func configure(d *readinessfile.Reader, c *trench.Config) {
 
 // Publish adds a changed listing to the pending update. An unchanged listing only renews the
 // lease.
-func (s *Source) Publish(now time.Time, l readinessfile.Listing, c *trench.Config) {
-	changed := s.from == nil || l.Revision != s.revision || c != s.from
+func (s *Source) Publish(now time.Time, l readinessfile.Listing, inForce *change.InForce) {
+	changed := l.Revision != s.revision || inForce != s.from
 	if changed {
-		s.published = s.evaluate(now, l, c)
-		s.revision, s.from = l.Revision, c
+		s.published = s.evaluate(now, l, inForce)
+		s.revision, s.from = l.Revision, inForce
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,10 +110,10 @@ func (s *Source) Publish(now time.Time, l readinessfile.Listing, c *trench.Confi
 
 // evaluate returns the readiness of all VIPs. An unchanged state keeps its time.
 func (s *Source) evaluate(now time.Time, l readinessfile.Listing,
-	c *trench.Config,
+	inForce *change.InForce,
 ) []readiness.VIPReadiness {
 	streams := map[vip.VIP][]string{}
-	for _, st := range c.Streams {
+	for _, st := range inForce.Config.Streams {
 		for _, v := range st.VIPs {
 			streams[v] = append(streams[v], st.Name)
 		}
@@ -128,11 +122,10 @@ func (s *Source) evaluate(now time.Time, l readinessfile.Listing,
 	for _, r := range s.published {
 		published[r.VIP] = r
 	}
-	stays, vips := vip.NewSet(c.Attractor.VIPs...), s.vips.Load()
-	all := make([]readiness.VIPReadiness, 0, len(vips))
-	for _, v := range vips {
+	all := make([]readiness.VIPReadiness, 0, len(inForce.Attractor.VIPs))
+	for _, v := range inForce.Attractor.VIPs {
 		was, known := published[v]
-		if known && !stays.Has(v) {
+		if known && inForce.Kept[v] == change.Leaving {
 			all = append(all, was)
 			continue
 		}
