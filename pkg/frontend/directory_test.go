@@ -50,8 +50,11 @@ func configOf(streams ...trench.Stream) trench.Loaded {
 	}}
 }
 
-// liveness bounds every wait for a condition.
-const liveness = 20 * time.Second
+const (
+	// liveness bounds every wait for a condition.
+	liveness  = 20 * time.Second
+	drainTime = time.Hour
+)
 
 func newDirectoryFixture(t *testing.T, path string, o readinessfile.Options) *directoryFixture {
 	t.Helper()
@@ -64,7 +67,7 @@ func newDirectoryFixture(t *testing.T, path string, o readinessfile.Options) *di
 	s.set(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}}, trench.Stream{Name: "b", VIPs: []vip.VIP{vipB}}))
 	s.gate.Configure([]vip.VIP{vipA, vipB})
 	d := readinessfile.NewReader(o)
-	s.Source = directory.New(d, s.inForce, "instance")
+	s.Source = directory.New(d, s.inForce, drainTime, "instance")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- task.Run(ctx, d, s.Source) }()
@@ -184,6 +187,68 @@ func TestDirectoryOfLeavingVIP(t *testing.T) {
 	s.wait("without the VIP", func() bool { _, there := s.state[vipA]; return !there })
 }
 
+// A ready VIP whose last stream leaves the trench file drains, as at a load balancer.
+func TestDirectoryOfEndedVIP(t *testing.T) {
+	s := newDirectoryFixture(t, t.TempDir(), readinessfile.Options{OnGone: readinessfile.Drop})
+	both := configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}}, trench.Stream{Name: "b", VIPs: []vip.VIP{vipB}})
+	without := configOf(trench.Stream{Name: "b", VIPs: []vip.VIP{vipB}})
+	if err := os.WriteFile(filepath.Join(s.path, "lb-ready-a"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		s.wantState(vipA, vip.Ready, reasonFile, "lb-ready-a")
+		before := time.Now()
+		s.set(without)
+		s.wantState(vipA, vip.Draining, readinessv1.VipReason_VIP_REASON_LEAVING, "no stream")
+		end := s.state[vipA].DrainEnd
+		if !end.After(before.Add(drainTime-1)) || end.After(time.Now().Add(drainTime)) {
+			t.Errorf("drains until %v", end)
+		}
+		// Another edit does not prolong the drain. The other VIP was not ready.
+		revision := s.update.Position.Revision
+		s.set(configOf(trench.Stream{Name: "c"}))
+		s.wait("evaluated", func() bool { return s.update.Position.Revision > revision })
+		if is := s.state[vipA]; is.State != vip.Draining || !is.DrainEnd.Equal(end) {
+			t.Errorf("after another edit: %+v", is)
+		}
+		if is := s.state[vipB]; is.State != vip.NotReady || is.Reason != reasonNoFile {
+			t.Errorf("never ready: %+v", is)
+		}
+		s.set(both)
+	}
+}
+
+// The drain of a VIP without streams ends, with any later change.
+func TestEndedVIPEnds(t *testing.T) {
+	inForce := (&change.InForce{}).Next(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}}), nil, true)
+	s := directory.New(readinessfile.NewReader(readinessfile.Options{
+		Path: t.TempDir(), Log: slog.New(slog.DiscardHandler),
+	}), latest.New(inForce), drainTime, "instance")
+	begin, revision := time.Now(), uint64(0)
+	for _, step := range []struct {
+		at    time.Duration
+		ready bool
+		want  vip.State
+	}{
+		{0, true, vip.Ready}, {1, false, vip.Draining}, {2, false, vip.Draining}, {drainTime, false, vip.Draining},
+		{drainTime + 1, false, vip.NotReady}, {drainTime + 2, false, vip.NotReady}, {drainTime + 3, true, vip.Ready},
+		{drainTime + 4, false, vip.Draining},
+	} {
+		revision++
+		listing := readinessfile.Listing{Scanned: true, At: begin.Add(step.at), Revision: revision}
+		if step.ready {
+			listing.Files = map[string]struct{}{"lb-ready-a": {}}
+			inForce = inForce.Next(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}}), nil, true)
+		} else {
+			inForce = inForce.Next(configOf(), nil, true)
+		}
+		s.Publish(listing.At, listing, inForce)
+		if is := s.Take().Changed[0]; is.State != step.want {
+			t.Errorf("after %v: %+v", step.at, is)
+		}
+	}
+}
+
 func TestMissingDirectoryIsNamed(t *testing.T) {
 	t.Run("while its VIPs drain", func(t *testing.T) {
 		s, path := publishGone(t, time.Hour)
@@ -227,7 +292,7 @@ func TestOldListingRenewsNoLease(t *testing.T) {
 	}
 	s := directory.New(readinessfile.NewReader(readinessfile.Options{
 		Path: t.TempDir(), Log: slog.New(slog.DiscardHandler),
-	}), latest.New(inForceWith("a")), "instance")
+	}), latest.New(inForceWith("a")), drainTime, "instance")
 	now := time.Now()
 	listing := readinessfile.Listing{Scanned: true, At: now.Add(-2 * time.Second), Revision: 1}
 	s.Publish(now.Add(-2*time.Second), listing, inForceWith("a"))

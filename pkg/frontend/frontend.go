@@ -173,7 +173,7 @@ func newProcess(o Options) (*process, error) {
 				"directory", o.Directory.Path)
 		}
 		p.reader = readinessfile.NewReader(*o.Directory)
-		p.directory = directory.New(p.reader, p.InForce, p.instance)
+		p.directory = directory.New(p.reader, p.InForce, p.Gate.DrainTime, p.instance)
 		p.source = p.directory
 	default:
 		p.health.Report(Identity, "no SVID yet")

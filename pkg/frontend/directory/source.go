@@ -2,6 +2,7 @@
 package directory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -22,6 +23,7 @@ import (
 type Source struct {
 	reader   *readinessfile.Reader
 	inForce  *latest.Value[*change.InForce]
+	drain    time.Duration
 	instance string // identifies this start
 	changed  chan struct{}
 
@@ -35,11 +37,12 @@ type Source struct {
 }
 
 // New returns a source that reads the directory of a reader, which its owner runs, for the VIPs in
-// force. VIPs that leave the configuration keep their readiness for their drain. instance
-// identifies this start.
-func New(r *readinessfile.Reader, inForce *latest.Value[*change.InForce], instance string) *Source {
+// force. VIPs that leave the configuration keep their readiness for their drain, and those whose
+// last stream leaves it drain for a time. instance identifies this start.
+func New(r *readinessfile.Reader, inForce *latest.Value[*change.InForce], drain time.Duration, instance string,
+) *Source {
 	configure(r, inForce.Load().Config)
-	return &Source{reader: r, inForce: inForce, instance: instance, changed: make(chan struct{}, 1)}
+	return &Source{reader: r, inForce: inForce, drain: drain, instance: instance, changed: make(chan struct{}, 1)}
 }
 
 // String implements task.Task.
@@ -138,6 +141,9 @@ func (s *Source) evaluate(now time.Time, l readinessfile.Listing,
 			if !l.DrainEnd.IsZero() {
 				is.State, is.DrainEnd = vip.Draining, l.DrainEnd
 			}
+		} else if inForce.Kept[v] == change.Ended && (was.State == vip.Ready || was.DrainEnd.After(now)) {
+			is.State, is.Reason = vip.Draining, readinessv1.VipReason_VIP_REASON_LEAVING
+			is.DrainEnd = cmp.Or(was.DrainEnd, now.Add(s.drain))
 		}
 		// Since is the start of the state, which a new detail does not change.
 		if known && was.State == is.State {
