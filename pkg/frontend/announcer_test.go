@@ -131,7 +131,7 @@ func TestNotExportedIsNotAdvertised(t *testing.T) {
 	if got := s.expected(); got[vip.IPv4] != 2 {
 		t.Errorf("expected at gateways: %v", got)
 	}
-	list := s.vipStatus(time.Unix(2, 0), []vip.VIP{vipA, vipB}, func(vip.VIP) []string { return []string{"g"} },
+	list := s.vipStatus(time.Unix(2, 0), []vip.VIP{vipA, vipB}, nil, func(vip.VIP) []string { return []string{"g"} },
 		[len(vip.Families)][]string{})
 	a, b := list[0], list[1]
 	got := fmt.Sprint(a.GetAdvertisement(), a.GetGateways(), b.GetAdvertisement(), b.GetReason(), b.GetGateways())

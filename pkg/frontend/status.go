@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/trench/change"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -33,9 +34,11 @@ func (p *process) status() *frontendv1.Status {
 	}
 	b := p.bird.State().Load()
 	p.birdStatus(s, b, now)
-	s.Vips = p.observer.state.vipStatus(now, loaded.Config.Attractor.VIPs,
-		receivers(b, p.announcer.Up().Load().Accepted(now)), senders(b))
-	p.drainStatus(s, now, vip.NewSet(loaded.Config.Attractor.VIPs...).Sorted())
+	inForce, receivers := p.InForce.Load(), receivers(b, p.announcer.Up().Load().Accepted(now))
+	vips := vip.NewSet(inForce.Config.Attractor.VIPs...).Sorted()
+	s.Vips = p.observer.state.vipStatus(now, vips, inForce.Kept, receivers, senders(b))
+	s.Leaving = p.observer.state.vipStatus(now, inForce.Leaving(), inForce.Kept, receivers, senders(b))
+	p.drainStatus(s, now, vips)
 	return s
 }
 
@@ -158,16 +161,17 @@ func receivers(b bird.State, accepted bool) func(vip.VIP) []string {
 }
 
 func (s *state) vipStatus(
-	now time.Time, configured []vip.VIP, receivers func(vip.VIP) []string, senders [len(vip.Families)][]string,
+	now time.Time, vips []vip.VIP, kept map[vip.VIP]change.Why, receivers func(vip.VIP) []string,
+	senders [len(vip.Families)][]string,
 ) []*frontendv1.VipStatus {
-	list := make([]*frontendv1.VipStatus, 0, len(configured))
+	list := make([]*frontendv1.VipStatus, 0, len(vips))
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	unknown := &vipState{} // without a decision and a report
-	for _, v := range vip.NewSet(configured...).Sorted() {
+	for _, v := range vips {
 		st := cmp.Or(s.vips.Get(v), unknown)
 		x := &frontendv1.VipStatus{
-			Vip: v.String(), Since: endpoint.Timestamp(st.Since),
+			Vip: v.String(), Since: endpoint.Timestamp(st.Since), Kept: kept[v].String(),
 			Advertisement: advertisements[shown(st.Decision)], Reason: reasons[st.Decision.Reason],
 		}
 		if st.Decision.Advertised() {

@@ -313,13 +313,14 @@ func (chain *Chain) FrontendSteps(status *frontendv1.Status, now time.Time) {
 	if chain.Unasked != "" {
 		chain.refused("trench file of frontend", status.GetConfigurationError(), "frontend")
 	}
-	at := slices.IndexFunc(status.GetVips(), func(v *frontendv1.VipStatus) bool { return v.GetVip() == chain.VIP })
+	vips := vipsInForce(status)
+	at := slices.IndexFunc(vips, func(v *frontendv1.VipStatus) bool { return v.GetVip() == chain.VIP })
 	if at < 0 {
 		explanation := Explain(readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED)
 		chain.add("trench file of frontend", false, explanation.Meaning, explanation.Next)
 		return
 	}
-	report := status.GetVips()[at]
+	report := vips[at]
 	chain.lease(status, report, now)
 	decision := "advertised"
 	switch report.GetAdvertisement() {

@@ -127,7 +127,7 @@ func (view View) Frontend(status *frontendv1.Status, now time.Time) (text string
 	gateways(only(view, status.GetGateways(), func(gateway *frontendv1.GatewayStatus) bool {
 		return !gateway.GetUp() && !gateway.GetHeld() || gateway.GetDrained() || gateway.GetWarning() != ""
 	}), now).write(&out)
-	view.writeTable(&out, frontendVIPs(status, only(view, status.GetVips(), func(vip *frontendv1.VipStatus) bool {
+	view.writeTable(&out, frontendVIPs(status, only(view, vipsInForce(status), func(vip *frontendv1.VipStatus) bool {
 		return vip.GetAdvertisement() != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED
 	}), now), 0, 2, "VIPs")
 	if failed := status.GetExportsError(); failed != "" {
@@ -300,6 +300,11 @@ func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 	return rows
 }
 
+// vipsInForce returns the VIPs of the trench file and those that left it.
+func vipsInForce(status *frontendv1.Status) []*frontendv1.VipStatus {
+	return slices.Concat(status.GetVips(), status.GetLeaving())
+}
+
 func frontendVIPs(status *frontendv1.Status, all []*frontendv1.VipStatus, now time.Time) *table {
 	rank := func(vip *frontendv1.VipStatus) int { return advertisements[vip.GetAdvertisement()].rank }
 	rows := newTable("VIP", "ADVERTISED", "SINCE", "REASON", "LOAD BALANCER", "GATEWAYS")
@@ -330,6 +335,9 @@ func reason(vip *frontendv1.VipStatus, now time.Time) string {
 		}
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED:
 		text := Explain(vip.GetReason()).Short
+		if vip.GetKept() == "leaving" {
+			return Explain(readinessv1.VipReason_VIP_REASON_LEAVING).Short
+		}
 		if isAdvertised(vip.GetAdvertisement()) {
 			text = "draining, by an operator"
 		}

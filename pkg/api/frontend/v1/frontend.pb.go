@@ -756,7 +756,9 @@ type Status struct {
 	// the answers of the process.
 	Exports []*Export `protobuf:"bytes,19,rep,name=exports,proto3" json:"exports,omitempty"`
 	// Why exports is absent although it was asked for.
-	ExportsError  string `protobuf:"bytes,20,opt,name=exports_error,json=exportsError,proto3" json:"exports_error,omitempty"`
+	ExportsError string `protobuf:"bytes,20,opt,name=exports_error,json=exportsError,proto3" json:"exports_error,omitempty"`
+	// The VIPs that left the trench file and drain, ordered by address.
+	Leaving       []*VipStatus `protobuf:"bytes,21,rep,name=leaving,proto3" json:"leaving,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -908,6 +910,13 @@ func (x *Status) GetExportsError() string {
 		return x.ExportsError
 	}
 	return ""
+}
+
+func (x *Status) GetLeaving() []*VipStatus {
+	if x != nil {
+		return x.Leaving
+	}
+	return nil
 }
 
 // LoadBalancerStatus is the frontend's view of the load balancer.
@@ -1401,7 +1410,10 @@ type VipStatus struct {
 	// a family share their BFD sessions.
 	StaticGateways []string `protobuf:"bytes,7,rep,name=static_gateways,json=staticGateways,proto3" json:"static_gateways,omitempty"`
 	// The time at which an operator's drain ends by itself; absent for never, or without a drain.
-	DrainEnds     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=drain_ends,json=drainEnds,proto3" json:"drain_ends,omitempty"`
+	DrainEnds *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=drain_ends,json=drainEnds,proto3" json:"drain_ends,omitempty"`
+	// Why the VIP is in force: "held" if its removal from the trench file waits for a confirmation,
+	// "ended" if its last stream left the file, and "leaving"; empty for a VIP of the file.
+	Kept          string `protobuf:"bytes,9,opt,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1492,6 +1504,13 @@ func (x *VipStatus) GetDrainEnds() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *VipStatus) GetKept() string {
+	if x != nil {
+		return x.Kept
+	}
+	return ""
+}
+
 var File_vipgate_frontend_v1_frontend_proto protoreflect.FileDescriptor
 
 const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
@@ -1539,7 +1558,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x1a\n" +
 	"\bgateways\x18\x02 \x03(\tR\bgateways\x12\x10\n" +
 	"\x03all\x18\x03 \x01(\bR\x03all\x12\x12\n" +
-	"\x04node\x18\x04 \x01(\bR\x04node\"\x8b\x06\n" +
+	"\x04node\x18\x04 \x01(\bR\x04node\"\xc5\x06\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12\x1c\n" +
@@ -1560,7 +1579,8 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x14configuration_source\x18\x0e \x01(\tR\x13configurationSource\x12%\n" +
 	"\x0egateway_change\x18\x12 \x01(\bR\rgatewayChange\x125\n" +
 	"\aexports\x18\x13 \x03(\v2\x1b.vipgate.frontend.v1.ExportR\aexports\x12#\n" +
-	"\rexports_error\x18\x14 \x01(\tR\fexportsError\"\xd4\x02\n" +
+	"\rexports_error\x18\x14 \x01(\tR\fexportsError\x128\n" +
+	"\aleaving\x18\x15 \x03(\v2\x1e.vipgate.frontend.v1.VipStatusR\aleaving\"\xd4\x02\n" +
 	"\x12LoadBalancerStatus\x12<\n" +
 	"\tfreshness\x18\x01 \x01(\x0e2\x1e.vipgate.frontend.v1.FreshnessR\tfreshness\x12:\n" +
 	"\bposition\x18\x02 \x01(\v2\x1e.vipgate.readiness.v1.PositionR\bposition\x128\n" +
@@ -1608,7 +1628,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
 	"\x05error\x18\x05 \x01(\tR\x05error\x12\x1a\n" +
 	"\bexternal\x18\x06 \x01(\bR\bexternal\x12)\n" +
-	"\x10external_routing\x18\a \x01(\bR\x0fexternalRouting\"\x9f\x03\n" +
+	"\x10external_routing\x18\a \x01(\bR\x0fexternalRouting\"\xb3\x03\n" +
 	"\tVipStatus\x12\x10\n" +
 	"\x03vip\x18\x01 \x01(\tR\x03vip\x12I\n" +
 	"\radvertisement\x18\x02 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\radvertisement\x12A\n" +
@@ -1618,7 +1638,8 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\bgateways\x18\x06 \x03(\tR\bgateways\x12'\n" +
 	"\x0fstatic_gateways\x18\a \x03(\tR\x0estaticGateways\x129\n" +
 	"\n" +
-	"drain_ends\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tdrainEnds*c\n" +
+	"drain_ends\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tdrainEnds\x12\x12\n" +
+	"\x04kept\x18\t \x01(\tR\x04kept*c\n" +
 	"\tFreshness\x12\x19\n" +
 	"\x15FRESHNESS_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFRESHNESS_LIVE\x10\x01\x12\x13\n" +
@@ -1686,38 +1707,39 @@ var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
 	15, // 8: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
 	14, // 9: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
 	3,  // 10: vipgate.frontend.v1.Status.exports:type_name -> vipgate.frontend.v1.Export
-	0,  // 11: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
-	19, // 12: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
-	16, // 13: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
-	17, // 14: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	17, // 15: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
-	17, // 16: vipgate.frontend.v1.GatewayStatus.drain_ends:type_name -> google.protobuf.Timestamp
-	17, // 17: vipgate.frontend.v1.GatewayStatus.last_notification_at:type_name -> google.protobuf.Timestamp
-	17, // 18: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	20, // 19: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	21, // 20: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	17, // 21: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	22, // 22: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	17, // 23: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
-	23, // 24: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	24, // 25: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
-	6,  // 26: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	10, // 27: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	7,  // 28: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
-	4,  // 29: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:input_type -> vipgate.frontend.v1.SetAdvertisedElsewhereRequest
-	1,  // 30: vipgate.frontend.v1.FrontendService.ListExports:input_type -> vipgate.frontend.v1.ListExportsRequest
-	11, // 31: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
-	11, // 32: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
-	9,  // 33: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
-	9,  // 34: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
-	8,  // 35: vipgate.frontend.v1.FrontendService.ApplyNow:output_type -> vipgate.frontend.v1.ApplyNowResponse
-	5,  // 36: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:output_type -> vipgate.frontend.v1.SetAdvertisedElsewhereResponse
-	2,  // 37: vipgate.frontend.v1.FrontendService.ListExports:output_type -> vipgate.frontend.v1.ListExportsResponse
-	31, // [31:38] is the sub-list for method output_type
-	24, // [24:31] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	15, // 11: vipgate.frontend.v1.Status.leaving:type_name -> vipgate.frontend.v1.VipStatus
+	0,  // 12: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
+	19, // 13: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
+	16, // 14: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
+	17, // 15: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
+	17, // 16: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
+	17, // 17: vipgate.frontend.v1.GatewayStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	17, // 18: vipgate.frontend.v1.GatewayStatus.last_notification_at:type_name -> google.protobuf.Timestamp
+	17, // 19: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	20, // 20: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	21, // 21: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	17, // 22: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	22, // 23: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	17, // 24: vipgate.frontend.v1.VipStatus.drain_ends:type_name -> google.protobuf.Timestamp
+	23, // 25: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	24, // 26: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	6,  // 27: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
+	10, // 28: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	7,  // 29: vipgate.frontend.v1.FrontendService.ApplyNow:input_type -> vipgate.frontend.v1.ApplyNowRequest
+	4,  // 30: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:input_type -> vipgate.frontend.v1.SetAdvertisedElsewhereRequest
+	1,  // 31: vipgate.frontend.v1.FrontendService.ListExports:input_type -> vipgate.frontend.v1.ListExportsRequest
+	11, // 32: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
+	11, // 33: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
+	9,  // 34: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
+	9,  // 35: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
+	8,  // 36: vipgate.frontend.v1.FrontendService.ApplyNow:output_type -> vipgate.frontend.v1.ApplyNowResponse
+	5,  // 37: vipgate.frontend.v1.FrontendService.SetAdvertisedElsewhere:output_type -> vipgate.frontend.v1.SetAdvertisedElsewhereResponse
+	2,  // 38: vipgate.frontend.v1.FrontendService.ListExports:output_type -> vipgate.frontend.v1.ListExportsResponse
+	32, // [32:39] is the sub-list for method output_type
+	25, // [25:32] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_frontend_v1_frontend_proto_init() }
