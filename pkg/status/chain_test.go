@@ -128,6 +128,11 @@ func TestChainNamesCauses(t *testing.T) {
 		"not at the frontend": {func(_ *lbv1.Status, f *frontendv1.Status) {
 			f.Vips = nil
 		}, "trench file of frontend", false},
+		"leaves": {func(_ *lbv1.Status, f *frontendv1.Status) {
+			f.Vips[0].Advertisement = readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED
+			f.Vips[0].Reason = readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED
+			f.Leaving, f.Vips = f.Vips, nil
+		}, "gate  de-preferred since 1m", false},
 		"lease": {func(_ *lbv1.Status, f *frontendv1.Status) {
 			f.LoadBalancer.Freshness = frontendv1.Freshness_FRESHNESS_LOST
 			withdrawn(f, readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -571,6 +572,28 @@ func TestErrorOfGateway(t *testing.T) {
 		out, _ := Frontend(&frontendv1.Status{Gateways: []*frontendv1.GatewayStatus{g}}, now)
 		if strings.Count(out, "NOTIFICATION received: Cease") != 1 || !strings.Contains(out, ", 12s ago") {
 			t.Errorf("state in\n%s", out)
+		}
+	}
+}
+
+// A VIP that left the trench file is shown until it is withdrawn, and is none of the VIPs that have
+// to be advertised.
+func TestLeavingVIPIsShown(t *testing.T) {
+	s := goodFrontend()
+	leaving := &frontendv1.VipStatus{
+		Vip: "20.0.0.9/32", Advertisement: readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED, Kept: "leaving",
+		Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED, Since: before(time.Second),
+	}
+	s.Leaving = []*frontendv1.VipStatus{leaving}
+	for advertisement, want := range map[readinessv1.Advertisement]string{
+		readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED: "de-preferred",
+		readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN:   "NO",
+	} {
+		leaving.Advertisement = advertisement
+		text, complete := Frontend(s, now)
+		row := regexp.MustCompile(`(?m)^20\.0\.0\.9/32 +` + want + ` +1s +left the trench file `)
+		if !complete || !row.MatchString(text) || !strings.Contains(text, "\n2 of 2 VIPs advertised\n") {
+			t.Errorf("complete %t:\n%s", complete, text)
 		}
 	}
 }
