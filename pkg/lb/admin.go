@@ -38,7 +38,7 @@ func (p *process) status(ctx context.Context) *lbv1.Status {
 	s := &lbv1.Status{
 		Version: p.Version, Trench: loaded.Config.Trench, Position: table.Position.Proto(), Synced: table.Synced,
 		GoingAway: table.GoingAway, Lease: durationpb.New(p.Lease), ConfigurationError: logs.Text(loaded.Err),
-		Streams: p.streamStatus(loaded.Config), Sources: p.sourceStatus(), DataPlane: p.dataPlaneStatus(ctx),
+		Streams: p.streamStatus(p.loop.inForce.Load()), Sources: p.sourceStatus(), DataPlane: p.dataPlaneStatus(ctx),
 		Conditions: p.health.Conditions(),
 	}
 	if !own.ID.IsZero() {

@@ -153,7 +153,7 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	return s
 }
 
-// dataPlaneStreams returns the streams of the trench file, then those that only the kernel has.
+// dataPlaneStreams returns the streams in force, then those that only the kernel has.
 func (p *process) dataPlaneStreams(
 	state plan.State, targets []dataplane.TargetView, unmatched map[string]uint64,
 ) []*lbv1.DataPlaneStream {
@@ -171,8 +171,8 @@ func (p *process) dataPlaneStreams(
 		byName[name], streams = s, append(streams, s)
 		return s
 	}
-	// The file comes first, so that its streams keep their order.
-	for _, c := range p.config.Value().Load().Config.Streams {
+	// Streams in force come first, so that they keep their order.
+	for _, c := range p.loop.inForce.Load().Streams {
 		s := stream(c.Name)
 		s.Size, s.Seed, s.UnmatchedPackets = c.Maglev.Size, c.Maglev.Seed, unmatched[c.Name]
 		for _, generation := range c.Earlier {

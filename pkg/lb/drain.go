@@ -143,7 +143,7 @@ func (p *process) targetsNamed(stream string, names []string) ([]targetset.ID, e
 
 // stream returns a stream in force.
 func (p *process) stream(name string) (s trench.Stream, known bool) {
-	streams := p.config.Value().Load().Config.Streams
+	streams := p.loop.inForce.Load().Streams
 	if i := slices.IndexFunc(streams, func(s trench.Stream) bool { return s.Name == name }); i >= 0 {
 		return streams[i], true
 	}

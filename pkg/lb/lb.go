@@ -249,6 +249,7 @@ func newProcess(o Options) (*process, error) {
 			DataPlane: o.DataPlane != nil || o.VIPInterface != "", WithdrawTime: o.DrainTime + stopMargin,
 		}),
 	}
+	p.loop.inForce.Store(p.config.Value().Load().Config)
 	if o.Tracer != nil {
 		p.loop.trace = p.trace
 	}

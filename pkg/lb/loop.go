@@ -72,8 +72,9 @@ type loop struct {
 	generation uint64    // of the configuration in force
 	next       time.Time // when a wait or a hold of the evaluator ends
 	departures departures
-	compared   bool // the data plane has read the kernel, or failed to
-	leaving    bool // the readiness files are no longer written
+	inForce    atomic.Pointer[trench.Config] // with the departures
+	compared   bool                          // the data plane has read the kernel, or failed to
+	leaving    bool                          // the readiness files are no longer written
 }
 
 // withPlane connects the loop with a data plane before it runs.
@@ -228,6 +229,7 @@ func (l *loop) decide(in input) decision {
 	in.config = l.depart(now, in.config)
 	if in.config != nil {
 		l.sources.configure(now, in.config)
+		l.inForce.Store(in.config)
 	}
 	l.sources.missing(now, in.lost)
 	// Heartbeats skip the sources: only new input or the end of a drain changes their targets.
