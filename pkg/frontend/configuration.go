@@ -56,7 +56,7 @@ func (f *follower) configure(ctx context.Context, loaded trench.Loaded) error {
 	before, wanted := f.InForce.Load(), vip.NewSet(loaded.Config.Attractor.VIPs...)
 	leaving := vip.Set{}
 	begin := func(g *gate.Gate, now time.Time) {
-		for v := range f.configured {
+		for _, v := range before.Attractor.VIPs {
 			switch {
 			// A VIP that returns during its drain rises again.
 			case wanted.Has(v):
@@ -96,12 +96,13 @@ func (f *follower) endLeaving(ctx context.Context) error {
 
 // apply passes the VIPs in force to gate, kernel and BIRD.
 func (f *follower) apply(ctx context.Context, inForce *change.InForce) error {
+	// Targets answer flows of a removed VIP until gateways have applied the withdrawal.
+	end := time.Now().Add(confirmTimeout + f.Settle)
+	for _, v := range f.InForce.Load().Attractor.VIPs {
+		f.departed[v] = end // unless it is still in force, see routed
+	}
 	f.setInForce(inForce)
 	a := inForce.Attractor
-	configured := vip.NewSet(a.VIPs...)
-	// Targets answer flows of a removed VIP until gateways have applied the withdrawal.
-	f.departed.Configure(f.configured, configured, time.Now().Add(confirmTimeout+f.Settle))
-	f.configured = configured
 	// Install source routing first: a new VIP attracts traffic as soon as it is advertised.
 	f.route()
 	policies, err := policy.New(a.Policies, f.encoding())
@@ -122,13 +123,29 @@ func (f *follower) apply(ctx context.Context, inForce *change.InForce) error {
 	return nil
 }
 
-// route installs source routing for the configured VIPs and for departed VIPs until their time
+// route installs source routing for the VIPs in force, and for departed VIPs until their time
 // expires.
 func (f *follower) route() {
 	now := time.Now()
-	next := f.departed.Expire(now)
-	f.kernel.ConfigureSet(f.departed.And(f.configured))
+	routed, next := f.routed(now)
+	f.kernel.ConfigureSet(routed)
 	if f.release.Stop(); !next.IsZero() {
 		f.release.Reset(next.Sub(now))
 	}
+}
+
+// routed returns the VIPs that have source routing, and until when they are the same.
+func (f *follower) routed(now time.Time) (routed vip.Set, next time.Time) {
+	routed = vip.NewSet(f.InForce.Load().Attractor.VIPs...)
+	for v, end := range f.departed {
+		if routed.Has(v) || !now.Before(end) {
+			delete(f.departed, v)
+			continue
+		}
+		routed[v] = struct{}{}
+		if next.IsZero() || end.Before(next) {
+			next = end
+		}
+	}
+	return routed, next
 }

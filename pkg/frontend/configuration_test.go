@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,7 +12,6 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/announce"
 	"github.com/vipgate/vipgate/pkg/bird"
-	"github.com/vipgate/vipgate/pkg/frontend/departed"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -64,7 +64,7 @@ func newFollower(t *testing.T) *follower {
 	t.Cleanup(func() { cancel(); <-ended })
 	<-p.controller.ready
 	f := &follower{
-		process: p, departed: departed.VIPs{}, release: time.NewTimer(time.Hour), leave: time.NewTimer(time.Hour),
+		process: p, departed: map[vip.VIP]time.Time{}, release: time.NewTimer(time.Hour), leave: time.NewTimer(time.Hour),
 	}
 	f.configureVIPs(t, vipA, vipB)
 	synctest.Wait()
@@ -89,8 +89,8 @@ func TestVIPLeavesConfiguration(t *testing.T) {
 		f := newFollower(t)
 		left := time.Now()
 		f.configureVIPs(t)
-		if !f.configured.Has(vipA) || f.configured.Has(vipB) {
-			t.Errorf("configured while %s leaves: %v", vipA, f.configured.Sorted())
+		if is := f.InForce.Load().Attractor.VIPs; !slices.Equal(is, []vip.VIP{vipA}) {
+			t.Errorf("in force while %s leaves: %v", vipA, is)
 		}
 		if end := f.departed[vipB]; !end.Equal(left.Add(confirmTimeout + f.Settle)) {
 			t.Errorf("source routing of %s ends after %v", vipB, end.Sub(left))
@@ -99,8 +99,47 @@ func TestVIPLeavesConfiguration(t *testing.T) {
 		if took, want := time.Since(left), f.Gate.DrainTime+confirmTimeout; took != want {
 			t.Errorf("%s leaves after %v, want %v", vipA, took, want)
 		}
-		if err := f.endLeaving(t.Context()); err != nil || len(f.configured) != 0 {
-			t.Errorf("configured in the end: %v, %v", f.configured.Sorted(), err)
+		if err := f.endLeaving(t.Context()); err != nil || len(f.InForce.Load().Attractor.VIPs) != 0 {
+			t.Errorf("in force in the end: %v, %v", f.InForce.Load().Attractor.VIPs, err)
+		}
+	})
+}
+
+// A departed VIP keeps its source routing until its time expires, even if the configuration
+// changes again.
+func TestDepartedVIPsStayTheirTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFollower(t)
+		f.Gate.DrainTime = 0
+		const ms = time.Millisecond
+		begin, stay := time.Now(), confirmTimeout+f.Settle
+		for _, step := range []struct {
+			at         time.Duration
+			configured []vip.VIP // nil: only the timer fires
+			routed     []vip.VIP
+			next       time.Duration // of the timer, from the begin; 0: none
+		}{
+			{0, []vip.VIP{vipA, vipB}, []vip.VIP{vipA, vipB}, 0},
+			{100 * ms, []vip.VIP{vipA}, []vip.VIP{vipA, vipB}, 100*ms + stay},
+			{200 * ms, []vip.VIP{vipA}, []vip.VIP{vipA, vipB}, 100*ms + stay}, // gateways changed
+			{300 * ms, []vip.VIP{}, []vip.VIP{vipA, vipB}, 100*ms + stay},
+			{100*ms + stay - 1, nil, []vip.VIP{vipA, vipB}, 100*ms + stay},
+			{100*ms + stay, nil, []vip.VIP{vipA}, 300*ms + stay},
+			{200*ms + stay, []vip.VIP{vipA}, []vip.VIP{vipA}, 0}, // it came back
+			{300*ms + stay, nil, []vip.VIP{vipA}, 0},
+		} {
+			time.Sleep(step.at - time.Since(begin))
+			if step.configured != nil {
+				f.configureVIPs(t, step.configured...)
+			}
+			want := time.Time{}
+			if step.next != 0 {
+				want = begin.Add(step.next)
+			}
+			routed, next := f.routed(time.Now())
+			if !slices.Equal(routed.Sorted(), step.routed) || !next.Equal(want) {
+				t.Errorf("after %v: routed %v until %v, want %v until %v", step.at, routed.Sorted(), next, step.routed, want)
+			}
 		}
 	})
 }

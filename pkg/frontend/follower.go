@@ -11,7 +11,6 @@ import (
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/bird"
-	"github.com/vipgate/vipgate/pkg/frontend/departed"
 	"github.com/vipgate/vipgate/pkg/frontend/orders"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/journal"
@@ -27,11 +26,10 @@ import (
 type follower struct {
 	*process
 
-	pulse      task.Pulse
-	configured vip.Set
-	departed   departed.VIPs
-	release    *time.Timer // ends the source routing of departed VIPs
-	leave      *time.Timer // ends the drain of leaving VIPs
+	pulse    task.Pulse
+	departed map[vip.VIP]time.Time // VIPs that were in force, with the ends of their source routing
+	release  *time.Timer           // at the first of them
+	leave    *time.Timer           // ends the drain of leaving VIPs
 
 	drained   orders.Orders // applied last
 	drainsEnd *time.Timer   // see followDrains
@@ -69,7 +67,7 @@ func (f *follower) Overdue() time.Duration { return f.pulse.Overdue() }
 // Run updates the other components until ctx ends.
 func (f *follower) Run(ctx context.Context) error {
 	refresh := time.After(tick.Until(time.Now(), refreshInterval))
-	f.departed, f.release, f.leave, f.drainsEnd = departed.VIPs{}, time.NewTimer(0), time.NewTimer(0), time.NewTimer(0)
+	f.departed, f.release, f.leave, f.drainsEnd = map[vip.VIP]time.Time{}, time.NewTimer(0), time.NewTimer(0), time.NewTimer(0)
 	defer f.release.Stop()
 	defer f.leave.Stop()
 	f.leave.Stop()

@@ -114,7 +114,7 @@ func TestConsumersOfVIPsInForce(t *testing.T) {
 				t.Errorf("%s: route %+v, want MED %d", step.name, route, step.med)
 			}
 			// The last flows of a VIP need source routing after it is gone.
-			if !f.departed.And(f.configured).Has(vipA) {
+			if routed, _ := f.routed(time.Now()); !routed.Has(vipA) {
 				t.Errorf("%s: not routed", step.name)
 			}
 

@@ -69,12 +69,12 @@ type loop struct {
 
 	evaluator  *serving.Evaluator
 	synced     bool
-	generation uint64    // of the configuration in force
-	next       time.Time // when a wait or a hold of the evaluator ends
+	generation uint64                        // of the configuration in force
+	inForce    atomic.Pointer[trench.Config] // the same, with the departures
+	next       time.Time                     // when a wait or a hold of the evaluator ends
 	departures departures
-	inForce    atomic.Pointer[trench.Config] // with the departures
-	compared   bool                          // the data plane has read the kernel, or failed to
-	leaving    bool                          // the readiness files are no longer written
+	compared   bool // the data plane has read the kernel, or failed to
+	leaving    bool // the readiness files are no longer written
 }
 
 // withPlane connects the loop with a data plane before it runs.
