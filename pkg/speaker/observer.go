@@ -74,7 +74,7 @@ type exports struct {
 	short   time.Time // since when fewer VIPs than announced are exported; zero if not
 	listed  time.Time // zero before the first list of the session
 	counts  [2]int    // of all exported routes and of announced VIPs, at the list
-	vips    vip.Set   // at the list
+	vips    vip.Set   // at the list; nil if it could not be read
 	unknown bool      // the list cannot be read
 	others  int       // routes that are not VIPs
 }
@@ -336,7 +336,7 @@ func (observer *Observer) countExports(at time.Time, key sessionKey, session Ses
 	}
 	total, counts := session.Exported, [2]int{session.Exported, announced}
 	exported := total - is.others
-	isKnown := total >= 0 && !is.listed.IsZero() && !is.unknown
+	isKnown := total >= 0 && is.vips != nil
 	switch {
 	case isKnown && exported == announced:
 		is.differs, is.short = time.Time{}, time.Time{}
@@ -378,7 +378,7 @@ func (observer *Observer) list(ctx context.Context, at time.Time, vips []vip.VIP
 	defer cancel()
 	all, err := observer.options.View.Exported(limited, is.session.Peer, key.family)
 	is.listed, is.counts = at, [2]int{is.session.Exported, observer.expect.Load()[key.family]}
-	is.vips, is.others, is.unknown = nil, 0, errors.Is(err, ErrUnknown)
+	is.vips, is.unknown = nil, errors.Is(err, ErrUnknown) // others stay if the list cannot be read
 	switch {
 	case err == nil:
 		is.vips = vip.Set{}

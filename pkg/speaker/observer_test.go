@@ -28,7 +28,7 @@ type answers struct {
 	err      error
 	session  Session
 	exported vip.Set
-	unknown  error         // of the list of routes
+	unknown  error         // of the list of routes, ErrUnknown or another
 	stall    time.Duration // of the process while it reads the next answer
 	slow     time.Duration // of the list of routes
 }
@@ -226,6 +226,33 @@ func TestShortExports(t *testing.T) {
 		pass(2 * pollInterval)
 		if is := state(observer); is.Short {
 			t.Errorf("%+v", is)
+		}
+	})
+}
+
+// A list that cannot be read changes no number of other routes, and names no VIP.
+func TestFailedListKeepsOthers(t *testing.T) {
+	observed(t, func(t *testing.T, speaker *fake, observer *Observer) {
+		speaker.change(func(a *answers) {
+			a.session.Exported, a.exported, a.unknown = 2, nil, errors.New("no answer within 2s")
+		})
+		for range 3 {
+			lists := speaker.listed()
+			pass(maxListAge + pollInterval)
+			if is := state(observer); is.Exported != 1 || !is.Short || is.Exports != nil || speaker.listed() == lists {
+				t.Errorf("%d lists, %+v", speaker.listed(), is)
+			}
+		}
+		speaker.change(func(a *answers) { a.session.Exported = 3 })
+		ctx, cancel := context.WithTimeout(t.Context(), pollLimit)
+		defer cancel()
+		if err := observer.Confirm(ctx); err != nil {
+			t.Error(err)
+		}
+		// The number of other routes may have changed, too.
+		lists := speaker.listed()
+		if pass(maxListAge + pollInterval); speaker.listed() == lists {
+			t.Error("the list is not read again")
 		}
 	})
 }

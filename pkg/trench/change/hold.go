@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -132,9 +133,7 @@ func served(config *trench.Config) vip.Set {
 	vips := vip.Set{}
 	for _, stream := range config.Streams {
 		if slices.ContainsFunc(stream.Targets, active) {
-			for _, prefix := range stream.VIPs {
-				vips[prefix] = struct{}{}
-			}
+			maps.Copy(vips, vip.NewSet(stream.VIPs...))
 		}
 	}
 	return vips

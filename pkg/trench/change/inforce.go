@@ -38,9 +38,7 @@ func (before *InForce) Next(loaded trench.Loaded, leaving vip.Set, drains bool) 
 	next := &InForce{Loaded: loaded, Attractor: loaded.Config.Attractor, Kept: map[vip.VIP]Why{}, served: vip.Set{}}
 	listed := vip.NewSet(next.Attractor.VIPs...)
 	for _, stream := range loaded.Config.Streams {
-		for _, v := range stream.VIPs {
-			next.served[v] = struct{}{}
-		}
+		maps.Copy(next.served, vip.NewSet(stream.VIPs...))
 	}
 	for _, v := range loaded.Held.VIPs {
 		next.Kept[v] = Held
