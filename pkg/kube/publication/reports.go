@@ -48,9 +48,12 @@ func (publisher *Publisher) gather(ctx context.Context) error {
 	ages := ages{interval: publisher.timing.renewal, seen: map[types.UID]renewal{}}
 	input, changed := publisher.options.Input.Get()
 	for {
+		// Before the first answer, each pod may have a report.
+		listed, err := publisher.reports.State()
 		reports := publisher.readReports(input.Siblings)
 		ages.mark(input.Siblings, publisher.options.Pod, reports)
-		if !maps.EqualFunc(reports, input.Reports, Reported.equal) || input.Reports == nil {
+		if (listed || err != nil) &&
+			(!maps.EqualFunc(reports, input.Reports, Reported.equal) || input.Reports == nil) {
 			input.Reports = reports
 			publisher.input.Set(input)
 		}
@@ -72,6 +75,7 @@ func (publisher *Publisher) followReports(ctx context.Context) {
 		metav1.ListOptions{LabelSelector: v1alpha1.TrenchPodLabel + "=" + publisher.options.Trench},
 		func(watches bool, err error) {
 			if !watches && ctx.Err() == nil {
+				publisher.reports.Attempted(err)
 				throttle.Log(publisher.options.Log.Warn, "", "reports of the trench's pods not listed, retrying",
 					"resource", v1alpha1.ReportResource.Resource, "error", err)
 			}
