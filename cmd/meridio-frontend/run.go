@@ -159,10 +159,11 @@ func (c *runCommand) options(settings process.Settings) (frontend.Options, error
 	// The frontend publishes the inputs of the registration and of the fallback.
 	o.Connected, o.InForce = latest.New(false), latest.New(&change.InForce{})
 	registration := nsp.NewRegistration(client, o.Connected.Get)
-	lb := availability.NewClient(availability.ClientOptions{Host: host, Log: log, VIPs: func() ([]vip.VIP, <-chan struct{}) {
+	vips := func() ([]vip.VIP, <-chan struct{}) {
 		inForce, changed := o.InForce.Get()
 		return inForce.Attractor.VIPs, changed
-	}})
+	}
+	lb := availability.NewClient(availability.ClientOptions{Host: host, VIPs: vips, Log: log})
 	o.Fallback, o.Tasks = lb, []task.Task{registration, secrets}
 	// Each scrape reads copies; none of these calls blocks.
 	o.Collectors = []prometheus.Collector{metrics.NewMeridio(func() metrics.Meridio {

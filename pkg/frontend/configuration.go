@@ -82,7 +82,7 @@ func (f *follower) configure(ctx context.Context, loaded trench.Loaded) error {
 		f.observer.note(fmt.Sprintf("%d VIPs left the configuration: de-preferred for %v, then withdrawn", len(leaving),
 			f.Gate.DrainTime))
 	}
-	return f.apply(ctx, f.next(loaded, leaving))
+	return f.apply(ctx, before.Next(loaded, leaving, !f.Gate.Ungated))
 }
 
 // endLeaving removes the VIPs that left the configuration.
@@ -91,7 +91,7 @@ func (f *follower) endLeaving(ctx context.Context) error {
 	if f.leave.Stop(); len(inForce.Leaving()) == 0 {
 		return nil
 	}
-	return f.apply(ctx, f.next(inForce.Loaded, nil))
+	return f.apply(ctx, inForce.Next(inForce.Loaded, nil, !f.Gate.Ungated))
 }
 
 // apply passes the VIPs in force to gate, kernel and BIRD.

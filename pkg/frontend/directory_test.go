@@ -230,8 +230,13 @@ func TestEndedVIPEnds(t *testing.T) {
 		ready bool
 		want  vip.State
 	}{
-		{0, true, vip.Ready}, {1, false, vip.Draining}, {2, false, vip.Draining}, {drainTime, false, vip.Draining},
-		{drainTime + 1, false, vip.NotReady}, {drainTime + 2, false, vip.NotReady}, {drainTime + 3, true, vip.Ready},
+		{0, true, vip.Ready},
+		{1, false, vip.Draining},
+		{2, false, vip.Draining},
+		{drainTime, false, vip.Draining},
+		{drainTime + 1, false, vip.NotReady},
+		{drainTime + 2, false, vip.NotReady},
+		{drainTime + 3, true, vip.Ready},
 		{drainTime + 4, false, vip.Draining},
 	} {
 		revision++

@@ -67,7 +67,7 @@ func (f *follower) Overdue() time.Duration { return f.pulse.Overdue() }
 // Run updates the other components until ctx ends.
 func (f *follower) Run(ctx context.Context) error {
 	refresh := time.After(tick.Until(time.Now(), refreshInterval))
-	f.departed, f.release, f.leave, f.drainsEnd = map[vip.VIP]time.Time{}, time.NewTimer(0), time.NewTimer(0), time.NewTimer(0)
+	f.release, f.leave, f.drainsEnd = time.NewTimer(0), time.NewTimer(0), time.NewTimer(0)
 	defer f.release.Stop()
 	defer f.leave.Stop()
 	f.leave.Stop()

@@ -35,7 +35,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/task"
-	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/trench/change"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -158,7 +157,7 @@ func newProcess(o Options) (*process, error) {
 	p.health.ServeVIPs(p.observer.state.serves)
 	p.metrics.Registry().MustRegister(o.Collectors...)
 	// Reports of decisions need the families before the follower runs.
-	p.setInForce(p.next(loaded, nil))
+	p.setInForce(p.InForce.Load().Next(loaded, nil, !o.Gate.Ungated))
 	switch {
 	// Only a source in use is a part of Readiness: without the load balancer, Identity would never
 	// serve.
@@ -282,7 +281,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		"vips", vips, "gateways", gateways, "gating", !p.Gate.Ungated)
 	p.observer.note(fmt.Sprintf("frontend %s is starting, with %d VIPs and %d gateways", p.Version, vips, gateways))
 	front := append([]task.Task{
-		p.Source, p.controller, p.observer, p.reporter, p.announcer, &follower{process: p},
+		p.Source, p.controller, p.observer, p.reporter, p.announcer, &follower{process: p, departed: map[vip.VIP]time.Time{}},
 	}, p.Tasks...)
 	if p.Identity != nil {
 		front = append(front, p.Identity)
@@ -423,11 +422,6 @@ func (p *process) families() map[vip.Family]bool {
 		families[f] = up[f]
 	}
 	return families
-}
-
-// next returns the VIPs in force with a configuration and VIPs that leave it.
-func (p *process) next(loaded trench.Loaded, leaving vip.Set) *change.InForce {
-	return p.InForce.Load().Next(loaded, leaving, !p.Gate.Ungated)
 }
 
 // setInForce publishes the VIPs in force, and stores their families, which every report of

@@ -53,23 +53,23 @@ func TestConsumersOfVIPsInForce(t *testing.T) {
 		left := configured(0, nil, true, vipB)
 		revision := uint64(0)
 		// A consumer that does not have the VIP says nothing.
-		const lists, drains = "ANNOUNCED in vips", "DEPREFERRED in leaving"
+		const announced, drains = "ANNOUNCED in vips", "DEPREFERRED in leaving"
 		for _, step := range []struct {
 			name, kept, status, directory, advertised string
 			loaded                                    *trench.Loaded // nil: the drain of leaving VIPs ends
 			med                                       int64
 		}{
-			{"listed", "", lists, "ready", "announced", &listed, 7},
-			{"held", "held", lists, "ready", "announced", &held, 7},
-			{"held, and back", "", lists, "ready", "announced", &listed, 7},
-			{"ended", "ended", lists, "draining", "announced", &ended, 7},
-			{"ended, and back", "", lists, "ready", "announced", &edited, 8},
+			{"listed", "", announced, "ready", "announced", &listed, 7},
+			{"held", "held", announced, "ready", "announced", &held, 7},
+			{"held, and back", "", announced, "ready", "announced", &listed, 7},
+			{"ended", "ended", announced, "draining", "announced", &ended, 7},
+			{"ended, and back", "", announced, "ready", "announced", &edited, 8},
 			{"leaving", "leaving", drains, "ready", "depreferred", &left, 8},
-			{"leaving, and back", "", lists, "ready", "announced", &listed, 7},
-			{"held again", "held", lists, "ready", "announced", &held, 7},
+			{"leaving, and back", "", announced, "ready", "announced", &listed, 7},
+			{"held again", "held", announced, "ready", "announced", &held, 7},
 			{"confirmed", "leaving", drains, "ready", "depreferred", &left, 7},
 			{"gone", "", "", "", "", nil, 0},
-			{"back", "", lists, "ready", "announced", &listed, 7},
+			{"back", "", announced, "ready", "announced", &listed, 7},
 		} {
 			if step.loaded != nil {
 				harness.Must(t, f.configure(t.Context(), *step.loaded))
@@ -83,7 +83,8 @@ func TestConsumersOfVIPsInForce(t *testing.T) {
 			}
 
 			status, is := f.status(), ""
-			for where, list := range map[string][]*frontendv1.VipStatus{"vips": status.GetVips(), "leaving": status.GetLeaving()} {
+			lists := map[string][]*frontendv1.VipStatus{"vips": status.GetVips(), "leaving": status.GetLeaving()}
+			for where, list := range lists {
 				for _, v := range list {
 					if v.GetVip() == vipA.String() {
 						is += fmt.Sprintf("%v in %s", v.GetAdvertisement(), where)[len("ADVERTISEMENT_"):]

@@ -82,7 +82,7 @@ type Options struct {
 	// metrics.
 	Tasks      []task.Task
 	Collectors []prometheus.Collector
-	// InForce and Connected, unless nil, are kept at the VIPs in force, and at whether a gateway is up.
+	// InForce and Connected, unless nil, are kept at the VIPs in force, and whether a gateway is up.
 	InForce   *latest.Value[*change.InForce]
 	Connected *latest.Value[bool]
 	// Started, unless nil, is called once, when every ready VIP is advertised or ReadyTimeout

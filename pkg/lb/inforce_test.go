@@ -23,7 +23,8 @@ func TestDepartedStreamIsInForce(t *testing.T) {
 			t.Errorf("%s: stream %+v", what, s)
 		}
 		for where, streams := range map[string]int{
-			"status": len(p.streamStatus(l.inForce.Load())), "status of the data plane": len(p.dataPlaneStreams(plan.State{}, nil, nil)),
+			"status":                   len(p.streamStatus(l.inForce.Load())),
+			"status of the data plane": len(p.dataPlaneStreams(plan.State{}, nil, nil)),
 		} {
 			if streams == 1 != want {
 				t.Errorf("%s: %d streams in %s", what, streams, where)

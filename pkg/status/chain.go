@@ -313,7 +313,7 @@ func (chain *Chain) FrontendSteps(status *frontendv1.Status, now time.Time) {
 	if chain.Unasked != "" {
 		chain.refused("trench file of frontend", status.GetConfigurationError(), "frontend")
 	}
-	vips := vipsInForce(status)
+	vips := slices.Concat(status.GetVips(), status.GetLeaving())
 	at := slices.IndexFunc(vips, func(v *frontendv1.VipStatus) bool { return v.GetVip() == chain.VIP })
 	if at < 0 {
 		explanation := Explain(readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED)

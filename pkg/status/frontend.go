@@ -127,7 +127,8 @@ func (view View) Frontend(status *frontendv1.Status, now time.Time) (text string
 	gateways(only(view, status.GetGateways(), func(gateway *frontendv1.GatewayStatus) bool {
 		return !gateway.GetUp() && !gateway.GetHeld() || gateway.GetDrained() || gateway.GetWarning() != ""
 	}), now).write(&out)
-	view.writeTable(&out, frontendVIPs(status, only(view, vipsInForce(status), func(vip *frontendv1.VipStatus) bool {
+	vips := slices.Concat(status.GetVips(), status.GetLeaving())
+	view.writeTable(&out, frontendVIPs(status, only(view, vips, func(vip *frontendv1.VipStatus) bool {
 		return vip.GetAdvertisement() != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED
 	}), now), 0, 2, "VIPs")
 	if failed := status.GetExportsError(); failed != "" {
@@ -298,11 +299,6 @@ func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 			gateway.GetImported(), exported, gateway.GetBfd(), state)
 	}
 	return rows
-}
-
-// vipsInForce returns the VIPs of the trench file and those that left it.
-func vipsInForce(status *frontendv1.Status) []*frontendv1.VipStatus {
-	return slices.Concat(status.GetVips(), status.GetLeaving())
 }
 
 func frontendVIPs(status *frontendv1.Status, all []*frontendv1.VipStatus, now time.Time) *table {
