@@ -41,8 +41,7 @@ const (
 	// minTable excludes the tables that the kernel reserves (253 to 255) and the numbers
 	// for which ip-route(8) has names.
 	minTable = 256
-	// maxPriority leaves room for two more rules before the kernel's rule for the main
-	// table, 32766.
+	// maxPriority leaves room for two more rules before the kernel's rule for the main table, 32766.
 	maxPriority = 32766 - 3
 	// minNumbers is the minimum number of targets that the mask must allow.
 	minNumbers = 1000

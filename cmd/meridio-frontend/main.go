@@ -46,9 +46,8 @@ func program() cli.Program {
 	return p
 }
 
-// arguments rewrites command lines of Meridio's frontend that kong parses differently. Meridio
-// uses Go's flag package, which accepts a single dash. Its --debug alone prints a document and
-// exits.
+// arguments rewrites command lines of Meridio's frontend that kong parses differently. Meridio uses
+// Go's flag package, which accepts a single dash. Its --debug alone prints a document and exits.
 func arguments(args []string) []string {
 	if len(args) != 1 {
 		return args

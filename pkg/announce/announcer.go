@@ -25,8 +25,7 @@ const (
 	// MaxHeartbeatAge is the maximum age of a heartbeat for which the gate counts as live.
 	MaxHeartbeatAge = time.Second
 
-	// A signed SYN to a port without the key is dropped, so a dial times out until BIRD is
-	// configured.
+	// A signed SYN to a port without the key is dropped, so a dial times out until BIRD is configured.
 	dialTimeout    = 100 * time.Millisecond
 	minBackoff     = 20 * time.Millisecond
 	defaultSpeaker = "BIRD"

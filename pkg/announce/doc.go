@@ -15,6 +15,5 @@
 //   - Every new session sends the whole current table to the peer.
 //
 // The announcer either connects or listens, so sessions cannot collide, and it ignores received
-// routes.
-// Package gate decides what to announce, and BIRD reports whether gateways have it.
+// routes. Package gate decides what to announce, and BIRD reports whether gateways have it.
 package announce

@@ -1,6 +1,5 @@
-// Package bfdlease permits BFD packets to static gateways only while the frontend attracts
-// traffic. The permission is a lease in the kernel, which expires when the frontend dies or
-// hangs.
+// Package bfdlease permits BFD packets to static gateways only while the frontend attracts traffic.
+// The permission is a lease in the kernel, which expires when the frontend dies or hangs.
 //
 // A static gateway follows a BFD session, which BIRD keeps up as long as BIRD runs. [Lease] owns
 // one nftables table, `inet vipgate-bfd`, whose output chain drops BFD control packets (UDP port

@@ -84,10 +84,9 @@ func protocolOf(family vip.Family) byte {
 // localhost. The packets reach no socket.
 const refreshPort = 9
 
-// refreshRule returns `ip daddr 127.0.0.1 udp dport 9 @th,64,128 TOKEN update @attract {
-// @th,192,8 timeout 3s } drop`. Unlike a transaction, a refresh by a packet does not change the
-// generation of the ruleset. Each new generation makes source routing and data plane read their
-// tables again.
+// refreshRule returns `ip daddr 127.0.0.1 udp dport 9 @th,64,128 TOKEN update @attract { @th,192,8
+// timeout 3s } drop`. Unlike a transaction, a refresh by a packet does not change the generation of
+// the ruleset. Each new generation makes source routing and data plane read their tables again.
 func refreshRule(secret token) nft.Rule {
 	localhost := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	const udpHeader = 8

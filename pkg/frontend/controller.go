@@ -27,10 +27,9 @@ const beatInterval = time.Second
 // stalledAfter is the delay of a heartbeat beyond which this process counts as stalled.
 const stalledAfter = 50 * time.Millisecond
 
-// controller passes inputs to the gate and publishes its decisions. No call of its loop blocks.
-// The goroutine that receives a small update of the load balancer applies it directly, because
-// waking the loop takes longer. Only the loop handles timers and sends heartbeats to the
-// announcer.
+// controller passes inputs to the gate and publishes its decisions. No call of its loop blocks. The
+// goroutine that receives a small update of the load balancer applies it directly, because waking
+// the loop takes longer. Only the loop handles timers and sends heartbeats to the announcer.
 type controller struct {
 	gate         *gate.Gate
 	source       readinessSource // nil with --gating=off

@@ -47,8 +47,7 @@ type Options struct {
 	Directory *readinessfile.Options
 	// LBSocket is the load balancer's readiness socket. Unused without gating and with Directory.
 	LBSocket string
-	// Fallback reads a load balancer without ReadinessService; nil if each load balancer must have
-	// it.
+	// Fallback reads a load balancer without ReadinessService; nil if each load balancer must have it.
 	Fallback readiness.Fallback
 	// Identity is the frontend's SVID, or nil if nothing needs one. Credentials authorize the load
 	// balancer.

@@ -1,9 +1,8 @@
 // Package gate decides which VIPs are advertised.
 //
-// A [Gate] is a pure state machine: inputs and the time are passed to its methods,
-// [Gate.Evaluate] returns the changed decisions, and [Gate.Deadline] returns the time of the next
-// evaluation. It does no I/O, starts no goroutine, reads no clock, and is not safe for concurrent
-// use.
+// A [Gate] is a pure state machine: inputs and the time are passed to its methods, [Gate.Evaluate]
+// returns the changed decisions, and [Gate.Deadline] returns the time of the next evaluation. It
+// does no I/O, starts no goroutine, reads no clock, and is not safe for concurrent use.
 //
 // Invariants:
 //   - A VIP is announced only while it is configured, its source routing is installed in the

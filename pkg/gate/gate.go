@@ -277,8 +277,7 @@ func (gate *Gate) Undrain(vips ...vip.VIP) {
 	}
 }
 
-// Evaluate returns every VIP whose decision changed at now. The slice is valid until the next
-// call.
+// Evaluate returns every VIP whose decision changed at now. The slice is valid until the next call.
 func (gate *Gate) Evaluate(now time.Time) []Change {
 	gate.changes = gate.changes[:0]
 	current := gate.observe(now)

@@ -87,10 +87,9 @@ func New(log *slog.Logger, changed func(service string, serving, known bool)) *S
 // Register adds the service to a gRPC server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { healthv1.RegisterHealthServer(r, s) }
 
-// RegisterForContainer adds the service to a gRPC server for a container whose startup and
-// liveness probes do not name a service, as in Meridio. On this server "" has the state of
-// [Liveness]. With the state of [Readiness], the kubelet would restart a process that waits for a
-// gateway.
+// RegisterForContainer adds the service to a gRPC server for a container whose startup and liveness
+// probes do not name a service, as in Meridio. On this server "" has the state of [Liveness]. With
+// the state of [Readiness], the kubelet would restart a process that waits for a gateway.
 func (s *Server) RegisterForContainer(r grpc.ServiceRegistrar) {
 	healthv1.RegisterHealthServer(r, containerServer{s})
 }
@@ -259,10 +258,9 @@ func (s *Server) Conditions() []*adminv1.Condition {
 	return list
 }
 
-// ServeVIPs sets the function that reports whether a VIP serves, which means advertised
-// (frontend) or ready (lb). The function is called concurrently and must not block. After a
-// change of its results, call [Server.VIPsChanged]. ServeVIPs must be called before the server is
-// registered.
+// ServeVIPs sets the function that reports whether a VIP serves, which means advertised (frontend)
+// or ready (lb). The function is called concurrently and must not block. After a change of its
+// results, call [Server.VIPsChanged]. ServeVIPs must be called before the server is registered.
 func (s *Server) ServeVIPs(vip func(vip.VIP) (serving, known bool)) { s.vip = vip }
 
 // VIPsChanged wakes every Watch after a change of VIPs.

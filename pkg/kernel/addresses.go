@@ -23,8 +23,7 @@ import (
 const (
 	announcements = 3           // per address (RFC 5227 section 1.1, RFC 4861 section 7.2.6)
 	announceEvery = time.Second // the time between two announcements
-	// addressPoll is the interval of listings without notifications, addressCheck with
-	// notifications.
+	// addressPoll is the interval of listings without notifications, addressCheck with notifications.
 	addressPoll  = 5 * time.Second
 	addressCheck = 30 * time.Second
 )
@@ -237,8 +236,7 @@ func (watched *Addresses) read() {
 	}
 }
 
-// listAddresses returns the addresses of all interfaces, with a MAC address if they are
-// announced.
+// listAddresses returns the addresses of all interfaces, with a MAC address if they are announced.
 func listAddresses(named func() string) ([]address, error) {
 	conn, err := rtnetlink.Dial()
 	if err != nil {

@@ -28,8 +28,7 @@ type paths struct {
 	conn    *rtnetlink.Conn // nil before the first lookup and after a failure
 	sources [len(vip.Families)]netip.Addr
 	inputs  [len(vip.Families)][]rtnetlink.Link // interfaces of targets, see findInputs
-	// found is the problem of the last lookup, "" for none; since is the time when it first
-	// appeared.
+	// found is the problem of the last lookup, "" for none; since is the time when it first appeared.
 	found [len(vip.Families)]string
 	since [len(vip.Families)]time.Time
 }

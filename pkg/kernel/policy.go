@@ -39,8 +39,7 @@ var icmpErrors = [...][2]uint16{
 type policy struct{ Options }
 
 // rules returns the desired rules in the order of their installation: while some are missing, VIP
-// traffic is dropped rather than sent through another network. ADR 6 explains the third IPv6
-// rule.
+// traffic is dropped rather than sent through another network. ADR 6 explains the third IPv6 rule.
 func (policy policy) rules(family vip.Family) []rtnetlink.Rule {
 	rule := rtnetlink.Rule{Family: family, Mark: policy.Mark, Mask: policy.Mask, Protocol: protocol}
 	gateways, blackhole, drop := rule, rule, rule

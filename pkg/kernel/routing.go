@@ -84,9 +84,8 @@ func (routing *Routing) ConfigureSet(vips vip.Set) { routing.desired.Set(&vips) 
 // updated when the set or the error changes.
 func (routing *Routing) Confirmed() *latest.Value[Confirmed] { return &routing.confirmed }
 
-// Ready is closed once the state that does not depend on VIPs is installed: blackhole routes,
-// rules and chains. BIRD must not start earlier. A family that the kernel does not support is
-// ignored.
+// Ready is closed once the state that does not depend on VIPs is installed: blackhole routes, rules
+// and chains. BIRD must not start earlier. A family that the kernel does not support is ignored.
 func (routing *Routing) Ready() <-chan struct{} { return routing.ready }
 
 // String implements task.Task.
@@ -95,9 +94,8 @@ func (routing *Routing) String() string { return "kernel" }
 // Overdue implements task.Loop.
 func (routing *Routing) Overdue() time.Duration { return routing.pulse.Overdue() }
 
-// Run reconciles until ctx ends, in the network namespace of the calling thread. The state stays
-// in the kernel after Run returns. Run fails only for invalid options and retries after other
-// errors.
+// Run reconciles until ctx ends, in the network namespace of the calling thread. The state stays in
+// the kernel after Run returns. Run fails only for invalid options and retries after other errors.
 func (routing *Routing) Run(ctx context.Context) error {
 	if routing.o.Foreign {
 		return routing.trust(ctx)
@@ -427,9 +425,8 @@ func filterVIPs(desired *vip.Set, found func(vip.VIP) bool) vip.Set {
 	return chosen
 }
 
-// Cleanup removes the state of this package from the network namespace of the calling thread:
-// first the table that sets the marks, then rules, then blackhole routes. It ignores absent
-// state.
+// Cleanup removes the state of this package from the network namespace of the calling thread: first
+// the table that sets the marks, then rules, then blackhole routes. It ignores absent state.
 func Cleanup(ctx context.Context, options Options) error {
 	options = options.withDefaults()
 	if err := options.Validate(); err != nil {

@@ -67,9 +67,8 @@ func (watch *watch) close(log *slog.Logger) {
 }
 
 // concernsPolicy reports whether a message affects source routing. Relevant routes are all routes
-// of the blackhole table, foreign routes in the gateways' table, and deletions of BIRD's routes
-// by another process. BIRD's own changes are ignored, because BIRD may write a large number of
-// routes.
+// of the blackhole table, foreign routes in the gateways' table, and deletions of BIRD's routes by
+// another process. BIRD's own changes are ignored, because BIRD may write a large number of routes.
 func (watch *watch) concernsPolicy(options Options, message netlink.Message) bool {
 	switch message.Header.Type {
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWNETCONF, unix.RTM_DELNETCONF:

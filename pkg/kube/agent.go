@@ -15,8 +15,7 @@ import (
 const (
 	// settle is the quiet time that ends a burst of changes, such as the update of 1 000 pods.
 	settle = 5 * time.Millisecond
-	// interval is the minimum time between two writes, and the maximum time that a burst is
-	// collected.
+	// interval is the minimum time between two writes, and the maximum time that a burst is collected.
 	interval = 100 * time.Millisecond
 	// pause is the minimum time between two translations, as a multiple of the duration of the last
 	// one: a continuous stream of changes that affect no target takes a fifth of a CPU.

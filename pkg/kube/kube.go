@@ -210,8 +210,7 @@ func newProcess(o Options) (*process, error) {
 	return p, nil
 }
 
-// translated records a translation in metrics, counters and health, and passes it to the
-// publisher.
+// translated records a translation in metrics, counters and health, and passes it to the publisher.
 func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome) {
 	p.metrics.Translated(o.took)
 	// Status and metrics read the counters concurrently.

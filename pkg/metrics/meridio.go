@@ -10,8 +10,7 @@ type Meridio struct {
 	// WatchFailures counts failed watches of the NSP, CacheFailures failed reads and writes of the
 	// cache, and RegistrationFailures failed registrations.
 	WatchFailures, CacheFailures, RegistrationFailures uint64
-	// SecretFailures counts failed watches of Secrets, and SecretsUnknown the watches that fail
-	// now.
+	// SecretFailures counts failed watches of Secrets, and SecretsUnknown the watches that fail now.
 	SecretFailures uint64
 	SecretsUnknown int
 	// Refused counts refused objects by kind.

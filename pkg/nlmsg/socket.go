@@ -195,9 +195,8 @@ func (s *Socket) Get(m *Messages) (object []byte, err error) {
 	return object, err
 }
 
-// exchange sends the messages in one datagram. It calls each for every reply, with the index of
-// the request, until each returns done. report, unless nil, receives messages with sequence
-// number 0.
+// exchange sends the messages in one datagram. It calls each for every reply, with the index of the
+// request, until each returns done. report, unless nil, receives messages with sequence number 0.
 func (s *Socket) exchange(
 	m *Messages, each func(i int, kind, flags uint16, data []byte) (done bool, err error),
 	report func(kind uint16, data []byte),

@@ -51,8 +51,7 @@ func (p Position) Proto() *readinessv1.Position {
 	return &readinessv1.Position{InstanceId: p.InstanceID, Revision: p.Revision}
 }
 
-// Proto returns the readiness as a message. The remaining drain time is relative to
-// now.
+// Proto returns the readiness as a message. The remaining drain time is relative to now.
 func (r *VIPReadiness) Proto(now time.Time) *readinessv1.VipReadiness {
 	message := &readinessv1.VipReadiness{
 		State: wireStates[r.State], Reason: r.Reason, Detail: r.Detail,

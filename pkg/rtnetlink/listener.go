@@ -45,8 +45,7 @@ func (l *Listener) Listen(name string, s Subscription) error {
 	}
 	l.conns = append(l.conns, c)
 	if s.Buffer != 0 {
-		// A buffer above the sysctl limit requires CAP_NET_ADMIN; overruns are more likely
-		// without it.
+		// A buffer above the sysctl limit requires CAP_NET_ADMIN; overruns are more likely without it.
 		_ = c.SetReadBuffer(s.Buffer)
 	}
 	if s.Prepare != nil {

@@ -306,8 +306,7 @@ func (chain *Chain) readiness(name string, report *readinessv1.VipReadiness, now
 }
 
 // FrontendSteps adds the steps that a frontend confirms: the lease, the gate, BIRD, each gateway
-// and
-// the way back.
+// and the way back.
 func (chain *Chain) FrontendSteps(status *frontendv1.Status, now time.Time) {
 	// lb reads the same file.
 	if chain.Unasked != "" {

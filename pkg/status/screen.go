@@ -61,8 +61,7 @@ func (screen Screen) Fit(text string) string {
 }
 
 // wrap splits a line at spaces into lines of the width. Their indent is the column of the last
-// cell,
-// unless too little is left.
+// cell, unless too little is left.
 func (screen Screen) wrap(line string) []string {
 	if screen.Width <= 0 || utf8.RuneCountInString(line) <= screen.Width {
 		return []string{line}

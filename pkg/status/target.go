@@ -88,8 +88,7 @@ func (view View) writeReplyPath(out *strings.Builder, status *targetadminv1.Stat
 	}
 }
 
-// registrationError returns why a registration is not in force, with the number of failed
-// attempts.
+// registrationError returns why a registration is not in force, with the number of failed attempts.
 func registrationError(registration *targetadminv1.Registration) string {
 	if registration.GetState() != "" || registration.GetFailures() == 0 {
 		return registration.GetError()

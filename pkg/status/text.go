@@ -275,9 +275,8 @@ func identity(id string, end *timestamppb.Timestamp, now time.Time) string {
 	return fmt.Sprintf("%s, %s", cut(id, maxLine), left(end.AsTime().Sub(now)))
 }
 
-// writeConfigurationError appends why the trench file on disk, or part of the NSP's
-// configuration, is not in force. source names the source of the configuration, "" for the trench
-// file.
+// writeConfigurationError appends why the trench file on disk, or part of the NSP's configuration,
+// is not in force. source names the source of the configuration, "" for the trench file.
 func writeConfigurationError(out *strings.Builder, problems, trench, source string) {
 	if problems == "" {
 		return

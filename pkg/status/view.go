@@ -96,8 +96,7 @@ func SelectFrontend(status *frontendv1.Status, vips []string) error {
 }
 
 // SelectLB leaves only the VIPs and their streams in a status, and returns an error for a VIP that
-// it
-// has not.
+// it has not.
 func SelectLB(status *lbv1.Status, vips []string) error {
 	chosen := newSelection(vips)
 	status.Vips = slices.DeleteFunc(status.Vips, func(v *lbv1.VipStatus) bool { return !chosen.has(v.GetVip()) })
@@ -115,8 +114,7 @@ func SelectLB(status *lbv1.Status, vips []string) error {
 }
 
 // SelectKube leaves only the Services with the VIPs in a status, and returns an error for a VIP
-// that
-// no Service has.
+// that no Service has.
 func SelectKube(status *kubev1.Status, vips []string) error {
 	chosen := newSelection(vips)
 	status.Services = slices.DeleteFunc(status.Services, func(service *kubev1.ServiceVerdict) bool {

@@ -201,8 +201,7 @@ func (f SessionFamilies) String() string { return f.Names()[f] }
 // Names lists the families as written in the file.
 func (SessionFamilies) Names() []string { return []string{"own", "both", "ipv4", "ipv6"} }
 
-// Protocol is how a gateway learns the VIPs that it routes to the frontend. The zero value is
-// BGP.
+// Protocol is how a gateway learns the VIPs that it routes to the frontend. The zero value is BGP.
 type Protocol uint8
 
 // The protocols.

@@ -40,8 +40,7 @@ func (loaded Loaded) Confirm(identifier string, confirmed *latest.Value[string])
 }
 
 // StaleSuffix is the suffix of the stale file. The writer of a trench file keeps it next to the
-// trench file while it cannot refresh that: one line with an RFC 3339 time, a space and the
-// cause.
+// trench file while it cannot refresh that: one line with an RFC 3339 time, a space and the cause.
 const StaleSuffix = ".stale"
 
 // Stale is the reason why the trench file may be older than its source. It is nil if the file is

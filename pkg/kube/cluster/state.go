@@ -33,8 +33,7 @@ type Cache struct {
 	Failure Failure
 }
 
-// Caches returns the caches of the Trench in force and of a Trench whose caches are not synced
-// yet.
+// Caches returns the caches of the Trench in force and of a Trench whose caches are not synced yet.
 func (cluster *Cluster) Caches() (all []Cache) {
 	cluster.mu.Lock()
 	defer cluster.mu.Unlock()
@@ -104,8 +103,7 @@ func (cluster *Cluster) currentState() State {
 	return state
 }
 
-// probeServer periodically gets the Trench, or the Gateway. On a timeout it closes all
-// connections.
+// probeServer periodically gets the Trench, or the Gateway. On a timeout it closes all connections.
 func (cluster *Cluster) probeServer(ctx context.Context) {
 	client, resource := cluster.clients.trenches, v1alpha1.Resource.Resource
 	if cluster.Gateway != "" {

@@ -37,8 +37,7 @@ type Objects struct {
 }
 
 // Read adds the objects of YAML documents or of JSON, including the lists that kubectl prints. It
-// ignores all remaining kinds. The error names the object that cannot be read, or a second
-// Gateway.
+// ignores all remaining kinds. The error names the object that cannot be read, or a second Gateway.
 func (objects *Objects) Read(reader io.Reader) error {
 	return translation.ReadEach(reader, objects.add)
 }

@@ -23,8 +23,7 @@ import (
 const maxName = 60
 
 // Translate returns the trench file of a Gateway and its GatewayRouters. Result.Trench is the
-// verdict on the Gateway; Result.Services lists the verdicts on the GatewayRouters, sorted by
-// name.
+// verdict on the Gateway; Result.Services lists the verdicts on the GatewayRouters, sorted by name.
 func Translate(objects Objects) translation.Result {
 	result := translation.Result{Trench: translation.Verdict{Object: corev1.ObjectReference{
 		APIVersion: gatewayVersion.String(), Kind: gatewayKind.Kind,

@@ -48,8 +48,7 @@ type ClientOptions struct {
 	// Host is the host name of the pod. A load balancer with another identifier belongs to another
 	// pod and counts as unavailable.
 	Host string
-	// VIPs returns all VIPs of the attractor, and a channel that is closed when they may have
-	// changed.
+	// VIPs returns all VIPs of the attractor, and a channel that is closed when they may have changed.
 	VIPs func() ([]vip.VIP, <-chan struct{})
 	// Interval, Within and StateInterval are shorter in tests. Defaults: ProbeInterval, ProbeWithin
 	// and StateInterval.

@@ -1,5 +1,4 @@
-// Package nsp is the client of Meridio's NSP, the service that holds the configuration of a
-// trench.
+// Package nsp is the client of Meridio's NSP, the service that holds the configuration of a trench.
 //
 // [Source] watches the attractor of a frontend, and publishes it in the model and by the rules of
 // the trench file. A VIP or gateway that violates these rules is left out and reported by name;

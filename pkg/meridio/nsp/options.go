@@ -17,8 +17,7 @@ import (
 const (
 	// CallTimeout is the timeout of a unary call, and of a connection with its handshake.
 	CallTimeout = 5 * time.Second
-	// firstListTimeout is the timeout of the first list of a watch, which the NSP sends without
-	// delay.
+	// firstListTimeout is the timeout of the first list of a watch, which the NSP sends without delay.
 	firstListTimeout = 2 * CallTimeout
 	// minBackoff is the minimum time between two attempts.
 	minBackoff = 50 * time.Millisecond
@@ -48,10 +47,9 @@ type Options struct {
 	EntryTimeout time.Duration
 	// MaxBackoff is the maximum time between two attempts.
 	MaxBackoff time.Duration
-	// KeepaliveTime is the idle time after which a connection is probed; the minimum of gRPC is 10
-	// s. A server without an enforcement policy, such as Meridio's NSP, closes a connection after
-	// the third probe, until gRPC has increased the interval. The watch is then reopened
-	// immediately.
+	// KeepaliveTime is the idle time after which a connection is probed; the minimum of gRPC is 10 s.
+	// A server without an enforcement policy, such as Meridio's NSP, closes a connection after the
+	// third probe, until gRPC has increased the interval. The watch is then reopened immediately.
 	KeepaliveTime time.Duration
 	// Keys holds the passwords of gateways. If nil, gateways with a password are refused.
 	Keys Keys

@@ -57,8 +57,7 @@ type Source struct {
 	// The fields below are used by NewSource, and then only by Run.
 	response              *nspv1.AttractorResponse // last response of the NSP
 	list, accepted, saved *nspv1.Attractor         // last received, in force, and in the cache
-	// current is the last time when the list was confirmed by the NSP; zero while a watch confirms
-	// it.
+	// current is the last time when the list was confirmed by the NSP; zero while a watch confirms it.
 	current  time.Time
 	failed   int // failed watches since the last list
 	throttle logs.Throttle
@@ -105,8 +104,7 @@ func (s *Source) change(apply func(*SourceState)) {
 // why no configuration is in force.
 func (s *Source) Value() *latest.Value[trench.Loaded] { return &s.loaded }
 
-// Stale returns the time and reason since which the configuration in force may differ from the
-// NSP.
+// Stale returns the time and reason since which the configuration in force may differ from the NSP.
 func (s *Source) Stale() *latest.Value[*trench.Stale] { return &s.stale }
 
 // Confirm puts the held removals in force, if the identifier is theirs or "". Without a watch it
