@@ -69,8 +69,7 @@ func dial(options Options) (*kernel, error) {
 
 func (kernel *kernel) close() error { return errors.Join(kernel.nft.Close(), kernel.rt.Close()) }
 
-// families lists the pool's address families that the kernel supports; ipv6.disable=1 removes
-// IPv6.
+// families lists the pool's address families that the kernel supports; ipv6.disable=1 removes IPv6.
 func (kernel *kernel) families() (list []vip.Family) {
 	for _, family := range vip.Families {
 		if len(disjoint(kernel.o.Pool, family)) > 0 && (family == vip.IPv4 || disabledIPv6("all").Read() != "") {

@@ -131,8 +131,7 @@ func (routing *Routing) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
 var documentationAddresses = [...]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
 
 // ResolveNextHop returns the next hop of a packet with a fwmark from a kernel route lookup, which
-// evaluates all rules and routes. It is invalid if the packet is dropped or uses a different
-// table.
+// evaluates all rules and routes. It is invalid if the packet is dropped or uses a different table.
 func (routing *Routing) ResolveNextHop(fwmark uint32, family vip.Family) (netip.Addr, error) {
 	if family == vip.IPv6 && !routing.HasIPv6() {
 		return netip.Addr{}, nil

@@ -112,8 +112,7 @@ func (config Config) targetRule(target plan.KernelTarget) nft.Rule {
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: Register(0)},
 	}
 	if config.Conntrack == ConntrackOn {
-		// The ct expressions are last: an untracked packet ends the rule here, after its fwmark
-		// is set.
+		// The ct expressions are last: an untracked packet ends the rule here, after its fwmark is set.
 		expressions = append(expressions,
 			&expr.Ct{Key: expr.CtKeyMARK, Register: Register(0)},
 			mark(),

@@ -139,8 +139,7 @@ func (writer *changeWriter) commit() error {
 	return writer.Conn.commit(end...)
 }
 
-// writeEntries writes entries in several transactions. An entry is replaced within one
-// transaction.
+// writeEntries writes entries in several transactions. An entry is replaced within one transaction.
 func (conn *Conn) writeEntries(fills []tableEntries) error {
 	transaction, elements := newTransaction(), 0
 	for _, changes := range fills {

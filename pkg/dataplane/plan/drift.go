@@ -23,8 +23,7 @@ func (drift Drift) Key() [3]string { return [3]string{drift.Object, drift.Stream
 
 const missing = "it is missing"
 
-// Forwards reports whether the kernel marks packets of a family for a target and routes them to
-// it.
+// Forwards reports whether the kernel marks packets of a family for a target and routes them to it.
 func Forwards(target InstalledTarget, kernel *KernelTarget, family vip.Family) bool {
 	hop := target.IPs[family]
 	return kernel != nil && kernel.ChainIntact && kernel.Stream == target.Stream && kernel.Name == target.Name &&
@@ -165,8 +164,7 @@ func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]stri
 	return fault
 }
 
-// matchDrift compares the port set of a stream. A missing port is a fault: its packets are
-// dropped.
+// matchDrift compares the port set of a stream. A missing port is a fault: its packets are dropped.
 func matchDrift(fault *StreamFault, add func(object, format string, args ...any) string, want, stream *KernelStream) {
 	object := "set " + MatchSet(want.Name)
 	absent, surplus := len(MissingPorts(stream.Match, want.Match)), len(MissingPorts(want.Match, stream.Match))

@@ -68,8 +68,7 @@ type StreamInput struct {
 	Network  *Network
 	// Fault is the difference between the installed stream and the kernel.
 	Fault StreamFault
-	// LinkRestored reports whether the kernel removed routes of a fwmark with a link that is up
-	// again.
+	// LinkRestored reports whether the kernel removed routes of a fwmark with a link that is up again.
 	LinkRestored func(uint32) bool
 	// Repair also reverts changes by other processes.
 	Repair bool
