@@ -41,9 +41,8 @@ type wanted struct {
 	status   map[string]any         // all fields that this field manager owns
 	// kept is status with the live addresses of the object; nil without addresses or conditions.
 	kept map[string]any
-	// conditions and addresses are the two parts of status as text, without times, so that
-	// evaluations with the same result are equal. The next two report whether the live object
-	// differs.
+	// conditions and addresses are the two parts of status as text, without times, so that evaluations
+	// with the same result are equal. The next two report whether the live object differs.
 	conditions, addresses             string
 	conditionsDiffer, addressesDiffer bool
 	onlyTargets                       bool    // reports whether only the record of targets differs

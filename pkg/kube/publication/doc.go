@@ -3,11 +3,10 @@
 //
 // Every pod writes the VIPs that its frontend advertises, a [Report], to the TrenchReport of its
 // Pod. The leader of the trench, which holds a Lease, aggregates the reports and applies status
-// with the field manager fieldManager. The desired status is a pure function of the newest
-// objects. It is written only if the object differs, and only to the evaluated resource version.
-// Two concurrent leaders can therefore not overwrite each other in turns, and an Event is sent
-// only by the leader whose write changed a condition. A leader that stops or fails removes no
-// status.
+// with the field manager fieldManager. The desired status is a pure function of the newest objects.
+// It is written only if the object differs, and only to the evaluated resource version. Two
+// concurrent leaders can therefore not overwrite each other in turns, and an Event is sent only by
+// the leader whose write changed a condition. A leader that stops or fails removes no status.
 //
 // Addresses in status.loadBalancer are never cleared, because clients such as external-dns delete
 // names without addresses immediately. They stay while the Service is refused (it keeps its last

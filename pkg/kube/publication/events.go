@@ -34,8 +34,7 @@ const (
 	maxNote = 1024
 	// maxPending is the maximum number of queued Events while the API server is unreachable.
 	maxPending = 1000
-	// eventQPS and eventBurst limit Events, so that Events of many objects do not delay status
-	// writes.
+	// eventQPS and eventBurst limit Events, so that Events of many objects do not delay status writes.
 	eventQPS, eventBurst = 25, 50
 )
 

@@ -17,8 +17,7 @@ import (
 // maxProblems is the maximum number of listed problems of a Service.
 const maxProblems = 20
 
-// addTargets adds the targets of a Service to its stream, and returns the problems of omitted
-// ones.
+// addTargets adds the targets of a Service to its stream, and returns the problems of omitted ones.
 func (state *translator) addTargets(service *corev1.Service, stream *trench.Stream) ([]Problem, *refusal) {
 	list := state.endpointsOf(service)
 	problems := warnings(service)
