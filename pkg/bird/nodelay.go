@@ -34,9 +34,8 @@ type noDelay struct {
 	err error               // why the option is missing on a connection; nil after success
 }
 
-// keepNoDelay sets the options on connections with gateways whenever a session comes up, until
-// BIRD exits. It runs in a separate goroutine, because a poll blocks while BIRD feeds the new
-// session.
+// keepNoDelay sets the options on connections with gateways whenever a session comes up, until BIRD
+// exits. It runs in a separate goroutine, because a poll blocks while BIRD feeds the new session.
 func (supervisor *Supervisor) keepNoDelay(process *process) {
 	supervisor.noDelay.Store(&noDelay{})
 	logged := false

@@ -17,16 +17,14 @@ type fastPoll struct {
 
 func (f *fastPoll) start(now time.Time) { *f = fastPoll{now.Add(fastDuration), fastExtra} }
 
-// converged counts an observation of the expected state and ends fast polling after fastExtra
-// more.
+// converged counts an observation of the expected state and ends fast polling after fastExtra more.
 func (f *fastPoll) converged() {
 	if f.more--; f.more < 0 {
 		f.until = time.Time{}
 	}
 }
 
-// holdTimers schedules a poll for the expiry of a hold timer, at which BIRD before 2.14 may
-// sleep.
+// holdTimers schedules a poll for the expiry of a hold timer, at which BIRD before 2.14 may sleep.
 type holdTimers struct {
 	next    time.Time // first expiry; zero without a timer
 	overdue time.Time // first poll at which a timer had expired but its session was still up

@@ -52,8 +52,7 @@ func (protocol Protocol) Up() bool {
 	return protocol.BGPState == "Established" && protocol.State == "up"
 }
 
-// codeProtocol is the code of a protocol's first line in `show protocols`; details have code
-// 1006.
+// codeProtocol is the code of a protocol's first line in `show protocols`; details have code 1006.
 const codeProtocol = 1002
 
 // ParseProtocols parses the reply to `show protocols all`. It splits lines into words, since
@@ -69,8 +68,7 @@ func ParseProtocols(reply Reply) []Protocol {
 		if len(words) == 0 {
 			continue
 		}
-		// Neither a protocol's first line nor its first detail is indented, but the detail has code
-		// 1006.
+		// Neither a protocol's first line nor its first detail is indented, but the detail has code 1006.
 		if line.Code == codeProtocol && !strings.HasPrefix(line.Text, " ") && len(words) >= 4 {
 			list, family = append(list, protocolHead(words)), vip.IPv4
 			continue

@@ -18,9 +18,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The loopback session (docs/adr/0001-loopback-bgp.md). Both AS numbers are private (RFC 6996).
-// The import filter empties the AS path, so gateways do not receive them and may use the same
-// numbers.
+// The loopback session (docs/adr/0001-loopback-bgp.md). Both AS numbers are private (RFC 6996). The
+// import filter empties the AS path, so gateways do not receive them and may use the same numbers.
 const (
 	LoopbackAS     = 4200000000 // the announcer's AS
 	LoopbackPeerAS = 4200000001 // BIRD's AS

@@ -34,8 +34,7 @@ const (
 	notifyPause = 20 * time.Millisecond
 )
 
-// resolution is the desired configuration of BIRD with the addresses and passwords of its
-// sessions.
+// resolution is the desired configuration of BIRD with the addresses and passwords of its sessions.
 type resolution struct {
 	generation uint64          // generation of desired; 0 before the first Configure
 	sequence   uint64          // counts the contents

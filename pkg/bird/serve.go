@@ -153,8 +153,7 @@ func (supervisor *Supervisor) disconnect() {
 // errStarved reports that this process was starved of CPU time while BIRD should have answered.
 var errStarved = errors.New("no answer while the frontend was starved of CPU time")
 
-// command sends a command and updates unansweredSince. It waits at most until BIRD counts as
-// hung.
+// command sends a command and updates unansweredSince. It waits at most until BIRD counts as hung.
 func (supervisor *Supervisor) command(ctx context.Context, command string) (Reply, error) {
 	begin := time.Now()
 	if supervisor.unansweredSince.IsZero() {
@@ -283,8 +282,7 @@ func (supervisor *Supervisor) observeFailed(err error) {
 // retries.
 const noSocket = "No listening socket"
 
-// enable re-enables the protocols that BIRD disabled because it could not open a listening
-// socket.
+// enable re-enables the protocols that BIRD disabled because it could not open a listening socket.
 func (supervisor *Supervisor) enable(ctx context.Context, protocols map[string]Protocol) {
 	now := time.Now()
 	if now.Before(supervisor.sockets.notBefore) {

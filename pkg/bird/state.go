@@ -72,8 +72,7 @@ type GatewayState struct {
 	// Held reports whether the static gateway's BFD session is held down because its family does not
 	// attract traffic.
 	Held bool
-	// Usable reports whether the gateway is up, or is static and may come up once its family
-	// attracts.
+	// Usable reports whether the gateway is up, or is static and may come up once its family attracts.
 	Usable   bool
 	State    string    // the session's state as BIRD names it, or a state of static gateways
 	Since    time.Time // when Up last changed

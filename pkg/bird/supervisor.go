@@ -85,8 +85,7 @@ type Supervisor struct {
 	sessionUp chan struct{}
 	noDelay   atomic.Pointer[noDelay]
 	errors    sessionErrors
-	// confirming counts the running calls of Confirm. While positive, BIRD is polled at
-	// fastInterval.
+	// confirming counts the running calls of Confirm. While positive, BIRD is polled at fastInterval.
 	confirming atomic.Int32
 	lease      *bfdlease.Lease // of the BFD sessions of static gateways
 	resolver   *resolver
@@ -240,8 +239,7 @@ func (supervisor *Supervisor) Run(ctx context.Context) error {
 		supervisor.options.Log); err != nil {
 		supervisor.options.Log.Error("failed to terminate BIRD of an earlier run", "error", err)
 	}
-	// The lease outlives BIRD, because BIRD's BFD packets depend on it: deferred calls run in
-	// reverse.
+	// The lease outlives BIRD, because BIRD's BFD packets depend on it: deferred calls run in reverse.
 	leaseCtx, endLease := context.WithCancel(context.WithoutCancel(ctx))
 	lease := make(chan error, 1)
 	go func() { lease <- supervisor.lease.Run(leaseCtx) }()

@@ -65,9 +65,8 @@ func lastChoice(a rtnetlink.Address) bool {
 // maxAddresses bounds the addresses in a problem.
 const maxAddresses = 5
 
-// SelectLocal returns the local address of the session to a gateway on the link, or a problem if
-// no address is usable. It keeps current if possible: a change of the address restarts the
-// session.
+// SelectLocal returns the local address of the session to a gateway on the link, or a problem if no
+// address is usable. It keeps current if possible: a change of the address restarts the session.
 func SelectLocal(gateway, current netip.Addr, addrs []rtnetlink.Address) (local netip.Addr, problem string) {
 	var best, waiting rtnetlink.Address
 	var others []string // of the gateway's family

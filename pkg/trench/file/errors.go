@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// maxProblems limits the problems reported per file, and thus the work that a hostile file
-// causes.
+// maxProblems limits the problems reported per file, and thus the work that a hostile file causes.
 const maxProblems = 100
 
 // Problem describes one error in a file.

@@ -86,8 +86,7 @@ func ParseExplicit(name string, data []byte, defaults trench.Defaults) (*trench.
 	return config, nil
 }
 
-// load returns the root node of the only document. Otherwise it records the reason and returns
-// nil.
+// load returns the root node of the only document. Otherwise it records the reason and returns nil.
 func load(rejected *Errors, data []byte) *yaml.Node {
 	if line, column, what := unreadable(data); what != "" {
 		rejected.add(line, column, "", what+": save the file as plain UTF-8 text")

@@ -354,8 +354,7 @@ func (state *reader) members(source yamlValue, known []string, list string) map[
 	return fields
 }
 
-// printable returns name for a message. A name that cannot be a field name is quoted and
-// truncated.
+// printable returns name for a message. A name that cannot be a field name is quoted and truncated.
 func printable(name string) string {
 	const enough = 40
 	for position, character := range name {
