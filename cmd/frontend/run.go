@@ -173,8 +173,7 @@ func (c *trenchFlags) read(trial *trenchfile.Trial, lenient bool) (*trench.Confi
 	return config, nil
 }
 
-// checkInterface refuses an external interface that does not exist. config is nil if the trench
-// file was refused.
+// checkInterface refuses a missing external interface. config is nil if the file was refused.
 func (c *trenchFlags) checkInterface(config *trench.Config) error {
 	// The error names the setting that the user has to change.
 	if config != nil && config.Attractor.Interface != c.ExternalInterface {

@@ -65,8 +65,7 @@ func (c *runCommand) Run(ctx context.Context, stderr *logs.Writer) error {
 }
 
 // podName returns the name of this pod. The default is the host name, which on a host network is
-// not the name of the pod: --pod-name or POD_NAME is required there, since pod names must be
-// unique.
+// not the pod's: --pod-name or POD_NAME is required there, since pod names must be unique.
 func (c *runCommand) podName(host string) string {
 	return cmp.Or(c.PodName, os.Getenv("POD_NAME"), host)
 }

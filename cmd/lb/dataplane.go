@@ -105,8 +105,7 @@ func advise(log *slog.Logger, o dataplane.Options) {
 	}
 }
 
-// refuse returns an error for the requirements of the data plane that the kernel lacks, with their
-// remedies.
+// refuse returns an error for requirements of the data plane that the kernel lacks, with remedies.
 func refuse(problems []dataplane.Problem) error {
 	if len(problems) == 0 {
 		return nil

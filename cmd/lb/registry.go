@@ -52,8 +52,7 @@ func (f registryFlags) connect(ctx context.Context, admin cli.AdminFlags, wait b
 	if wait {
 		return c, nil
 	}
-	// A command that makes one call fails early and explains the missing SVID; gRPC would only time
-	// out.
+	// A command that makes one call fails early and explains the missing SVID; gRPC would time out.
 	select {
 	case <-source.Ready():
 		return c, nil

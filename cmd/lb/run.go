@@ -203,8 +203,7 @@ func (c *runFlags) unknownStreams(config *trench.Config) (problems []error) {
 	return problems
 }
 
-// loopbackTargets returns an error for each target that is this host, if a data plane forwards to
-// targets.
+// loopbackTargets returns an error for each target that is this host, if a data plane forwards.
 func (c *runFlags) loopbackTargets(config *trench.Config) (problems []error) {
 	if config == nil || !c.on() {
 		return nil

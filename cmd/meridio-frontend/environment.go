@@ -73,8 +73,7 @@ func seconds(s string) string {
 	return s
 }
 
-// level converts Meridio's log levels. TRACE becomes debug. An unknown level becomes info, as in
-// Meridio.
+// level converts Meridio's log levels. TRACE becomes debug, an unknown level info, as in Meridio.
 func level(s string) string {
 	switch l := strings.ToLower(s); l {
 	case "trace":

@@ -36,9 +36,8 @@ func main() {
 	os.Exit(cli.Main(context.Background(), program(), &commandLine{}, arguments(os.Args[1:])))
 }
 
-// program describes the command line in Meridio's pod. There only /etc/bird, /var/run/bird,
-// /var/log and /tmp are writable, probes run in the container, and metrics are scraped at the pod's
-// address.
+// program describes the command line in Meridio's pod. Only /etc/bird, /var/run/bird, /var/log and
+// /tmp are writable, probes run in the container, and metrics are scraped at its address.
 func program() cli.Program {
 	p := frontendcmd.Program()
 	p.AdminSocket, p.MetricsHost, p.IdentityCache = "/tmp/frontend.sock", "0.0.0.0", "/etc/bird/svid.json"

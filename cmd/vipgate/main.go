@@ -1,6 +1,5 @@
 // Command vipgate shows and changes all pods of a trench at once: in Kubernetes with the user's
-// kubeconfig, on other machines by the admin sockets. Installed as kubectl-vipgate it is the
-// kubectl plugin.
+// kubeconfig, on other machines by the admin sockets. As kubectl-vipgate it is the kubectl plugin.
 package main
 
 import (
@@ -67,8 +66,7 @@ func main() {
 	os.Exit(cli.Main(context.Background(), program(os.Args[0]), &commandLine{}, os.Args[1:]))
 }
 
-// program returns the command line under the name of the executable. kubectl runs kubectl-vipgate
-// for `kubectl vipgate`.
+// program returns the command line under the name of the executable; kubectl runs kubectl-vipgate.
 func program(executable string) cli.Program {
 	name := "vipgate"
 	if strings.HasPrefix(filepath.Base(executable), "kubectl-") {

@@ -165,8 +165,7 @@ func (acceptor *acceptor) await(ctx context.Context, conn *acceptedConn) {
 }
 
 // replace lets a pending connection that received a valid OPEN, or failed to, replace the current
-// one, and removes it if it failed. It returns the current connection if it has to wait for its end
-// or silence.
+// one, and removes it if it failed. It returns the current one if that must first end or be silent.
 func (acceptor *acceptor) replace(ctx context.Context, conn *acceptedConn, opened time.Time, err error) (
 	older *acceptedConn, wait time.Duration, _ error,
 ) {

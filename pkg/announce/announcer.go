@@ -179,8 +179,7 @@ func (announcer *Announcer) Heartbeat(alive time.Time) {
 	}
 }
 
-// heartbeatIsFresh reports whether the gate is live. If it is not, the next heartbeat wakes the
-// session's goroutine.
+// heartbeatIsFresh reports whether the gate is live. If not, the next heartbeat wakes the session.
 func (announcer *Announcer) heartbeatIsFresh() bool {
 	announcer.mu.Lock()
 	defer announcer.mu.Unlock()

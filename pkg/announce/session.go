@@ -82,8 +82,7 @@ func (session *session) peer() string { return session.a.options.Speaker }
 // run serves the session until it fails or ctx ends, and closes the connection.
 func (session *session) run(ctx context.Context) error {
 	go session.read()
-	// The hold timer starts before the OPEN exchange: a silent peer is dropped after the offered
-	// hold time.
+	// The hold timer starts before the OPEN exchange: a silent peer is dropped after the offered time.
 	session.holdTimer = time.NewTimer(session.hold)
 	session.extendHold(time.Now())
 	session.keepaliveTimer = time.NewTimer(0)
@@ -151,8 +150,7 @@ func (session *session) serve(ctx context.Context) error {
 	}
 }
 
-// sendKeepaliveAndTable sends the messages that require a fresh heartbeat: KEEPALIVEs and the
-// whole table.
+// sendKeepaliveAndTable sends all that requires a fresh heartbeat: KEEPALIVEs and the whole table.
 func (session *session) sendKeepaliveAndTable() error {
 	if session.phase == openSent || !session.a.heartbeatIsFresh() {
 		return nil
@@ -214,9 +212,8 @@ func (session *session) setTimers(now time.Time) {
 	}
 }
 
-// extendHold restarts the hold time from the receipt of a message. Once keepaliveTimer runs,
-// extendHold does not reset holdTimer: the Go runtime would also wake the process at each
-// previous expiry.
+// extendHold restarts the hold time from the receipt of a message. Once keepaliveTimer runs, it
+// does not reset holdTimer: the Go runtime would also wake the process at previous expiries.
 func (session *session) extendHold(from time.Time) {
 	session.holdDue, session.extended = from.Add(session.hold), false
 	if session.phase == openSent {
@@ -313,8 +310,7 @@ func (session *session) stop() error {
 	return session.writeChanges(writeTimeout)
 }
 
-// leave makes the session's goroutine the permanent owner of the connection and discards queued
-// changes.
+// leave makes the session's goroutine own the connection for good and discards queued changes.
 func (session *session) leave() {
 	session.a.mu.Lock()
 	defer session.a.mu.Unlock()
@@ -325,8 +321,7 @@ func (session *session) leave() {
 	}
 }
 
-// notifyPeer sends the NOTIFICATION for a protocol error of the peer and reports whether it was
-// sent.
+// notifyPeer sends the NOTIFICATION for a protocol error of the peer and reports whether it did.
 func (session *session) notifyPeer(cause error) bool {
 	if problem, is := errors.AsType[*bgp.MessageError](cause); is && !session.failed {
 		message, err := notification(problem.TypeCode, problem.SubTypeCode, problem.Data)

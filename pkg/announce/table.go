@@ -67,8 +67,7 @@ type advert struct {
 	to     Route // posted last
 	sent   Route // sent to the peer in this session
 	queued bool  // in table.queue
-	// next followed in an earlier batch. Batches have the same order, so most adverts are found
-	// without a map lookup.
+	// next followed in an earlier batch. Batches have one order, so most adverts need no map lookup.
 	next *advert
 }
 
@@ -115,8 +114,7 @@ func (table *table) post(batch Batch, queue bool) {
 			table.cause = batch.Cause
 		}
 	}
-	// Withdrawn adverts stay for a while, so that flapping VIPs allocate nothing; the limit bounds
-	// them.
+	// Withdrawn adverts stay for a while, so that flapping VIPs allocate nothing, up to the limit.
 	table.limit = max(table.limit, 2*(len(table.adverts)-table.withdrawn))
 	if table.withdrawn > table.limit {
 		table.removeWithdrawn(queue)

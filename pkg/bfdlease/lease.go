@@ -19,8 +19,7 @@ const (
 	Timeout = 3 * time.Second
 	// Interval is the time between two refreshes.
 	Interval = time.Second
-	// freshness is the maximum age of an order that is refreshed; an older order means that its
-	// sender hangs.
+	// freshness is the maximum age of an order that is refreshed; the sender of an older one hangs.
 	freshness = time.Second
 )
 

@@ -136,8 +136,7 @@ func refreshTable(content content) error {
 
 var errPassed = errors.New("it was sent")
 
-// dropRule returns `udp dport 3784 ip daddr @gateways4 meta nfproto != @attract drop`, or the same
-// for IPv6.
+// dropRule returns `udp dport 3784 ip daddr @gateways4 meta nfproto != @attract drop`, or IPv6's.
 func dropRule(family vip.Family) nft.Rule {
 	// Offset and length of the destination address (RFC 791, RFC 8200).
 	offset, length := uint32(16), uint32(4)

@@ -98,8 +98,7 @@ type event struct {
 	Detail  string    `json:"detail"`
 }
 
-// merge returns the kept events with a batch, ordered by time. Notes have no time but that of their
-// arrival.
+// merge returns the kept events with a batch, ordered by time. The time of a note is its arrival.
 func merge(kept []event, batch []pods.Event, now time.Time) []event {
 	all := slices.Clone(kept)
 	for _, e := range batch {

@@ -15,8 +15,7 @@ type Content struct {
 	// Streams holds the streams that nftables is confirmed to forward. A packet of any other stream
 	// continues to nftables.
 	Streams []Stream
-	// Hops maps the targets of the streams to their next hops. A flow of a target without a hop
-	// continues to nftables.
+	// Hops maps the targets of the streams to their next hops. Flows of others continue to nftables.
 	Hops map[Target]Hop
 }
 

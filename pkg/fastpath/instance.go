@@ -152,8 +152,7 @@ func (loaded *instance) apply(content Content) error {
 			}
 		}
 	}
-	// VIPs first: both streams of a VIP that moves are suspended, and the old one must not resume with
-	// it.
+	// VIPs first: both streams of a moving VIP are suspended, and the old one must not resume with it.
 	for _, family := range vip.Families {
 		if err := loaded.setVIPs(family, vips[family]); err != nil {
 			return err

@@ -165,8 +165,7 @@ func attach(index int, loaded *instance) (link.Link, error) {
 	})
 }
 
-// Verify returns an error, and detaches the program, if another process changed a map or detached a
-// link.
+// Verify returns an error, and detaches the program, if a process changed a map or detached a link.
 func (program *Program) Verify() error {
 	if program.current == nil {
 		return nil

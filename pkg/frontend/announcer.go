@@ -37,8 +37,7 @@ var lostPackets = []error{
 	syscall.ENETUNREACH,
 }
 
-// loopbackProblem returns why the session with BIRD is down, from BIRD's state and the announcer's
-// last error.
+// loopbackProblem returns why the session with BIRD is down, by BIRD or the announcer's last error.
 func loopbackProblem(at netip.AddrPort, b bird.State, err error, owner func(netip.AddrPort) string) string {
 	switch {
 	// The cause comes first: without BIRD the announcer has an error, too.

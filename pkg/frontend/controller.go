@@ -172,8 +172,7 @@ func (c *controller) tryUpdate() bool {
 	return c.running
 }
 
-// step applies an input of the loop and evaluates the gate. A nil input applies the source's
-// changes.
+// step applies an input of the loop and evaluates the gate. nil applies the source's changes.
 func (c *controller) step(apply func()) (now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,8 +203,7 @@ func (c *controller) update() time.Time {
 // evaluate evaluates the gate and publishes the decisions. cause is the time of the input; update
 // is nil unless the input came from the source. The caller holds mu.
 func (c *controller) evaluate(now, cause time.Time, update *readiness.Update) {
-	// BIRD's sessions were not read during a stall of this process: their state is as old as before
-	// it.
+	// BIRD's sessions were not read during a stall of this process: their state is as old as before.
 	if stall := now.Sub(c.beatBy); stall > stalledAfter && !c.beatBy.IsZero() {
 		c.gate.Stalled(now, stall)
 		c.beatBy = now

@@ -73,11 +73,9 @@ const (
 	Liveness  = "Liveness"
 	Readiness = "Readiness"
 	Egress    = "Egress"
-	// Configuration holds while the complete configuration of its source is in force; not part of
-	// Readiness.
+	// Configuration holds while all of its source's configuration is in force; not part of Readiness.
 	Configuration = "Configuration"
-	// Held holds while no removal of the configuration waits for a confirmation; not part of
-	// Readiness.
+	// Held holds while no removal of the configuration waits for confirmation; not part of Readiness.
 	Held = "Held"
 	// HeldTargets holds while no removal of targets waits for a confirmation at the load balancer; not
 	// part of Readiness.
@@ -159,8 +157,7 @@ func newProcess(o Options) (*process, error) {
 	// Reports of decisions need the families before the follower runs.
 	p.setInForce(p.InForce.Load().Next(loaded, nil, !o.Gate.Ungated))
 	switch {
-	// Only a source in use is a part of Readiness: without the load balancer, Identity would never
-	// serve.
+	// Only a source in use is part of Readiness: without a load balancer, Identity would never serve.
 	case o.Gate.Ungated:
 		o.Log.Warn("gating is off: VIPs are advertised regardless of the load balancer")
 	case o.Directory != nil:

@@ -36,8 +36,7 @@ type input struct {
 
 func (in input) len() int { return in.reported.Len() + len(in.Changes) }
 
-// merge returns one input with the newest report and decision of each VIP. It loses events but no
-// state.
+// merge returns one input with the newest report and decision of each VIP. It loses only events.
 func merge(queue []input) (merged input, lost int) {
 	newest := map[vip.VIP]gate.Change{}
 	var reports []journal.Delta

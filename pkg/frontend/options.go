@@ -49,8 +49,7 @@ type Options struct {
 	LBSocket string
 	// Fallback reads a load balancer without ReadinessService; nil if each load balancer must have it.
 	Fallback readiness.Fallback
-	// Identity is the frontend's SVID, or nil if nothing needs one. Credentials authorize the load
-	// balancer.
+	// Identity is the frontend's SVID; nil if none is needed. Credentials authorize the load balancer.
 	Identity      *identity.Source
 	Credentials   credentials.TransportCredentials
 	LoadBalancers []spiffeid.ID // IDs that may be the load balancer; used for a warning
@@ -77,8 +76,7 @@ type Options struct {
 	RequireRoute      bool // withdraw the VIPs of a family while no gateway advertises a route
 	RemoveRulesOnExit bool // marks, rules and blackhole routes
 
-	// Tasks run until every VIP is withdrawn, in addition to the frontend's own, and Collectors add
-	// metrics.
+	// Tasks run until every VIP is withdrawn, besides the frontend's own, and Collectors add metrics.
 	Tasks      []task.Task
 	Collectors []prometheus.Collector
 	// InForce and Connected, unless nil, are kept at the VIPs in force, and whether a gateway is up.

@@ -81,8 +81,7 @@ func newReporter(a *latest.Value[announce.State], s bgpSpeaker, settle time.Dura
 
 func (r *reporter) String() string { return "reporter" }
 
-// withdraws reports whether a change withdraws the VIP. A new reason of a withdrawn VIP does not
-// count.
+// withdraws reports whether a change withdraws the VIP. A new reason of a withdrawn one does not.
 func withdraws(ch gate.Change) bool {
 	return ch.To.Advertisement == gate.Withdrawn && ch.From.Advertisement != gate.Withdrawn
 }

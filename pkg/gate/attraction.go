@@ -14,8 +14,7 @@ type Attraction struct {
 // on the number of VIPs.
 func (gate *Gate) Attract() [len(vip.Families)]Attraction { return gate.attraction }
 
-// count replaces the contribution of entry, whose decision is still the previous one, to the
-// attraction.
+// count replaces the contribution of entry, which has its previous decision, to the attraction.
 func (gate *Gate) count(entry *entry, configured bool, attracts Advertisement) {
 	attraction := &gate.attraction[entry.vip.Family()]
 	attraction.add(entry.decision.Reason != NotConfigured, entry.attracts, -1)

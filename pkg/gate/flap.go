@@ -14,8 +14,7 @@ const (
 	maxFlaps = 7
 )
 
-// flaps holds the times at which a live load balancer changed a VIP from ready to not ready, oldest
-// first.
+// flaps holds when a live load balancer changed a VIP from ready to not ready, oldest first.
 type flaps []time.Time
 
 // add adds a flap, in place: a VIP that flaps for a long time allocates nothing.

@@ -348,8 +348,7 @@ func (gate *Gate) Decision(v vip.VIP) Decision {
 	return Decision{}
 }
 
-// Drained returns the VIPs that leave or that an operator drained, with the end of their drain
-// time.
+// Drained returns the VIPs that leave or that an operator drained, with the end of their drain.
 func (gate *Gate) Drained() map[vip.VIP]time.Time {
 	drained := map[vip.VIP]time.Time{}
 	for _, entry := range gate.entries {
@@ -438,8 +437,7 @@ func (gate *Gate) markDirty(entry *entry) {
 func (gate *Gate) scheduleDirty(at time.Time, v vip.VIP) { heap.Push(&gate.timers, timer{at, v}) }
 
 // decide updates the decision on entry. It reports whether it is still used. The caller removes
-// unused entries, which are neither configured nor in the load balancer's state, to bound the
-// memory.
+// unused entries, neither configured nor in the load balancer's state, to bound the memory.
 func (gate *Gate) decide(now time.Time, entry *entry) (used bool) {
 	entry.dirty = false
 	decision := gate.evaluateTable(now, entry, entry.decision.Advertisement, gate.last.paths[entry.vip.Family()])

@@ -72,8 +72,7 @@ type Gateways struct {
 	At time.Time
 	// Up reports, by family, whether a session is up.
 	Up [len(vip.Families)]bool
-	// Static reports, by family, whether a static gateway is up. It forwards without routes of the
-	// announcer.
+	// Static reports, by family, whether a static gateway is up. It forwards without announced routes.
 	Static [len(vip.Families)]bool
 	// Exported holds, by family, the VIPs that a gateway receives, while every gateway that is up
 	// lacks some for longer than an export takes; nil otherwise. It must not be modified afterwards.

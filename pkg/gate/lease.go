@@ -35,8 +35,7 @@ func (lease *lease) stall(duration time.Duration, limit time.Time) {
 	}
 }
 
-// check reports whether the lease is valid at now, and otherwise whether it is extended because
-// the check was late.
+// check reports whether the lease is valid at now, or else extended because the check was late.
 func (lease *lease) check(now time.Time) (holds, late bool) {
 	switch {
 	case lease.end.IsZero():

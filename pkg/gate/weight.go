@@ -19,8 +19,7 @@ func Weight(ready, warmingTenths uint32) uint32 {
 	return tenths - warmingTenths
 }
 
-// Weigh adds weights to all decisions, from now on. The weights of the current decisions are not
-// returned as changes.
+// Weigh adds weights to all decisions. The weights of the current decisions are not changes.
 func (gate *Gate) Weigh(now time.Time) {
 	if gate.weighs {
 		return

@@ -91,8 +91,7 @@ func waitReady(ctx context.Context, conn *grpc.ClientConn, addr string, limit ti
 		case state == connectivity.Ready:
 			return nil
 		case state == connectivity.TransientFailure:
-			// The connectivity API hides the reason. A call without WaitForReady fails immediately and
-			// returns it.
+			// The connectivity API hides the reason, which a call without WaitForReady returns immediately.
 			_, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
 			return fmt.Errorf("health check at %s: %w: %s", addr, ErrUnreachable, Reason(err))
 		case !conn.WaitForStateChange(ctx, state):

@@ -26,8 +26,7 @@ import (
 
 // Services of every process.
 const (
-	// Liveness stays SERVING to the end, because the kubelet must not kill a process during its
-	// graceful stop.
+	// Liveness stays SERVING to the end: the kubelet must not kill a process during its graceful stop.
 	Liveness = "Liveness"
 	// Readiness is also the state of "".
 	Readiness = "Readiness"

@@ -179,8 +179,7 @@ func checkPermissions(path string, mask fs.FileMode) error {
 	return nil
 }
 
-// Mint signs an SVID for id. Certificates hold whole seconds: notBefore is rounded down, notAfter
-// up.
+// Mint signs an SVID for id, with times in whole seconds: notBefore is rounded down, notAfter up.
 func (authority *DevAuthority) Mint(id spiffeid.ID, notBefore, notAfter time.Time) (*x509svid.SVID, error) {
 	if id.Path() == "" {
 		return nil, fmt.Errorf("SPIFFE ID %q has no path", id)
@@ -239,15 +238,13 @@ func (authority *DevAuthority) WriteFiles(dir string, svid *x509svid.SVID) error
 	return errors.Join(err, lock.Remove())
 }
 
-// minDevTTL is the minimum for certificate times of whole seconds: half of it is the rotation
-// interval.
+// minDevTTL is the minimum for certificates of whole seconds: half of it is the rotation interval.
 const minDevTTL = 2 * time.Second
 
 // NewDev returns a source that signs its own SVID for id with the development authority in dir. Run
 // creates a missing authority; the processes of one machine share it. A dir that other users can
 // access or whose authority is corrupt is rejected. The SVID lives for Options.DevTTL and is
-// replaced at half of that. A running source adopts a new authority that another process put into
-// dir.
+// replaced at half of that. A running source adopts an authority that another process put there.
 func NewDev(dir string, id spiffeid.ID, options Options) (*Source, error) {
 	options.DevTTL = cmp.Or(options.DevTTL, time.Hour)
 	if id.Path() == "" {
@@ -340,8 +337,7 @@ func (dev *dev) waitRotation(ctx context.Context, source *Source, due time.Time)
 }
 
 // stamps returns the stamps of the directory and of the files that [LoadDevAuthority] reads.
-// Unchanged stamps save parsing the files each second, which would be most of the cost of an idle
-// source.
+// Unchanged stamps save parsing the files each second, most of the cost of an idle source.
 func (dev *dev) stamps() (list [3]files.Stamp) {
 	for i, path := range []string{dev.dir, filepath.Join(dev.dir, authorityCert), filepath.Join(dev.dir, authorityKey)} {
 		list[i], _ = files.StampOf(path) // LoadDevAuthority returns the error

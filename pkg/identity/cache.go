@@ -96,8 +96,7 @@ func (cache *cache) read(now time.Time) (*x509svid.SVID, *x509bundle.Set, error)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s %w: %w", cache.path, durable.ErrCorrupt, err)
 	}
-	// The file may be older than this configuration: check ID, validity and signature as for an SVID
-	// of the Workload API.
+	// The file may be older than this configuration: check ID, validity and signature as of any SVID.
 	if !cache.id.IsZero() && svid.ID != cache.id {
 		return nil, nil, fmt.Errorf("%s has an SVID of %s, not of %s", cache.path, svid.ID, cache.id)
 	}

@@ -29,8 +29,7 @@ const handshakeTimeout = 5 * time.Second
 
 // CredentialOptions configure credentials.
 type CredentialOptions struct {
-	// Authorize authorizes the SPIFFE ID of the peer at each handshake; see [Authorize]. Nil
-	// rejects every peer.
+	// Authorize authorizes the peer's SPIFFE ID at each handshake; see [Authorize]. Nil rejects all.
 	Authorize tlsconfig.Authorizer
 	// Log receives the rejections of a server, rate-limited per peer and reason, and the ends of
 	// connections; nil discards them. A client returns its rejections as errors.
@@ -89,8 +88,7 @@ type AuthInfo struct {
 	End time.Time
 }
 
-// PeerID returns the SPIFFE ID of the peer of a call on a connection with credentials of this
-// package.
+// PeerID returns the SPIFFE ID of a call's peer on a connection with credentials of this package.
 func PeerID(ctx context.Context) (spiffeid.ID, bool) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {

@@ -77,8 +77,7 @@ func classify(err error) Reason {
 	return ReasonProtocol
 }
 
-// classifyChain returns the reason why a chain was rejected. Errors about validity include the
-// local time.
+// classifyChain returns why a chain was rejected. Errors about validity include the local time.
 func classifyChain(id spiffeid.ID, err error, now time.Time) (Reason, error) {
 	var invalid x509.CertificateInvalidError
 	var unknown x509.UnknownAuthorityError

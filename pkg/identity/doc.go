@@ -15,6 +15,5 @@
 // [Listen] creates unix sockets that are never more accessible than requested, and [AdminGuard]
 // accepts only processes of the same user or root.
 //
-// The caller decides on the expected IDs, on the roles of the peers, and on the consequences of a
-// missing SVID.
+// The caller decides on the expected IDs, roles of peers, and consequences of a missing SVID.
 package identity

@@ -119,8 +119,7 @@ func openSocket(ctx context.Context, path string, mode fs.FileMode) (_ *boundSoc
 	return &boundSocket{UnixListener: listener, path: path, info: info, lock: lock}, nil
 }
 
-// SocketPath returns the path in the address of a unix socket: a path, or a URI such as
-// unix:///path.
+// SocketPath returns the path in a unix socket's address: a path, or a URI such as unix:///path.
 func SocketPath(address string) (string, error) {
 	path, isURI := strings.CutPrefix(address, "unix:")
 	if rest, ok := strings.CutPrefix(path, "//"); isURI && ok {
@@ -162,8 +161,7 @@ func createDirectory(dir string, mode fs.FileMode) error {
 	return os.Chmod(dir, mode) // the umask may have removed the group's permissions
 }
 
-// removeStaleSocket removes the socket at path if no process listens on it. It removes nothing
-// else.
+// removeStaleSocket removes the socket at path, and nothing else, if no process listens on it.
 func removeStaleSocket(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	switch {

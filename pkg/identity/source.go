@@ -317,8 +317,7 @@ func validAt(svid *x509svid.SVID, now time.Time) error {
 	return validity("the SVID "+svid.ID.String(), svid.Certificates[0], now)
 }
 
-// validity compares with the wall clock and reports both times: a wrong clock is as likely a cause
-// as a wrong certificate.
+// validity compares with the wall clock and reports both times, since either may be wrong.
 func validity(what string, certificate *x509.Certificate, now time.Time) error {
 	switch {
 	case now.After(certificate.NotAfter):
@@ -342,8 +341,7 @@ func overdueAt(certificate *x509.Certificate) time.Time {
 	return certificate.NotBefore.Add(certificate.NotAfter.Sub(certificate.NotBefore) / 30 * 21)
 }
 
-// publish updates the status and returns the delay until the next change that depends on time
-// alone.
+// publish updates the status and returns the delay until the next change that only time causes.
 func (source *Source) publish(now time.Time) time.Duration {
 	if source.origin == (peerCredentials{}) {
 		return clockCheckInterval // nothing expires

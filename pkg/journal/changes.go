@@ -111,8 +111,7 @@ func (changes *Changes) reset() *Changes {
 	return changes
 }
 
-// byTransition merges groups that differ only in their detail, and keeps the detail of the first
-// VIP.
+// byTransition merges groups that differ only in their detail, and keeps that of the first VIP.
 func byTransition(groups []group) (merged []group) {
 	for _, part := range groups {
 		same := func(other group) bool { return other.Transition == part.Transition }
@@ -207,8 +206,7 @@ func (all *summary) attributes() []any {
 	return append(attributes, "transitions", all.describe(), "vips", all.first)
 }
 
-// event returns the event of the decision. Its detail begins with the VIPs, because a table
-// truncates the end.
+// event returns the decision's event. Its detail begins with the VIPs: a table truncates the end.
 func (all *summary) event() *adminv1.Event {
 	names := strings.Join(all.first, ", ")
 	if more := all.count - len(all.first); more > 0 {

@@ -74,8 +74,7 @@ func (journal *Journal) add(at time.Time, entries []entry) {
 	journal.changed.Update(func(count uint64) uint64 { return count + 1 })
 }
 
-// Begin returns the empty changes of a decision about count VIPs. They are valid until the next
-// Begin.
+// Begin returns the empty changes of a decision about count VIPs, valid until the next Begin.
 func (journal *Journal) Begin(count int) *Changes {
 	changes := journal.changes.reset()
 	changes.members = slices.Grow(changes.members, count)

@@ -23,8 +23,7 @@ const maxSpare = 1024
 // it for the processor and for BIRD, and would delay it by 0.2 to 0.4 ms.
 const UpdateDelay = time.Millisecond
 
-// BIRD feeds a gateway with 10 000 VIPs in 6 to 12 ms. Recording would delay the last UPDATE by
-// 5 ms.
+// BIRD feeds a gateway with 10 000 VIPs in 6 to 12 ms. Recording would delay the last by 5 ms.
 const (
 	settlePerVIP = 2 * time.Microsecond
 	maxSettle    = 200 * time.Millisecond

@@ -32,8 +32,7 @@ func (journal *Journal) ListEvents(_ context.Context, request *adminv1.ListEvent
 	return &adminv1.ListEventsResponse{InstanceId: journal.Instance, Events: found}, nil
 }
 
-// WatchEvents implements the EventService. A slow client receives the number of events that it
-// missed.
+// WatchEvents implements the EventService. A slow client receives the number of missed events.
 func (journal *Journal) WatchEvents(request *adminv1.WatchEventsRequest,
 	stream grpc.ServerStreamingServer[adminv1.WatchEventsResponse],
 ) error {

@@ -22,8 +22,7 @@ const WholeDecision = "decision"
 // Tracer exports the steps of sampled decisions.
 type Tracer interface {
 	task.Task
-	// Follow exports the steps of the decision at a position. It does not block; steps may, until ctx
-	// ends.
+	// Follow exports the steps of the decision at a position, without blocking; steps may block.
 	Follow(position readiness.Position, steps func(ctx context.Context) []Step)
 	// Lost returns the number of decisions whose trace is not complete.
 	Lost() uint64

@@ -28,8 +28,7 @@ const (
 	addressCheck = 30 * time.Second
 )
 
-// address is a local address with its MAC address: neighbors need a new announcement when the MAC
-// address changes.
+// address is a local address with its MAC address: a change of that needs a new announcement.
 type address struct {
 	rtnetlink.Address
 	mac    [6]byte // zero if the address is not announced
@@ -129,8 +128,7 @@ func (watched *Addresses) Source(to, from netip.Addr) (problem string, passing b
 	}
 }
 
-// lacking returns why none of addrs is usable, or "" if one is usable, and whether the problem is
-// temporary.
+// lacking returns why none of addrs is usable, "" if one is, and whether the problem is temporary.
 func lacking(addrs []address) (problem string, passing bool) {
 	if slices.ContainsFunc(addrs, address.usable) {
 		return "", false

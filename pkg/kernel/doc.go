@@ -12,8 +12,7 @@
 // every rule that applies to it is installed.
 //
 // Rules and routes of other processes may divert packets from VIPs. Routing therefore looks up
-// where the kernel forwards such packets. While they are diverted, the VIPs of the family are not
-// confirmed.
+// where the kernel forwards such packets. Until that ends, the family's VIPs are not confirmed.
 //
 // Routing manages neither the routes in the gateways' table, which BIRD exports, nor sysctls. The
 // external interface must not use strict reverse path filtering (rp_filter 1): traffic to a VIP

@@ -33,8 +33,7 @@ type Options struct {
 	// ForeignRoutes leaves the routes of TableID to another program: they may be of any protocol. When
 	// false they are BIRD's.
 	ForeignRoutes bool
-	// External returns the interface on which packets for VIPs arrive. If nil, sysctls are not
-	// checked.
+	// External returns the interface on which packets for VIPs arrive; nil to check no sysctls.
 	External func() string
 	// checkInterval is the time between two reconciliations without a notification. It may be long,
 	// because the kernel reports lost notifications.

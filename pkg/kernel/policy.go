@@ -11,8 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// protocol identifies rules and routes of this package. The number is unassigned in iproute2's
-// rt_protos.
+// protocol identifies rules and routes of this package. It is unassigned in iproute2's rt_protos.
 const protocol = 118
 
 // Priorities of the rules that a Meridio frontend adds, a pair for each VIP.
@@ -89,8 +88,7 @@ func (policy policy) ensure(family vip.Family) (changed bool, err error) {
 				Family: family, Table: policy.blackholeTable(), Prefix: rtnetlink.DefaultPrefix(family),
 				Type: unix.RTN_BLACKHOLE, Protocol: protocol,
 			}
-			// Replace instead of relying on another process's blackhole route, which that process may
-			// delete.
+			// Replace instead of relying on another process's blackhole route, which it may delete.
 			if err := conn.Apply(entry.Replace()); err != nil {
 				return false, err
 			}

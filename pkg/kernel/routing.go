@@ -20,16 +20,14 @@ const (
 	// minPause separates reconciliations that notifications trigger: another process may change
 	// rules continuously.
 	minPause = 20 * time.Millisecond
-	// failurePause and maxPause bound the back-off after a failed reconciliation. New VIPs do not
-	// wait for it.
+	// failurePause and maxPause bound the back-off after a failure to reconcile. New VIPs do not wait.
 	failurePause = 50 * time.Millisecond
 	maxPause     = 5 * time.Second
 	// lookInterval is the time between two lookups of the paths of packets from VIPs. lookAgain is
 	// the delay of the second lookup, which confirms a problem.
 	lookInterval = time.Second
 	lookAgain    = 50 * time.Millisecond
-	// unreadableLimit is how long confirmed VIPs stay confirmed while the kernel's tables cannot be
-	// read.
+	// unreadableLimit is how long VIPs stay confirmed while the kernel's tables cannot be read.
 	unreadableLimit = 10 * time.Second
 )
 
@@ -261,8 +259,7 @@ func (routing *Routing) publish(result result, removed bool) {
 	}
 }
 
-// reconciler brings the kernel to the desired state and keeps the result of the last
-// reconciliation.
+// reconciler brings the kernel to the desired state and keeps the last reconciliation's result.
 type reconciler struct {
 	policy policy
 	table  *table
@@ -304,8 +301,7 @@ type result struct {
 	unconfirmed bool
 }
 
-// reconcile installs the desired state, which is nil before Configure, and returns the observed
-// state.
+// reconcile installs the desired state, nil before Configure, and returns the observed state.
 func (reconciler *reconciler) reconcile(desired *vip.Set) result {
 	sameDesired := desired == reconciler.desired
 	if !sameDesired {
@@ -378,8 +374,7 @@ func (reconciler *reconciler) reconcile(desired *vip.Set) result {
 	return result
 }
 
-// removeLeftovers removes rules and routes of a former frontend after all desired VIPs are
-// confirmed.
+// removeLeftovers removes a former frontend's rules and routes once all desired VIPs are confirmed.
 func (reconciler *reconciler) removeLeftovers() (more bool, err error) {
 	if reconciler.cleaned || !reconciler.settled || reconciler.desired == nil ||
 		len(reconciler.vips) != len(*reconciler.desired) {

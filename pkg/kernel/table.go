@@ -41,8 +41,7 @@ type table struct {
 	generation func(*nft.Conn) (uint32, error)
 	ranges     func(*nft.Conn, vip.Family) ([]nft.Range, error)
 
-	// observed is the content of the sets at generationID; nil before the first read and after a
-	// failed one.
+	// observed is the sets' content at generationID; nil before the first read and after a failed one.
 	observed     *content
 	generationID uint32
 	// filled is the desired set for which the observed content needs no change.

@@ -28,8 +28,7 @@ type agent struct {
 	translator func(cluster.Snapshot) translation.Result
 	files      *files
 	log        *slog.Logger
-	// translated is called after each translation, when its file and keys are on disk or failed to be
-	// written.
+	// translated is called after each translation, when its file and keys are written, or that failed.
 	translated func(cluster.Snapshot, translation.Result, outcome)
 	turns      *turn.Taker // nil with a Gateway
 
@@ -56,8 +55,7 @@ func (a *agent) Run(ctx context.Context) error {
 	var again <-chan time.Time // nil before the first failed write
 	for {
 		state, stateChanged := a.cluster.State().Get()
-		// The stale file comes before the translation: its readers must know that the trench file may be
-		// outdated.
+		// The stale file comes first: its readers must know that the trench file may be outdated.
 		err := a.files.stale(state)
 		if err != nil {
 			a.log.Error("failed to say that the trench file is stale", "error", err)

@@ -36,8 +36,7 @@ type Options struct {
 	Config *rest.Config
 	// Namespace and Trench name the Trench, PodName this process's Pod in the same namespace.
 	Namespace, Trench, PodName string
-	// Gateway replaces Trench: it names a Gateway of Meridio 2, and this process takes the router
-	// role.
+	// Gateway replaces Trench: it names a Gateway of Meridio 2, whose router role this process takes.
 	Gateway string
 	// TrenchFile is the path of the file that is written; its directory exists. KeyDir is a different
 	// directory that holds only key files.
@@ -90,8 +89,7 @@ type counts struct {
 	err                            error // of the last write
 }
 
-// Run watches and writes until stop fires or ctx ends. It leaves the trench file and the key
-// files in place.
+// Run watches and writes until stop fires or ctx ends. It leaves the trench and key files in place.
 func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 	p, err := newProcess(o)
 	if err != nil {
@@ -242,8 +240,7 @@ func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome
 	p.changed.Set(struct{}{})
 }
 
-// observer sets the health services of the API server and of the publication. It implements
-// task.Task.
+// observer is a task that sets the health services of the API server and of the publication.
 type observer struct{ *process }
 
 // String implements task.Task.

@@ -1,5 +1,4 @@
-// Package localaddress makes VIPs local addresses of an interface while this host itself serves
-// them.
+// Package localaddress makes VIPs local addresses of an interface while this host serves them.
 //
 // It has the interface of a data plane: the desired state has the streams with their targets,
 // all of them this host, and the confirmed state has the VIPs whose addresses were read back

@@ -148,8 +148,7 @@ const (
 )
 
 // Throttle limits the lines per key: a burst of three, then one every ten seconds. A peer that
-// retries every 50 ms neither fills the disk nor hides another peer. The zero Throttle is ready
-// for use.
+// retries every 50 ms neither fills the disk nor hides another. The zero Throttle is ready for use.
 type Throttle struct {
 	mu   sync.Mutex
 	keys map[string]bucket

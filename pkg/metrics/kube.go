@@ -24,8 +24,7 @@ type KubeState struct {
 	Written time.Time
 	// Stale is the time for which the trench file may have been older than the objects.
 	Stale time.Duration
-	// Objects counts the watched objects by kind, and Refused the objects that the last translation
-	// refused.
+	// Objects counts the watched objects by kind, and Refused those that the last translation refused.
 	Objects map[string]int
 	Refused map[string]int
 }

@@ -30,8 +30,7 @@ func NewLB(version string) *LB {
 	return lb
 }
 
-// Frontend sets whether a reporting frontend is connected, and the number of VIPs that it
-// advertises.
+// Frontend sets whether a reporting frontend is connected, and how many VIPs it advertises.
 func (lb *LB) Frontend(connected bool, advertised int) {
 	lb.connected.WithLabelValues().Set(boolValue(connected))
 	lb.advertised.WithLabelValues().Set(float64(advertised))

@@ -33,8 +33,7 @@ type Server struct {
 	ready     chan struct{}
 }
 
-// NewServer returns a server that serves on the listeners while it runs, and closes them at the
-// end.
+// NewServer returns a server that serves on the listeners while it runs, and then closes them.
 func NewServer(listeners []net.Listener, gatherer prometheus.Gatherer, log *slog.Logger) *Server {
 	return &Server{listeners: listeners, gatherer: gatherer, log: log, ready: make(chan struct{})}
 }

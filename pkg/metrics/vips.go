@@ -14,8 +14,7 @@ import (
 // VIP is the state of one VIP at a scrape.
 type VIP struct {
 	VIP vip.VIP
-	// State is the advertisement of a frontend or the readiness of a load balancer, and Reason its
-	// cause.
+	// State is a frontend's advertisement or a load balancer's readiness, and Reason its cause.
 	State, Reason string
 	// Ready and Total count targets; both are 0 in a frontend.
 	Ready, Total uint32
@@ -84,8 +83,7 @@ func (metrics *vips) Count(t Transition, n int) {
 
 func (metrics *vips) collect(send send) {
 	metrics.mu.Lock()
-	// Do not hold the mutex during read: Count is called by decisions, which must not wait for a
-	// scrape.
+	// Do not hold the mutex during read: decisions, which call Count, must not wait for a scrape.
 	read := metrics.read
 	metrics.mu.Unlock()
 	all := read()

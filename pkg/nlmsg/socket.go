@@ -49,8 +49,7 @@ func (e *Error) Unwrap() error { return e.Errno }
 // Socket is a netlink socket. It is not safe for concurrent use. It remains usable after a failed
 // exchange: late replies to earlier requests are discarded by sequence number.
 type Socket struct {
-	// Port is the socket's port ID. Notifications carry the port ID of the socket that caused
-	// the change.
+	// Port is the socket's port ID. Notifications carry the port ID of the one that caused the change.
 	Port uint32
 	// SendLimit bounds the bytes of one sendmsg.
 	SendLimit int

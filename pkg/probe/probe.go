@@ -25,8 +25,7 @@ const (
 	maxTraces  = 8
 	retrace    = time.Minute
 	retryTrace = 5 * time.Second
-	// busyRecheck is the delay after a check that could not run, such as because another process uses
-	// the port.
+	// busyRecheck is the delay after a check that could not run, for instance as its port is in use.
 	busyRecheck = 100 * time.Millisecond
 	// late is how long a verdict holds beyond two intervals and the checks of a path.
 	late = time.Second

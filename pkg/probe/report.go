@@ -27,8 +27,7 @@ type VIP struct {
 	Family vip.Family `json:"family"`
 	State  State      `json:"state"`
 	Reason string     `json:"reason,omitempty"` // why it is unknown without a path
-	// Latency is the mean duration of the last checks of its reachable paths, in seconds; 0 without
-	// one.
+	// Latency is the mean duration of the last checks of reachable paths, in seconds; 0 without one.
 	Latency float64 `json:"latencySeconds,omitempty"`
 	Paths   []Path  `json:"paths"`
 }

@@ -241,8 +241,7 @@ func (decoder *decoder) name(text string) (vip.VIP, error) {
 }
 
 // growStaged returns staged with capacity for more VIPs. It grows in few steps, the last of which
-// is the number of VIPs that the watch has named before, because decisions about all VIPs are
-// common.
+// is the number of VIPs that the watch named before: decisions about all VIPs are common.
 func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
 	need := len(staged) + more
 	if need <= cap(staged) {

@@ -43,8 +43,7 @@ func (merged *mergedChanges) set(readiness *VIPReadiness, removed bool) {
 	merged.changed, merged.removed = append(merged.changed, *readiness), append(merged.removed, removed)
 }
 
-// split returns the changed and the removed VIPs in the order of arrival. c must not be used
-// afterwards.
+// split returns the changed and the removed VIPs in the order of arrival. c must not be used again.
 func (merged *mergedChanges) split() (changed []VIPReadiness, removed []vip.VIP) {
 	changed = merged.changed[:0]
 	for i := range merged.changed {

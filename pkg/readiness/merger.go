@@ -12,8 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Update holds the merged messages since the last Take (newest wins) and the current state of the
-// streams.
+// Update holds the merged messages since the last Take (newest wins) and the state of the streams.
 type Update struct {
 	// Position is the position of the returned state. Its instance is the newest synced instance of
 	// the load balancer. It is zero before the first synced state.
@@ -43,8 +42,7 @@ type Update struct {
 	// GoingAway reports whether that instance is stopping; it forwards until DrainEnd.
 	GoingAway bool
 	DrainEnd  time.Time
-	// Held describes the removals of targets that the load balancer holds until a confirmation, or is
-	// "".
+	// Held describes the removals of targets that the load balancer holds until a confirmation.
 	Held string
 
 	// Err is the reason why no stream is open; nil while a stream is open, and before the first
@@ -105,8 +103,7 @@ func (update *Update) Take() Update {
 	return taken
 }
 
-// merge applies an event of a stream that was received at the given time. After an error the stream
-// must end.
+// merge applies an event of a stream, received at a given time. After an error the stream must end.
 func (merger *updateMerger) merge(stream *streamState, event event, receivedAt time.Time) error {
 	notify, err := merger.apply(stream, event, receivedAt)
 	if err != nil || !notify {

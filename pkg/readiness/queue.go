@@ -192,8 +192,7 @@ func (queue *reportQueue) markWritten(reporter *reporter) {
 	}
 }
 
-// waitWritten waits until the current reporter has written all reports that were queued before the
-// call.
+// waitWritten waits until the current reporter has written all reports queued before the call.
 func (queue *reportQueue) waitWritten(ctx context.Context) error {
 	queue.mu.Lock()
 	want := queue.version

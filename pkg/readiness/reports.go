@@ -16,8 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Report is the summary of the frontend's report. Server.Reported and Server.AllReported return the
-// VIPs.
+// Report summarizes the frontend's report. Server.Reported and Server.AllReported return the VIPs.
 //
 // The reporting watch is the newest open watch of a frontend that has sent a full report. A watch
 // without reports does not replace it, so a move to another connection leaves no gap.
@@ -26,8 +25,7 @@ type Report struct {
 	WatchID string
 	// Connected reports whether a report stream is open. The last report remains readable afterwards.
 	Connected bool
-	// Complete reports whether a full report was received on this watch: an unreported VIP is not
-	// advertised.
+	// Complete reports whether this watch received a full report: an unreported VIP is not advertised.
 	Complete bool
 	// Applied is the position that the frontend has applied.
 	Applied Position

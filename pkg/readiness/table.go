@@ -426,8 +426,7 @@ func (table *Table) State() TableState {
 
 // leaseLeft returns the validity of a message sent at now: the lease minus the age of the last
 // commit or heartbeat, rounded up to a hundredth of the lease for readable traces. ok is false
-// before the first decision, and after the lease has expired because the loop hangs: no message may
-// be sent.
+// before the first decision, and after the lease expired because the loop hangs: send nothing.
 func (table *Table) leaseLeft(now time.Time) (left time.Duration, ok bool) {
 	if table.revision == 0 {
 		return 0, false

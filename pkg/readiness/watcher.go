@@ -44,8 +44,7 @@ type WatcherOptions struct {
 	// Reader is the name of this process in the load balancer's status.
 	Reader string
 	// Fallback reads a load balancer that responds Unimplemented to WatchReadiness, on the same
-	// connection. Each new connection tries WatchReadiness first. Without a Fallback such a connection
-	// fails.
+	// connection. Each new connection tries WatchReadiness first. Without a Fallback it fails.
 	Fallback Fallback
 	// Consume, if set, is called by the receiving goroutine for a decision about at most MaxInline
 	// VIPs. It reports whether it called Take; otherwise Changed notifies of the decision. It must not

@@ -28,8 +28,7 @@ const (
 
 // GroupOptions configure a group.
 type GroupOptions struct {
-	// Registries lists addresses of load balancers, and names that resolve to several. It must not be
-	// empty.
+	// Registries, not empty, lists addresses of load balancers, and names that resolve to several.
 	Registries []Address
 	// Request announces one target.
 	Request *targetv1.RegisterRequest
@@ -37,8 +36,7 @@ type GroupOptions struct {
 	Source *identity.Source
 	// LB is the SPIFFE ID of the load balancers.
 	LB spiffeid.ID
-	// Report is called with a line of text for each change of a load balancer or a name. Calls may be
-	// concurrent.
+	// Report is called with a line for each change of a load balancer or a name, maybe concurrently.
 	Report func(registry, line string)
 	// Resolver looks up names. Default: net.DefaultResolver.
 	Resolver Resolver

@@ -57,8 +57,7 @@ type State struct {
 	Targets []*targetv1.TargetInfo
 }
 
-// RejectedError is the status of a load balancer that rejects the registration of the target or
-// ends it.
+// RejectedError is the status of a load balancer that rejects or ends the target's registration.
 type RejectedError struct {
 	Code    codes.Code
 	Message string

@@ -64,8 +64,7 @@ type Address struct {
 	// Network is the connected prefix; the peer's prefix for a point-to-point address.
 	Network netip.Prefix
 	Flags   uint32 // unix.IFA_F_*
-	// Metric is the metric of the connected route, which every kernel since 4.18 reports with the
-	// address.
+	// Metric is the metric of the connected route, which kernels since 4.18 report with the address.
 	Metric uint32
 }
 
@@ -85,8 +84,7 @@ func HostAddress(link int, address netip.Addr) Address {
 
 func (a Address) String() string { return fmt.Sprintf("address %s of interface %d", a.Addr, a.Link) }
 
-// Add returns the request that adds the address with the scope of a host (IPv4), or deprecated
-// (IPv6).
+// Add returns the request that adds the address with the scope host (IPv4), or deprecated (IPv6).
 func (a Address) Add() Request {
 	q := a.request(Request{operation: "add", Satisfied: exists}, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	q.Uint32(unix.IFA_FLAGS, a.Flags)

@@ -39,8 +39,7 @@ type Speaker struct {
 	AS         uint32
 	Frontend   netip.Addr // the neighbor
 	FrontendAS uint32
-	// Listens is the port on which the frontend accepts the speaker's connection; 0 if the frontend
-	// connects.
+	// Listens is the port on which the frontend accepts the speaker's connection; 0 if it connects.
 	Listens  uint16
 	Password string // a placeholder; empty without TCP-MD5
 	Gateways []trench.Gateway

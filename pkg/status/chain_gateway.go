@@ -52,8 +52,7 @@ func gatewayRemedy(gateway *frontendv1.GatewayStatus) string {
 	return inspect + "; link, VLAN, AS numbers and password of the gateway"
 }
 
-// isSilent reports whether a gateway is down and nothing is known from it: it answers neither TCP
-// nor BFD.
+// isSilent reports whether a gateway is down and silent: it answers neither TCP nor BFD.
 func isSilent(gateway *frontendv1.GatewayStatus) bool {
 	isChanged := gateway.GetChange() == "" || strings.HasPrefix(gateway.GetChange(), "changing")
 	return !gateway.GetUp() && gateway.GetLastError() == "" && isChanged &&

@@ -20,8 +20,7 @@ type EventLog struct {
 	width  []int // current width of each column
 }
 
-// FrontendEventLog returns a log of events of a frontend. Its columns are wide enough for most
-// events.
+// FrontendEventLog returns a log of a frontend's events. Its columns are wide enough for most.
 func FrontendEventLog() *EventLog {
 	return &EventLog{
 		header: []string{"TIME", "NUMBER", "VIP OR GATEWAY", "FROM", "TO", "REASON", "LOAD BALANCER", "DETAIL"},

@@ -22,8 +22,7 @@ var meridioNext = map[readinessv1.AdvertisementReason]string{
 		"it needs an enabled target and this frontend at the NSP; does NSPCli hold here?",
 }
 
-// explainReason explains the reason of an advertisement for the load balancer and the speaker of a
-// frontend.
+// explainReason explains the reason of an advertisement for a frontend's load balancer and speaker.
 func explainReason(status *frontendv1.Status, reason readinessv1.AdvertisementReason) Explanation {
 	explanation := Explain(reason)
 	if next := meridioNext[reason]; next != "" && besideMeridio(status) {

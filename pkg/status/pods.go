@@ -93,8 +93,7 @@ func (pod Pod) counts() []string {
 	return cells
 }
 
-// problems lists the problems of a pod that its programs report, after the programs that do not
-// answer.
+// problems lists the problems that a pod's programs report, after the programs that do not answer.
 func (pod Pod) problems() []string {
 	all := slices.Clone(pod.Problems)
 	if refused := pod.Frontend.GetConfigurationError(); refused != "" {

@@ -13,8 +13,7 @@ import (
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
 )
 
-// View selects the parts of a status that are rendered. The zero View has all but instances and
-// revisions.
+// View selects the rendered parts of a status. The zero View has all but instances and revisions.
 type View struct {
 	// Problems leaves out everything that is good, and renders equal rows of a table as one.
 	Problems bool

@@ -128,8 +128,7 @@ func (single SingleCheck) Untimed() SingleCheck {
 	return single
 }
 
-// Source returns the address to check from for a family; the zero Addr leaves the choice to the
-// kernel.
+// Source returns the address to check from for a family; the zero Addr lets the kernel choose.
 func (c Check) Source(f vip.Family) netip.Addr {
 	for _, a := range c.Sources {
 		if a.IsValid() && vip.FamilyOf(a) == f {

@@ -45,8 +45,7 @@ func (defaults Defaults) Validate() error {
 	return nil
 }
 
-// Complete returns the configuration with the defaults of the fields that are left out, which are
-// zero.
+// Complete returns the configuration with the defaults of the fields that are left out (zero).
 func (config *Config) Complete(defaults Defaults) *Config {
 	full := *config
 	setDefaults(&full)

@@ -55,8 +55,7 @@ func checkCommunity(text string) Problem {
 	return Problem{}
 }
 
-// checkPolicies reports VIPs of policies that the attractor does not have, or that two policies
-// have.
+// checkPolicies reports VIPs of policies that the attractor lacks, or that two policies have.
 func (attractor *Attractor) checkPolicies(result *validation, path string) {
 	var vips []vip.VIP
 	var places []func() string

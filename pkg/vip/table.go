@@ -30,8 +30,7 @@ func (t *Table[T]) Get(vip VIP) *T {
 	return nil
 }
 
-// Next is Get for lookups in ascending order, most of which need no search. Calls must not be
-// concurrent.
+// Next is Get for lookups in ascending order, most without a search. Calls must not be concurrent.
 func (t *Table[T]) Next(vip VIP) *T {
 	// The batch may skip one VIP of the table without a search.
 	for index := t.next; index < min(t.next+2, len(t.entries)); index++ {

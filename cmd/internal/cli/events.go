@@ -105,8 +105,7 @@ func EventPrinter(out *Output, format string, log *status.EventLog) func([]*admi
 	}
 }
 
-// Run prints events until ctx ends. The first connection must succeed; later connections are
-// retried.
+// Run prints events until ctx ends. The first connection must succeed; later ones are retried.
 func (f *EventFollower) Run(ctx context.Context) error {
 	reached, away := false, false
 	var broken error // error of the output, which a new connection cannot resolve

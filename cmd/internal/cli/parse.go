@@ -26,8 +26,7 @@ type Alias struct {
 // Renamed returns an alias without conversion.
 func Renamed(variable string, names ...string) Alias { return Alias{Names: names, Variable: variable} }
 
-// Adopt sets unset variables from their aliases. It returns the names of the used aliases by
-// variable.
+// Adopt sets unset variables from their aliases. It returns the used aliases by variable.
 func Adopt(aliases []Alias) map[string]string {
 	adopted := map[string]string{}
 	for _, a := range aliases {
@@ -51,14 +50,12 @@ func Adopt(aliases []Alias) map[string]string {
 // given returns the name under which the user set a variable.
 func (p Program) given(variable string) string { return cmp.Or(p.adopted[variable], variable) }
 
-// Mapper returns an option that parses flags of type T. The error contains the description of a
-// valid value.
+// Mapper returns an option that parses flags of type T. The error describes a valid value.
 func Mapper[T any](description string, parse func(string) (T, error)) kong.Option {
 	return mapper(description, func(_, text string) (T, error) { return parse(text) })
 }
 
-// addressMapper returns an option that parses flags of type [Address], with the default port of
-// each flag.
+// addressMapper returns an option that parses flags of type [Address], with their default ports.
 func addressMapper(ports map[string]uint16) kong.Option {
 	return mapper("an address such as 127.0.0.1, with or without a port", func(flag, text string) (Address, error) {
 		return parseAddress(text, ports[flag])
@@ -90,8 +87,7 @@ func ParsePrefix(text string) (netip.Prefix, error) {
 	return prefix, err
 }
 
-// parse parses a command line. The error contains every invalid value; kong alone stops at the
-// first.
+// parse parses a command line. The error has every invalid value; kong alone stops at the first.
 func parse(parser *kong.Kong, args []string) (*kong.Context, error) {
 	var problems []error
 	for {
@@ -118,8 +114,7 @@ func parse(parser *kong.Kong, args []string) (*kong.Context, error) {
 // fromVariable matches kong's error about the value of a variable.
 var fromVariable = regexp.MustCompile(`\(from envar ([A-Z0-9_]+)=`)
 
-// ofEnum matches kong's error about a value that is not in an enum. The error does not name the
-// variable.
+// ofEnum matches kong's error about a value that is not in an enum. It does not name the variable.
 var ofEnum = regexp.MustCompile(`^--([a-z0-9-]+)\b.* must be one of `)
 
 // nameEnumVariable adds the name of the variable to an enum error about its value.
@@ -207,8 +202,7 @@ func (p Program) nameVariables(parsed *kong.Context, message string) string {
 	return strings.Join(lines, "\n")
 }
 
-// givenBy maps each flag that the user set to its variable, or to "" if it was set on the command
-// line.
+// givenBy maps each flag that the user set to its variable, or to "" if set on the command line.
 func givenBy(parsed *kong.Context) map[string]string {
 	set := map[string]string{}
 	for _, f := range parsed.Flags() {

@@ -13,8 +13,7 @@ import (
 	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
-// ValidateFlags are the flags that lb validate and frontend validate have in addition to those of
-// run.
+// ValidateFlags are the flags of lb validate and frontend validate in addition to those of run.
 type ValidateFlags struct {
 	File   string `arg:"" optional:"" help:"Trench file to check, without identity, BIRD and root, instead of --trench-file with every flag."`
 	Diff   Diff   `help:"Show what changes: from the configuration of the running process, or from another trench file. Its session restarts take --drain-time each." placeholder:"OLDFILE" env:"-"`
@@ -59,8 +58,7 @@ func (edit *Change) Compare(old, next *trench.Config) {
 	edit.Held = held.Problem()
 }
 
-// Print prints an edit, and returns ExitFailed if a removal would be held. drain is the drain time
-// of the frontend.
+// Print prints an edit, and returns ExitFailed if a removal would be held. drain is the drain time.
 func (edit *Change) Print(out *Output, asJSON bool, drain time.Duration) error {
 	if edit.Change != nil {
 		if total := edit.Change.RestartTime(drain); total > 0 {

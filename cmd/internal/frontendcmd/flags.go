@@ -73,8 +73,7 @@ type Flags struct {
 	KernelFlags
 	cli.Process
 
-	// Foreign reports whether another program runs the BGP speaker, so that the flags of
-	// BIRD are unused.
+	// Foreign reports whether another program runs the BGP speaker: the flags of BIRD are unused.
 	Foreign bool `kong:"-"`
 
 	// untilStopped replaces cli.RunUntilStopped in tests, unless nil.
@@ -166,8 +165,7 @@ func (f *Flags) checkBIRD(r *cli.Refusals) {
 		"--import-limit=0: no gateway could give a route; leave it out for %d", bird.DefaultImportLimit)
 }
 
-// CheckInterface refuses an external interface that does not exist. setting is the setting with its
-// name.
+// CheckInterface refuses an external interface, named by setting, that does not exist.
 func CheckInterface(setting, name string) error {
 	if _, err := net.InterfaceByName(name); err != nil {
 		return cli.Usage("%s=%s: there is no such interface in this network namespace (%w)", setting, name, err)

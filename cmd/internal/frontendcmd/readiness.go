@@ -13,8 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 )
 
-// readinessFlags are the flags of a directory of readiness files, which replaces the socket of the
-// load balancer.
+// readinessFlags are the flags of a directory of readiness files, used in place of the lb's socket.
 type readinessFlags struct {
 	ReadinessDir        *string       `help:"Directory of readiness files, as of Meridio 2 (/var/run/meridio), that replaces --lb-socket: lb-ready-STREAM and lb-vip-ready-ADDRESS." placeholder:"DIR" group:"Readiness files"`
 	ReadinessDirMissing string        `help:"Readiness of VIPs until the directory exists for the first time: notready or ready." enum:"notready,ready" default:"notready" group:"Readiness files"`

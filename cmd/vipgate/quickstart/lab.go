@@ -233,8 +233,7 @@ func down(ctx context.Context) error {
 	return os.RemoveAll(folder)
 }
 
-// releaseUnits stops the units before their namespace is removed: they must not restart in the
-// host's.
+// releaseUnits stops the units before their namespace ends: they must not restart in the host's.
 func releaseUnits(ctx context.Context) error {
 	found := false
 	for _, program := range []string{"frontend", "lb"} {
@@ -257,8 +256,7 @@ func releaseUnits(ctx context.Context) error {
 	return run(ctx, "systemctl", "daemon-reload")
 }
 
-// killAll ends all processes of a namespace, those that the user started there included: they would
-// keep it.
+// killAll ends all processes of a namespace, also those that the user started: they would keep it.
 func killAll(ctx context.Context, namespace string) error {
 	for {
 		cmd := exec.CommandContext(ctx, "ip", "netns", "pids", namespace)

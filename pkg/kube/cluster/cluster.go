@@ -34,8 +34,7 @@ type Snapshot struct {
 	translation.Objects
 	// Meridio2 is set with a Gateway, and replaces Objects.
 	Meridio2 meridio2.Objects
-	// Siblings lists the pods that run lb and frontend of the trench; with a Gateway, only the pod of
-	// this process.
+	// Siblings lists the pods that run lb and frontend of the trench; with a Gateway, only this pod.
 	Siblings []*corev1.Pod
 	// Changed is the time of the first change since the last snapshot.
 	Changed time.Time
@@ -65,8 +64,7 @@ type Cluster struct {
 
 	mu        sync.Mutex
 	followers map[key]*follower
-	// trench and keys are in force once synced is not zero. trench is nil if the Trench does not
-	// exist.
+	// trench and keys are in force once synced is not zero. trench is nil if there is no Trench.
 	trench *unstructured.Unstructured
 	keys   []key // without the keys of the Trench and of its pods
 	synced time.Time

@@ -18,8 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// Mirror caches selected objects of one resource for a task that reads it when it changes. Create
-// one with [NewMirror].
+// Mirror caches selected objects of a resource for a task that reads its changes. See [NewMirror].
 type Mirror struct {
 	cache.Store
 	changed chan<- struct{}
@@ -86,8 +85,7 @@ func (mirror *Mirror) Attempted(err error) {
 	}
 }
 
-// State reports whether the objects were listed at least once, and returns why they cannot be read
-// now.
+// State reports whether the objects were ever listed, and returns why they cannot be read now.
 func (mirror *Mirror) State() (synced bool, err error) {
 	mirror.mu.Lock()
 	defer mirror.mu.Unlock()
@@ -100,8 +98,7 @@ func (mirror *Mirror) Add(object any) error { return mirror.wake(mirror.Store.Ad
 // Update implements cache.ReflectorStore.
 func (mirror *Mirror) Update(object any) error { return mirror.wake(mirror.Store.Update(object)) }
 
-// Delete implements cache.ReflectorStore. A watch reports an object that is no longer selected as
-// deleted.
+// Delete implements cache.ReflectorStore. A watch reports an object no longer selected as deleted.
 func (mirror *Mirror) Delete(object any) error { return mirror.wake(mirror.Store.Delete(object)) }
 
 // Replace implements cache.ReflectorStore.
@@ -116,8 +113,7 @@ func (mirror *Mirror) wake(err error) error {
 	return err
 }
 
-// runReflector keeps a store in sync with a list until ctx ends. It logs nothing: the lister reports
-// failures.
+// runReflector keeps a store in sync with a list until ctx ends. The lister reports failures.
 func runReflector(ctx context.Context, name string, lister cache.ListerWatcher, example any,
 	store cache.ReflectorStore,
 ) {

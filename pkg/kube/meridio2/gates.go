@@ -27,8 +27,7 @@ import (
 )
 
 const (
-	// holdTime is the time that a session must be up without interruption before its family counts as
-	// connected.
+	// holdTime is how long a session must be up without interruption for its family to be connected.
 	holdTime = 3 * time.Second
 	// writeTimeout is the timeout of a write, and bounds the time to stop.
 	writeTimeout = 5 * time.Second
@@ -88,8 +87,7 @@ type Gates struct {
 	throttle logs.Throttle
 }
 
-// state is the last status of the frontend, or the error of the connection. Both are zero before
-// the first answer.
+// state is the frontend's last status, or the connection's error. Both are zero before an answer.
 type state struct {
 	status *frontendv1.Status
 	err    error

@@ -6,8 +6,7 @@ const (
 	ReasonValid = "Valid"
 	// ReasonNotFound: the Gateway does not exist. The previous file stays in force.
 	ReasonNotFound = "NotFound"
-	// ReasonDeleting: the Gateway is being deleted. The previous file stays in force until the pod
-	// ends.
+	// ReasonDeleting: the Gateway is being deleted. The previous file is in force until the pod ends.
 	ReasonDeleting = "Deleting"
 	// ReasonInvalid, of a Gateway: its translation is not a valid trench file. The previous file
 	// stays in force. Of a GatewayRouter: the reader of the trench file refuses it.

@@ -176,8 +176,7 @@ func (state *translator) accept(object *unstructured.Unstructured) *refusal {
 	if refused != nil {
 		return refused
 	}
-	// The older GatewayRouters are valid, so the first problem belongs to this one, alone or in a
-	// conflict.
+	// The older GatewayRouters are valid, so the first problem is this one's, alone or in a conflict.
 	config := state.config
 	older := config.Attractor.Gateways
 	// A refused gateway must not be written into the array of the accepted ones.

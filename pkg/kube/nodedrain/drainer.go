@@ -133,8 +133,7 @@ func (drainer *Drainer) act(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// carryOut carries out a decision. It returns when the decision needs no further action, or when
-// ctx ends.
+// carryOut carries out a decision. It returns when no further action is needed, or ctx ends.
 func (drainer *Drainer) carryOut(ctx context.Context, decision decision) {
 	step := drainer.undrain
 	switch {

@@ -221,8 +221,7 @@ func (taker *Taker) over(ctx context.Context, status *latest.Value[*frontendv1.S
 	}
 }
 
-// sessions maps a family to the time since which its session is up. Families without a session
-// are missing.
+// sessions maps a family to the time since which its session is up, and lacks those without one.
 type sessions map[vip.Family]time.Time
 
 // sessionsOf returns the sessions of families; none if the status is unknown.

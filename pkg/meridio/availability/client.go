@@ -196,8 +196,7 @@ func (c *Client) probe(ctx context.Context, conn grpc.ClientConnInterface,
 	late, cancel := context.WithTimeoutCause(ctx, c.options.Within, errLate)
 	defer cancel()
 	c.probes.Add(1)
-	// The lease counts from the request: this process may have been paused before it read the
-	// response.
+	// The lease counts from the request: this process may have paused before it read the response.
 	start := time.Now()
 	result, err := ask(late, conn)
 	if err != nil && ctx.Err() == nil {
@@ -253,8 +252,7 @@ type view struct {
 }
 
 // wantsState reports whether the next probe requests the state: after each StateInterval, and after
-// a probe that failed or contradicted the stream, because liveness alone must not renew the lease
-// then.
+// a probe that failed or contradicted the stream: then liveness alone must not renew the lease.
 func (v *view) wantsState(now time.Time) bool {
 	return v.lost || v.contradictions > 0 || now.Sub(v.agreed) >= v.client.options.StateInterval
 }

@@ -38,8 +38,7 @@ type cached struct {
 	List      json.RawMessage `json:"list"`
 }
 
-// read returns the list in the file and the time when it was received, or nil without a usable
-// file.
+// read returns the list in the file and when it was received, or nil without a usable file.
 func (c *cache) read() (list *nspv1.Attractor, received time.Time) {
 	type content struct {
 		cached

@@ -35,8 +35,7 @@ type SourceState struct {
 	Connected bool
 	// FromCache reports whether the configuration in force comes from the cache.
 	FromCache bool
-	// Failures counts failed watches, CacheFailures failed reads and writes of the cache, since the
-	// start.
+	// Failures counts failed watches, CacheFailures failed accesses to the cache, since the start.
 	Failures, CacheFailures uint64
 	// Refused lists the refused objects of the list in force.
 	Refused Refusals

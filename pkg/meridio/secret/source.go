@@ -61,8 +61,7 @@ func (s *source) watch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Read in a goroutine: a read blocks until the next event, and the deadlines below must not
-	// wait for it.
+	// Read in a goroutine: a read blocks until the next event, for which the deadlines must not wait.
 	events := make(chan result)
 	var reader sync.WaitGroup
 	reader.Go(func() { read(ctx, body, events) })
