@@ -20,8 +20,7 @@ const (
 	userAgent = "vipgate-check"
 	// maxHead bounds the head of an answer, including informational answers before it.
 	maxHead = 64 << 10
-	// chunkedFactor bounds the bytes that carry a byte of the body: chunks of one byte take six, and
-	// may have extensions.
+	// chunkedFactor bounds the bytes that carry a byte of the body: a chunk of one takes six or more.
 	chunkedFactor = 16
 )
 
