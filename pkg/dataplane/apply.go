@@ -82,8 +82,7 @@ type application struct {
 	repairBase bool
 }
 
-// run applies the plans. An error concerns all of them. The failure of one stream is recorded in
-// its streamChange.
+// run applies the plans. An error concerns all of them. A stream's failure is in its streamChange.
 func (a *application) run() error {
 	afterStep("planned")
 	a.fast.suspend(a.changes)
@@ -158,8 +157,7 @@ func (a *application) begin(change *streamChange) {
 	a.keepStream(stream)
 }
 
-// addRoutes installs rules and routes and removes targets without a working route from their
-// Maglev tables.
+// addRoutes installs rules and routes, and removes targets without working ones from Maglev tables.
 func (a *application) addRoutes() {
 	var routed []plan.KernelTarget
 	changes := map[uint32]*streamChange{}

@@ -36,8 +36,7 @@ func newHolds(options Options) holds {
 	return h
 }
 
-// load reads the holds of an earlier process. It moves a corrupt file aside and continues
-// without holds.
+// load reads an earlier process's holds. It moves a corrupt file aside and continues without holds.
 func (h *holds) load() error {
 	if h.file == "" {
 		return nil

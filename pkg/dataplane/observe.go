@@ -24,8 +24,7 @@ const (
 	everything = nftables | routes | network
 )
 
-// observation is the kernel state as it was last read, and its difference from the installed
-// objects.
+// observation is the kernel state as last read, and its difference from the installed objects.
 type observation struct {
 	records
 	kernel kernelConn

@@ -38,8 +38,7 @@ const (
 type Options struct {
 	Config
 	FastPath FastPath
-	// StateDir stores holds and earlier sets of targets across restarts. If empty, they are kept in
-	// memory only.
+	// StateDir stores holds and earlier sets of targets across restarts; "" keeps them in memory only.
 	StateDir string
 	// OnRepair is called with the repaired objects. It must not block.
 	OnRepair func([]Repaired)
@@ -144,8 +143,7 @@ func (plane *Plane) Targets(ctx context.Context) ([]TargetView, error) {
 	return ask(ctx, plane, "list the targets of the data plane", (*engine).listTargets)
 }
 
-// Unmatched returns the number of packets that the match of each stream dropped since its rules
-// were last written.
+// Unmatched returns how many packets each stream's match dropped since its rules were last written.
 func (plane *Plane) Unmatched(ctx context.Context) (map[string]uint64, error) {
 	return ask(ctx, plane, "read the dropped packets of the data plane", (*engine).unmatched)
 }

@@ -42,8 +42,7 @@ func Preflight(options Options) []Problem {
 // window.
 const liberal = sysctl.Key("net/netfilter/nf_conntrack_tcp_be_liberal")
 
-// Advice returns recommended, optional changes to the network namespace of the calling thread. It
-// changes nothing.
+// Advice returns optional changes to the calling thread's network namespace. It changes nothing.
 func Advice(o Options) []Problem {
 	if o.Conntrack != ConntrackOn || liberal.Read() != "0" { // absent before the first tracked packet
 		return nil

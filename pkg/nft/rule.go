@@ -23,8 +23,7 @@ type Rule struct {
 	// Chain and Handle identify a listed rule.
 	Chain  string
 	Handle uint64
-	// Packets and Bytes come from the first counter of a listed rule, Modulus and Seed from the
-	// first hash.
+	// Packets and Bytes are the first counter's of a listed rule, Modulus and Seed the first hash's.
 	Packets, Bytes uint64
 	Modulus, Seed  uint32
 }

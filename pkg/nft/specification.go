@@ -16,8 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Table names a table. With sets and chains it also describes the content, for [Inspect] and
-// [Ensure].
+// Table names a table. With sets and chains it describes the content, for [Inspect] and [Ensure].
 type Table struct {
 	Family byte
 	Name   string
@@ -238,8 +237,7 @@ func Ranges(list []Element) []Range {
 	return ranges
 }
 
-// Compare orders ranges by their first address. Of two ranges with the same start the wider comes
-// first.
+// Compare orders ranges by their first address. Of two with the same start the wider comes first.
 func (interval Range) Compare(other Range) int {
 	return cmp.Or(interval.First.Compare(other.First), other.Last.Compare(interval.Last))
 }

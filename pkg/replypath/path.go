@@ -304,8 +304,7 @@ func Install(ctx context.Context, options Options) (Status, error) {
 	return status, errors.Join(ctx.Err(), kernel.close(), status.Err())
 }
 
-// Cleanup removes the kernel state of every Path in this network namespace and returns the removed
-// objects.
+// Cleanup removes the kernel state of all Paths in this network namespace and returns the objects.
 func Cleanup(ctx context.Context) ([]string, error) {
 	if err := checkCapability(); err != nil {
 		return nil, err

@@ -33,8 +33,7 @@ const (
 	// evictionSize is the number of peers that starts the eviction of peers without a valid
 	// neighbor entry. Eviction stops at evictedSize peers.
 	evictionSize, evictedSize = maxPeers * 3 / 4, maxPeers / 2
-	// expiring is the remaining lifetime up to which a peer is not evicted, because it may expire
-	// first.
+	// expiring is the remaining lifetime up to which a peer is not evicted: it may expire first.
 	expiring = 5 * time.Second
 )
 
@@ -261,8 +260,7 @@ func (peers *peers) addNeighbors(conn *nft.Conn) error {
 	return err
 }
 
-// probes returns the requests that verify the neighbor entries of the peers, least recently probed
-// first.
+// probes returns the requests that verify the peers' neighbor entries, least recently probed first.
 func (peers *peers) probes(entries []rtnetlink.Neighbor, now time.Time) (list []rtnetlink.Request) {
 	wanted := map[string]time.Duration{} // the period of each peer
 	for _, peer := range peers.list {

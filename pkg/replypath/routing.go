@@ -73,8 +73,7 @@ func replyRoutes(network *network, family vip.Family) []rtnetlink.Route {
 }
 
 // rules returns a lookup rule and a drop rule for each prefix. An unreachable route in the table
-// would not drop all packets: IPv6 binds it to lo, so sockets bound to another interface bypass it
-// (ADR 6).
+// would not drop all: IPv6 binds it to lo, so sockets bound to another interface bypass it (ADR 6).
 func (kernel *kernel) rules() (list []rtnetlink.Rule) {
 	for _, family := range kernel.families() {
 		for _, prefix := range disjoint(kernel.o.Pool, family) {

@@ -131,8 +131,7 @@ func Dial(config Config) (*Conn, error) {
 // HasIPv6 reports whether the kernel supports IPv6.
 func (routing *Routing) HasIPv6() bool { return slices.Contains(routing.families, vip.IPv6) }
 
-// Transactions returns the number of committed transactions. Each increments the ruleset
-// generation.
+// Transactions counts the committed transactions. Each increments the ruleset generation.
 func (conn *Conn) Transactions() uint32 { return conn.nft.Transactions }
 
 // NFTables returns the netfilter socket, whose transactions [Conn.Transactions] counts.

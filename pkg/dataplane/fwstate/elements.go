@@ -48,8 +48,7 @@ func tableEntry(element nft.Element) (result entry) {
 	return result
 }
 
-// readLive reads a live map, which maps fwmarks of targets to their chains; nil if it does not
-// exist.
+// readLive reads a live map, which maps fwmarks of targets to their chains; nil if it is missing.
 func (reader reader) readLive(family vip.Family, stream string) (map[uint32]string, error) {
 	live := map[uint32]string{}
 	err := reader.elements(plan.LiveMap(family, stream), func(element nft.Element) {
@@ -118,8 +117,7 @@ func (conn *Conn) ReadVIPs() (map[vip.VIP]string, error) {
 	return vips, err
 }
 
-// readVIPs reads the VIPs with their chains and, without connection tracking, the VIPs in the
-// notrack sets.
+// readVIPs reads the VIPs with their chains and, without connection tracking, the notrack sets.
 func (conn *Conn) readVIPs() (chains, untracked map[vip.VIP]string, err error) {
 	if chains, err = conn.readVIPElements(plan.HostMaps, plan.NetMaps); err == nil &&
 		conn.config.Conntrack != ConntrackOn {

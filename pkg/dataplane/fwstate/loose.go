@@ -64,8 +64,7 @@ func flowSpec(family vip.Family) nft.Set {
 	}
 }
 
-// closing is set in the values of flows whose client sent a FIN or RST. No fwmark contains this
-// bit.
+// closing is set in the values of flows whose client sent a FIN or RST. No fwmark has this bit.
 const closing = 1 << 31
 
 // flowRegisters holds the registers that follow the loaded flow in a flow rule.

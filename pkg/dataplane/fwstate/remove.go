@@ -31,8 +31,7 @@ func (conn *Conn) RemoveAll() error {
 	return errors.Join(err, conn.removeRules(func(rtnetlink.Rule) bool { return false }))
 }
 
-// removeTable empties the table. The kernel rejects the transaction if the ruleset changed since
-// it was read.
+// removeTable empties the table. The kernel rejects that if the ruleset changed since it was read.
 func (conn *Conn) removeTable(timeouts bool) error {
 	// The generation precedes the read, so that the kernel rejects a removal of objects added since.
 	generation, err := conn.Generation()

@@ -34,8 +34,7 @@ func (conn *Conn) resize(change plan.Change) (plan.Change, error) {
 	if len(large) == 0 {
 		return change, nil
 	}
-	// New targets must exist before entries reference them. Removed targets remain until the
-	// final write.
+	// New targets must exist before entries reference them. Removed ones remain until the final write.
 	before := plan.Change{Base: change.Base}
 	for _, write := range change.Targets {
 		if write.Flows != [len(vip.Families)]bool{} {

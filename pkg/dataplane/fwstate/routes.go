@@ -73,8 +73,7 @@ func isBlackhole(route rtnetlink.Route) bool {
 	return route.Type == unix.RTN_BLACKHOLE && route.IsDefault() && route.Metric == lastMetric
 }
 
-// RouteKey identifies the rule and routes of a target in one family. FWMark 0 identifies the
-// common rules.
+// RouteKey identifies the rule and routes of a target in one family. FWMark 0: the common rules.
 type RouteKey struct {
 	FWMark uint32
 	Family vip.Family
@@ -362,8 +361,7 @@ func (routing *Routing) ReadRoutes(fwmarks []uint32) (map[uint32]*plan.KernelTar
 	return targets, routing.addRoutesTo(targets, fwmarks)
 }
 
-// addRoutesTo adds rules and routes to targets. It also adds targets that have only rules or
-// routes.
+// addRoutesTo adds rules and routes to targets, and targets that have only rules or routes.
 func (routing *Routing) addRoutesTo(targets map[uint32]*plan.KernelTarget, fwmarks []uint32) error {
 	tables, err := routing.readTables(fwmarks, true)
 	for fwmark, table := range tables {
@@ -468,8 +466,7 @@ func (routing *Routing) UsedByOthers(fwmarks []uint32) (map[uint32]string, error
 	return uses, nil
 }
 
-// removeRules removes the data plane's policy rules, regardless of their options, unless keep
-// returns true.
+// removeRules removes the data plane's policy rules, with any options, unless keep returns true.
 func (routing *Routing) removeRules(keep func(rtnetlink.Rule) bool) error {
 	rules, err := routing.rules()
 	if err != nil {

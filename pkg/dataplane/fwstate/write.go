@@ -67,8 +67,7 @@ func (writer *changeWriter) split(parts *[]*nft.Transaction, transaction **nft.T
 }
 
 // maxReported limits the elements that the kernel echoes for one transaction. In a user namespace
-// the receive buffer has the default size of 208 KiB: 1 000 elements fit, 1 200 do not (Linux
-// 6.18).
+// the receive buffer has the default 208 KiB: 1 000 elements fit, 1 200 do not (Linux 6.18).
 const maxReported = 700
 
 func elementsOf(fills []tableEntries) (count int) {

@@ -306,8 +306,7 @@ func (keeper *Keeper) Apply(streams Streams, foreign bool, log *slog.Logger) (di
 	return difference, true
 }
 
-// Asks returns whether another target than the current one may have flows of a slot; nil if none
-// has.
+// Asks returns whether a target other than the current one may have flows of a slot; nil if none.
 func (keeper *Keeper) Asks(name string) func(family vip.Family, slot uint32) bool {
 	var streams [len(vip.Families)]*Stream
 	for _, family := range vip.Families {

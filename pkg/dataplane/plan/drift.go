@@ -41,8 +41,7 @@ func SameNFTables(a, b KernelTarget) bool {
 	return a.ChainIntact == b.ChainIntact && a.Label == b.Label && a.Flows == b.Flows
 }
 
-// TargetDrift compares one target with the kernel. lost excludes routes, which the kernel removed
-// with a link.
+// TargetDrift compares a target with the kernel. lost excludes routes that it removed with a link.
 func TargetDrift(target InstalledTarget, kernel *KernelTarget, lost bool) (list []Drift) {
 	add := func(object, format string, args ...any) {
 		list = append(list, Drift{

@@ -6,8 +6,7 @@ import (
 	"net/netip"
 )
 
-// MTUProblems returns the links toward targets with a smaller MTU than the largest MTU toward the
-// gateways.
+// MTUProblems returns the links toward targets with a smaller MTU than the largest to the gateways.
 func (network *Network) MTUProblems(gateways []netip.Addr, targets iter.Seq[netip.Addr]) (problems []Problem) {
 	var external Link
 	for _, gateway := range gateways {
