@@ -30,8 +30,7 @@ func heldRemovals(s *frontendv1.Status) string {
 // separator separates held removals from each other, and from the remedy.
 const separator = "; "
 
-// held returns the condition Held of a Trench, or nil if nothing is held and the live object has no
-// such condition.
+// held returns the condition Held of a Trench; nil if nothing is held and the live object has none.
 func (all reports) held(trench *v1alpha1.Trench) *metav1.Condition {
 	var removals, identifiers []string
 	for _, report := range all {

@@ -126,8 +126,7 @@ func (leader *leader) evaluate(ctx context.Context, input Input) []wanted {
 	return evaluate(input, p, metav1.NewTime(time.Now().UTC().Truncate(time.Second)))
 }
 
-// offer replaces the desired status of all objects, removes objects without one, and queues the
-// rest.
+// offer replaces the desired status of all objects, removes those without one, and queues the rest.
 func (leader *leader) offer(list []wanted) {
 	leader.mu.Lock()
 	known := make(map[types.UID]*object, len(list))
@@ -220,8 +219,7 @@ func (leader *leader) process(ctx context.Context, uid types.UID) (again time.Ti
 	return again, wrote
 }
 
-// reportFailures reports one of the current errors. It selects by UID, so that the reported error
-// is stable.
+// reportFailures reports one of the current errors, selected by UID so that the report is stable.
 func (leader *leader) reportFailures() {
 	var first error
 	if len(leader.failing) > 0 {

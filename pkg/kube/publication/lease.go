@@ -22,8 +22,7 @@ type lease struct {
 	renewed time.Time // start of the last successful request; zero if the Lease was never held
 }
 
-// holds reports whether this process holds the Lease at least until the end of a write that
-// starts now.
+// holds reports whether this process holds the Lease until the end of a write that starts now.
 func (lease *lease) holds() bool {
 	lease.mu.Lock()
 	defer lease.mu.Unlock()

@@ -76,8 +76,7 @@ type State struct {
 	// whether this process leads.
 	Leader  string
 	Leading bool
-	// WriteError is the last error of a status write, ReportError of a report write; nil after
-	// success.
+	// WriteError is the last error of a status write, ReportError of a report's; nil after success.
 	WriteError, ReportError error
 }
 

@@ -22,8 +22,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// gateways is the resource of the Gateway API. Only two fields are used, so its Go types are not
-// imported.
+// gateways is the Gateway API's resource. Two fields are used, so its Go types are not imported.
 var gateways = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1", Resource: "gateways"}
 
 // maxGatewayAddresses is the limit of the Gateway API for the addresses in a status.
@@ -61,10 +60,9 @@ func ingressOf(address string) corev1.LoadBalancerIngress {
 	return proxied(corev1.LoadBalancerIngress{IP: address})
 }
 
-// proxied returns an address with the mode Proxy, and without the ports of the Service that it
-// was copied from. Clients in the cluster must also reach the VIP through the gateways: with the
-// API server's default mode VIP, kube-proxy would redirect their packets to the endpoints of the
-// Service.
+// proxied returns an address with the mode Proxy, and without the ports of the Service that it was
+// copied from. Clients in the cluster must also reach the VIP through the gateways: with the
+// default mode VIP, kube-proxy would redirect their packets to the endpoints of the Service.
 func proxied(ingress corev1.LoadBalancerIngress) corev1.LoadBalancerIngress {
 	ingress.IPMode, ingress.Ports = nil, nil
 	if ingress.IP != "" {
@@ -74,8 +72,7 @@ func proxied(ingress corev1.LoadBalancerIngress) corev1.LoadBalancerIngress {
 	return ingress
 }
 
-// published returns the addresses that a Trench publishes, and the objects that get them, from the
-// sources listed so far.
+// published returns the addresses that a Trench publishes, and the objects that get them, so far.
 func (sources *sources) published(t *v1alpha1.Trench) published {
 	var p published
 	spec := t.Spec.Publish
@@ -151,9 +148,8 @@ func (sources *sources) copyService(published *published, key source) {
 	}
 }
 
-// held reports whether an older Trench publishes for the same class in a common namespace,
-// because two Trenches would overwrite each other's addresses. It returns true until the Trenches
-// are listed.
+// held reports whether an older Trench publishes for the same class in a common namespace, because
+// the two would overwrite each other's addresses. It returns true until they are listed.
 func (sources *sources) held(published *published, t *v1alpha1.Trench, field, class string) bool {
 	trenches := source{resource: v1alpha1.Resource, namespace: t.Namespace}
 	if synced, _ := sources.followers[trenches].State(); !synced {

@@ -15,8 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxRecord is the maximum size of a record in bytes, the API server's limit for the message of a
-// condition.
+// maxRecord is the maximum size of a record in bytes, the API server's for a condition's message.
 const maxRecord = 32 << 10
 
 // record is the last accepted form of the fields of a Service that define its stream. The leader

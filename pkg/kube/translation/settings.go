@@ -143,8 +143,7 @@ var (
 	secretKey  = regexp.MustCompile(`^[A-Za-z0-9._-]{1,253}$`)
 )
 
-// readGateways returns the attractor with passwordFile instead of passwordSecret, and reads the
-// passwords.
+// readGateways returns the attractor with passwordFile for passwordSecret, and reads the passwords.
 func (settings *settings) readGateways(secrets []*corev1.Secret, keyDir string) (map[string]any, error) {
 	attractor := settings.trench.Spec.Attractor
 	list, ok := attractor["gateways"].([]any)

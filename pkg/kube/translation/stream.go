@@ -151,8 +151,7 @@ func (state *translator) readPolicy(service *corev1.Service, stream *trench.Stre
 	return nil
 }
 
-// readPorts sets the match of a stream, and the default of its check, from the ports of its
-// Service.
+// readPorts sets the match of a stream, and the default of its check, from its Service's ports.
 func readPorts(service *corev1.Service, stream *trench.Stream) *refusal {
 	byProtocol := map[string][]uint16{}
 	for _, port := range service.Spec.Ports {
