@@ -135,8 +135,7 @@ func (supervisor *Supervisor) configured() {
 	}
 }
 
-// configFailed records a failure to configure BIRD. A configuration that BIRD refused is not
-// retried.
+// configFailed records a failure to configure BIRD. A refused configuration is not retried.
 func (supervisor *Supervisor) configFailed(err error) {
 	if _, refused := errors.AsType[*refusedError](err); refused {
 		supervisor.apply.refused = supervisor.apply.pending.content

@@ -66,8 +66,7 @@ type sessionRecord struct {
 	started bool
 }
 
-// logged records a NOTIFICATION from BIRD's log, because BIRD may clear the error before the next
-// poll.
+// logged records a NOTIFICATION from BIRD's log, as BIRD may clear the error before the next poll.
 func (errs *sessionErrors) logged(event stateEvent, at time.Time) {
 	name, ok := strings.CutPrefix(event.Protocol, gatewayPrefix)
 	if !ok || event.Level != "RMT" {
@@ -210,8 +209,7 @@ type md5Counters struct {
 	counters func() ([md5Kinds]uint64, error) // [readMD5] if nil
 }
 
-// problems returns the signing problem of each gateway that a counter increment since the last
-// read may concern.
+// problems returns the signing problem of each gateway that a counter's increment may concern.
 func (c *md5Counters) problems(at time.Time, gateways []GatewayState, sessions []Session) map[string]string {
 	var suspects [md5Kinds][]string
 	down := false

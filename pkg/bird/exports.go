@@ -12,8 +12,7 @@ import (
 )
 
 const (
-	// exportTime is how long BIRD may take to export the announced VIPs to a gateway. 10 000 VIPs
-	// take 0.1 s.
+	// exportTime is how long BIRD may take to export announced VIPs to a gateway. 10 000 take 0.1 s.
 	exportTime = 2 * time.Second
 	// While too few VIPs are exported, their list is read after each change of a count, at most once
 	// per listInterval, and otherwise once per maxListAge.

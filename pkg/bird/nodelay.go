@@ -119,8 +119,7 @@ func sockets(pid int) ([]int, error) {
 }
 
 // setNoDelayOn sets the options on a socket of another process if the socket is a TCP connection
-// with a gateway of holdTimes. It returns the gateway's address, or the zero address for other
-// sockets.
+// with a gateway of holdTimes. It returns the gateway's address; the zero one for other sockets.
 func setNoDelayOn(pidfd, target int, holdTimes map[netip.Addr]time.Duration) (netip.Addr, error) {
 	fd, err := unix.PidfdGetfd(pidfd, target, 0) // close-on-exec
 	if err != nil {

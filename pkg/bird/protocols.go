@@ -107,8 +107,7 @@ func isTime(s string) bool {
 		strings.Trim(s, "0123456789:.-") == ""
 }
 
-// protocolDetail parses a detail, in the channel of a family. It returns the family of the next
-// detail.
+// protocolDetail parses a detail, in the channel of a family, and returns the family of the next.
 func protocolDetail(p *Protocol, family vip.Family, words []string) vip.Family {
 	name, value, _ := strings.Cut(strings.Join(words, " "), ":")
 	value = strings.TrimSpace(value)

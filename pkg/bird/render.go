@@ -100,8 +100,7 @@ func (session Session) Number() int {
 	return 6
 }
 
-// Attracts reports whether BIRD has the session. A static gateway has no BFD session while it
-// drains.
+// Attracts reports whether BIRD has the session. A static gateway has none while it drains.
 func (session Session) Attracts() bool {
 	return !session.IsStatic() || session.BFD == nil || session.Export == ExportFull
 }
@@ -181,8 +180,7 @@ var configuration = template.Must(template.New("bird.conf").Funcs(template.FuncM
 	"ms":      func(d time.Duration) int { return max(1, int(d/time.Millisecond)) },
 }).Parse(configurationText))
 
-// render returns the configuration, with secrets unless the input is masked. The same bytes work on
-// BIRD 2.0.12 to 3.x.
+// render returns the configuration of BIRD 2.0.12 to 3.x, with secrets unless the input is masked.
 func render(input renderInput) ([]byte, error) {
 	logFile := ""
 	if input.LogFileSize > 0 {

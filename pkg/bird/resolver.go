@@ -229,8 +229,7 @@ func (resolver *resolver) resolveSessions(
 	return sessions, problems
 }
 
-// localAddresses returns the external interface's addresses. If the read fails, it returns the
-// last known addresses.
+// localAddresses returns the external interface's addresses, the last known ones if the read fails.
 func (resolver *resolver) localAddresses(external string) ([]rtnetlink.Address, error) {
 	if external != resolver.external {
 		resolver.external, resolver.lastKnown = external, nil

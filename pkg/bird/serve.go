@@ -278,8 +278,7 @@ func (supervisor *Supervisor) observeFailed(err error) {
 	supervisor.state.Update(func(st State) State { st.Alive, st.Err = false, err; return st })
 }
 
-// noSocket is BIRD's error for a protocol without a listening socket. BIRD up to 3.4.0 never
-// retries.
+// noSocket is BIRD's error for a protocol without a listening socket. Up to 3.4.0 it never retries.
 const noSocket = "No listening socket"
 
 // enable re-enables the protocols that BIRD disabled because it could not open a listening socket.

@@ -94,11 +94,9 @@ type GatewayState struct {
 	// NoDelay reports whether the session's TCP connection has TCP_NODELAY.
 	NoDelay        bool
 	NoDelayProblem string // why TCP_NODELAY is not set although the session is up
-	// Announced counts the VIPs of the gateway's family that the announcer has sent to BIRD; 0 with
-	// ExportNone.
+	// Announced counts the VIPs of the gateway's family that the announcer sent; 0 with ExportNone.
 	Announced int
-	// Short reports whether BIRD has exported fewer VIPs than Announced for longer than an export
-	// takes.
+	// Short reports whether BIRD exported fewer VIPs than Announced for longer than an export takes.
 	Short bool
 	// Exports holds the VIPs that BIRD exports to the gateway while it is Short; nil if unknown. It
 	// must not be modified.
@@ -203,8 +201,7 @@ func (g *GatewayState) expected(announced [len(vip.Families)]int) int {
 	return announced[g.Family]
 }
 
-// states returns the state of each family of each desired gateway; protocols is nil while BIRD does
-// not run.
+// states returns the state of each family of each desired gateway; protocols is nil without BIRD.
 func (resolution resolution) states(
 	at time.Time, protocols map[string]Protocol, bfd map[netip.Addr]string, lease bfdlease.State, before State,
 ) []GatewayState {
@@ -315,8 +312,7 @@ func byKey(list []GatewayState) map[sessionKey]GatewayState {
 }
 
 // logTransitions logs session changes and reports whether a session came up. It logs each error
-// only once until the session is up, because BIRD clears the error at each attempt and sets it
-// again.
+// only once until the session is up, because BIRD clears the error at each attempt and repeats it.
 func (supervisor *Supervisor) logTransitions(before, after []GatewayState) (came bool) {
 	was := byKey(before)
 	for _, gateway := range after {

@@ -162,8 +162,7 @@ func (supervisor *Supervisor) Configure(a trench.Attractor) {
 	})
 }
 
-// ApplyNow ends drains of gateways that leave, and restarts sessions that wait for their turn. It
-// does not block.
+// ApplyNow ends drains of gateways that leave, and restarts sessions that wait, without blocking.
 func (supervisor *Supervisor) ApplyNow() {
 	supervisor.desired.Update(func(w desired) desired {
 		if w.generation > 0 {

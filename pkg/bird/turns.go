@@ -23,8 +23,7 @@ func (g GatewayState) changing() bool {
 // hung reports whether BIRD runs and does not answer.
 func (state State) hung() bool { return state.PID != 0 && !state.Alive }
 
-// takeTurns sets the sessions that BIRD is to have now. loaded is the sequence of the previous
-// resolution.
+// takeTurns sets the sessions that BIRD is to have. loaded is the previous resolution's sequence.
 func (resolver *resolver) takeTurns(w desired, state State, now *resolution, sequence uint64) {
 	input := turns.Input{
 		Now: time.Now(), Gateways: w.attractor.Gateways, Sessions: now.desired, Hung: state.hung(),

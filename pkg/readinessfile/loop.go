@@ -15,8 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 )
 
-// readLoop is the state of Reader.Run. Its methods perform no I/O and get the time from their
-// caller.
+// readLoop is the state of Reader.Run. Its methods do no I/O and get the time from their caller.
 type readLoop struct {
 	*Reader
 	Listing  // the next listing to publish
@@ -229,8 +228,7 @@ func (loop *readLoop) onGone(now time.Time, err error) {
 	loop.publish(now)
 }
 
-// evaluate selects the files that count. quiet reports whether a scan ended the wait for more
-// files.
+// evaluate selects the files that count. quiet reports whether a scan ended the wait for files.
 func (loop *readLoop) evaluate(now time.Time, quiet bool) {
 	if loop.Gone || loop.At.IsZero() {
 		loop.publish(now)

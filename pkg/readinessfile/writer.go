@@ -25,8 +25,7 @@ const (
 	tidyTime = 2 * time.Second
 )
 
-// Writer writes readiness files for other processes, such as a router of Meridio 2. It implements
-// task.Task.
+// Writer is a task that writes readiness files for other processes, such as a router of Meridio 2.
 //
 // It removes the files of the previous process when it starts, and its own files when it stops.
 // The files are empty and world-readable. For each decision Writer removes obsolete files before
@@ -75,8 +74,7 @@ type writeResult struct {
 	failures uint64 // since the start
 }
 
-// NewWriter returns a Writer, which is idle until Run. Run creates a missing directory with mode
-// 0755.
+// NewWriter returns a Writer, idle until Run, which creates a missing directory with mode 0755.
 func NewWriter(path string, log *slog.Logger) *Writer {
 	path = filepath.Clean(path)
 	return &Writer{

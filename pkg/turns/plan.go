@@ -88,8 +88,7 @@ type State struct {
 type Input struct {
 	Now      time.Time
 	Gateways []trench.Gateway // desired
-	// Sessions holds the desired sessions. A gateway without a usable local address or password has
-	// none.
+	// Sessions holds the desired sessions. Without a usable local address or password there is none.
 	Sessions []Session
 	// Loaded reports whether BIRD had loaded the entries of the last Step when State was observed.
 	Loaded bool

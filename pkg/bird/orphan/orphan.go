@@ -21,8 +21,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
-// Lock locks the control socket, so that a second frontend does not terminate this one's
-// BIRD as an orphan.
+// Lock locks the control socket: a second frontend must not terminate this one's BIRD as an orphan.
 func Lock(socket string) (unlock func(), err error) {
 	lock, err := files.TryLock(socket + ".lock")
 	switch {

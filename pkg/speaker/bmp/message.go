@@ -47,8 +47,7 @@ const locRIB = 3
 
 var errShort = errors.New("message too short")
 
-// readMessage reads one message into buffer, which it may replace. The body is valid until the next
-// call.
+// readMessage reads a message into buffer, which it may replace. The body is valid until the next.
 func readMessage(r *bufio.Reader, buffer *[]byte) (kind byte, body []byte, err error) {
 	var header [headerLength]byte
 	if _, err := io.ReadFull(r, header[:]); err != nil {

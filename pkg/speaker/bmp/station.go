@@ -144,8 +144,7 @@ func (station *Station) refuses(conn net.Conn) error {
 			station.throttle.Log(station.log.Warn, "unknown", "BMP connection of an unknown user accepted", "error", unknown)
 			return nil
 		}
-		// The peer is in another network namespace, unless it bound its socket to an interface, which
-		// hides it.
+		// The peer is in another network namespace, or bound its socket to an interface, which hides it.
 		if !local.Addr().IsLoopback() && !isLocal(remote.Addr()) {
 			return nil
 		}
