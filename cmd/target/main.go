@@ -22,9 +22,7 @@ type commandLine struct {
 	cli.Globals
 }
 
-func main() {
-	os.Exit(cli.Main(context.Background(), program(), &commandLine{}, os.Args[1:]))
-}
+func main() { os.Exit(cli.Main(context.Background(), program(), &commandLine{}, os.Args[1:])) }
 
 func program() cli.Program {
 	return cli.Program{

@@ -220,9 +220,7 @@ func newProcess(o Options) (*process, error) {
 }
 
 // external returns the name of the interface toward the gateways.
-func (p *process) external() string {
-	return p.Source.Value().Load().Config.Attractor.Interface
-}
+func (p *process) external() string { return p.Source.Value().Load().Config.Attractor.Interface }
 
 // loopbackPassword returns a TCP-MD5 key for the loopback session, because every process in the
 // pod can connect to 127.0.0.1. It returns "" if the kernel lacks TCP-MD5.

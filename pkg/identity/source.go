@@ -245,9 +245,7 @@ func (source *Source) pick(svids []*x509svid.SVID) (*x509svid.SVID, error) {
 	return svids[0], nil
 }
 
-func join(ids []spiffeid.ID) string {
-	return cmp.Or(strings.Join(vip.Texts(ids), ", "), "nothing")
-}
+func join(ids []spiffeid.ID) string { return cmp.Or(strings.Join(vip.Texts(ids), ", "), "nothing") }
 
 // fail records an error of the origin.
 func (source *Source) fail(err error) {

@@ -17,9 +17,7 @@ type Value[T any] struct {
 func New[T any](x T) *Value[T] { return &Value[T]{value: x} }
 
 // Set replaces the value and wakes every reader.
-func (v *Value[T]) Set(x T) {
-	v.Update(func(T) T { return x })
-}
+func (v *Value[T]) Set(x T) { v.Update(func(T) T { return x }) }
 
 // Update replaces the value with f's result, atomically, and wakes every reader. f must not block.
 func (v *Value[T]) Update(f func(T) T) {

@@ -53,9 +53,7 @@ type reporter struct {
 	taken uint64          // reportQueue.version at the last take
 }
 
-func newReportQueue() *reportQueue {
-	return &reportQueue{vips: make(map[vip.VIP]*queuedReport)}
-}
+func newReportQueue() *reportQueue { return &reportQueue{vips: make(map[vip.VIP]*queuedReport)} }
 
 func (queue *reportQueue) report(delta ReportDelta) {
 	queue.mu.Lock()

@@ -13,9 +13,7 @@ const root = "/proc/sys"
 type Key string
 
 // IPv4Interface returns a parameter of an interface, or of "all".
-func IPv4Interface(link, name string) Key {
-	return Key("net/ipv4/conf/" + link + "/" + name)
-}
+func IPv4Interface(link, name string) Key { return Key("net/ipv4/conf/" + link + "/" + name) }
 
 // Read returns the value, or "" for a parameter that cannot be read.
 func (key Key) Read() string {

@@ -61,9 +61,7 @@ func SameAddresses(a, b []netip.Addr) bool {
 }
 
 // join writes a list for status and errors.
-func join[T fmt.Stringer](list []T) string {
-	return strings.Join(vip.Texts(list), ", ")
-}
+func join[T fmt.Stringer](list []T) string { return strings.Join(vip.Texts(list), ", ") }
 
 // names matches valid names of streams and targets, as in the trench file.
 var names = regexp.MustCompile(`\A[A-Za-z0-9_.-]{1,60}\z`)

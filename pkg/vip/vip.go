@@ -259,9 +259,7 @@ func (set Set) Has(vip VIP) bool {
 func (set Set) Equal(t Set) bool { return maps.Equal(set, t) }
 
 // Sorted returns the VIPs in the order of [Compare].
-func (set Set) Sorted() []VIP {
-	return slices.SortedFunc(maps.Keys(set), Compare)
-}
+func (set Set) Sorted() []VIP { return slices.SortedFunc(maps.Keys(set), Compare) }
 
 // Of returns the VIPs of values, such as changes of VIPs.
 func Of[T any](values []T, vip func(*T) VIP) iter.Seq[VIP] {
