@@ -54,9 +54,7 @@ const (
 )
 
 // fwmark returns the connection mark of flows whose packets arrive from a link-layer address.
-func fwmark(mac net.HardwareAddr) uint32 {
-	return 1 + nft.Hash(mac, hashSeed, hashModulus)
-}
+func fwmark(mac net.HardwareAddr) uint32 { return 1 + nft.Hash(mac, hashSeed, hashModulus) }
 
 // placeholderMAC is the destination link-layer address of replies until the egress chain rewrites
 // it. It is a locally administered address without a host.
