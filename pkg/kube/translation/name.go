@@ -14,9 +14,7 @@ const hashLength = 16
 
 // fileName returns the name of a Kubernetes object in the trench file. A name that is too long,
 // or has characters that the file does not allow, is changed and ends with a hash.
-func fileName(name string) string {
-	return shortened(name, maxName)
-}
+func fileName(name string) string { return shortened(name, maxName) }
 
 func shortened(name string, limit int) string {
 	allowed := func(character rune) rune {
