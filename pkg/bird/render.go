@@ -49,9 +49,7 @@ const (
 )
 
 // String returns the export in lower case.
-func (export Export) String() string {
-	return [...]string{"full", "depreferred", "none"}[export]
-}
+func (export Export) String() string { return [...]string{"full", "depreferred", "none"}[export] }
 
 // Session is one gateway session in the configuration.
 type Session struct {
