@@ -87,7 +87,6 @@ func (c *validateCommand) Run(ctx context.Context, out *cli.Output) error {
 	return c.Report(ctx, out, "frontend", c.AdminSocket, c.TrenchFile, config, c.defaults(), c.DrainTime)
 }
 
-// validate returns the valid configuration.
 func (c *validateCommand) validate() (*trench.Config, error) {
 	// A named file is checked alone: flags, identity and interfaces belong to the pod.
 	if c.File != "" {

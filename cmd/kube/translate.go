@@ -49,7 +49,6 @@ func (c *translateCommand) Run(out *cli.Output) error {
 	return err
 }
 
-// translate reads and translates objects.
 func (c *translateCommand) translate(names ...string) (translation.Objects, translation.Result, error) {
 	var objects translation.Objects
 	var gateway meridio2.Objects

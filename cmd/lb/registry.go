@@ -11,7 +11,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/registration"
 )
 
-// registryConn is a connection to a registry.
 type registryConn struct {
 	*registration.Conn
 	cancel  context.CancelFunc // nil without a source

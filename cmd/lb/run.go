@@ -103,7 +103,6 @@ func (c *validateCommand) Run(ctx context.Context, out *cli.Output) error {
 	return c.Report(ctx, out, "lb", c.AdminSocket, c.TrenchFile, config, trench.DefaultDefaults(), c.DrainTime)
 }
 
-// validate returns the valid configuration.
 func (c *validateCommand) validate() (*trench.Config, error) {
 	if c.File == "" {
 		o, err := c.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, false)

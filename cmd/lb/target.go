@@ -170,7 +170,6 @@ type namesFlag struct {
 	Names []string `arg:"" name:"name" help:"Names of targets."`
 }
 
-// drainFlags set how long a drain lasts.
 type drainFlags struct {
 	DrainTime *time.Duration `help:"How long flows continue; absent: the stream's drainTime." placeholder:"DURATION" env:"-"`
 }

@@ -59,7 +59,6 @@ func (c *addCommand) run(ctx context.Context, out *cli.Output, stops <-chan stru
 	return err
 }
 
-// options returns the options of the group.
 func (c *addCommand) options(out *cli.Output) (o registration.GroupOptions, err error) {
 	var refused cli.Refusals
 	o.LB = c.LBID
@@ -77,7 +76,6 @@ func (c *addCommand) options(out *cli.Output) (o registration.GroupOptions, err 
 	return o, refused.Err()
 }
 
-// groupAdmin is the TargetAdminService of a group.
 type groupAdmin struct {
 	targetadminv1.UnsafeTargetAdminServiceServer
 	endpoint.StatusServer[targetadminv1.Status, uint64]

@@ -109,7 +109,6 @@ func (c *runCommand) configuration() (*trench.Config, error) {
 	return config, nil
 }
 
-// targets returns the VIPs to probe.
 func (c *runCommand) targets(config *trench.Config) []probe.Target {
 	if config != nil {
 		return probe.Targets(config)
@@ -251,7 +250,6 @@ func (s *server) run(ctx context.Context, stop <-chan struct{}) error {
 	return s.shell.Run(ctx, stop, process.Plan{Stages: [][]task.Task{tasks}})
 }
 
-// scrape returns the state for the metrics.
 func (s *server) scrape() metrics.ProbeState {
 	report := s.prober.Report(time.Now())
 	state := metrics.ProbeState{Reachable: report.Reachable, Dead: report.Dead, Unknown: report.Unknown}

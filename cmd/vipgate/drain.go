@@ -77,7 +77,6 @@ func lastAdvertised(all, drained []pods.Pod, vip string) (last []string) {
 	return last
 }
 
-// named returns the pod with a name.
 func named(all []pods.Pod, name string) ([]pods.Pod, error) {
 	var names []string
 	for _, pod := range all {

@@ -40,7 +40,6 @@ type sourceFlags struct {
 	Sockets    string `help:"Folder of admin sockets, such as /run/vipgate, instead of Kubernetes." type:"path" placeholder:"DIR" env:"-"`
 }
 
-// source returns the pods that the flags select.
 func (f sourceFlags) source() (pods.Source, error) {
 	if f.Sockets != "" {
 		if f.Namespace+f.Context+f.Kubeconfig+f.Trench != "" {

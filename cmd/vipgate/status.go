@@ -45,7 +45,6 @@ func (f sourceFlags) list(ctx context.Context) ([]pods.Pod, error) {
 	return pods.List(ctx, source)
 }
 
-// exit returns the exit status of a command.
 func exit(good bool) error {
 	if good {
 		return nil

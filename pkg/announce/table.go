@@ -61,7 +61,6 @@ type table struct {
 	cause  time.Time // the oldest
 }
 
-// advert is the advertisement of one VIP.
 type advert struct {
 	vip    vip.VIP
 	to     Route // posted last
@@ -71,7 +70,6 @@ type advert struct {
 	next *advert
 }
 
-// minWithdrawn is the minimum of table.limit.
 const minWithdrawn = 1024
 
 func newTable() table { return table{adverts: make(map[vip.VIP]*advert), limit: minWithdrawn} }

@@ -24,7 +24,6 @@ const (
 	controlPort = 3784
 )
 
-// content is the desired content of the table.
 type content struct {
 	gateways []netip.Addr
 	attract  Families
@@ -43,7 +42,6 @@ const attractSet = "attract"
 
 var gatewaySets = [...]string{"gateways4", "gateways6"}
 
-// description describes the table.
 func (content content) description() nft.Table {
 	// The elements of the attracting families expire unless refreshRule refreshes them.
 	attract := nft.Set{

@@ -26,7 +26,6 @@ const (
 	good
 )
 
-// snapshot is the content of the page.
 type snapshot struct {
 	Time     time.Time `json:"time"`
 	Trench   string    `json:"trench"`
@@ -78,7 +77,6 @@ type object struct {
 	Parts  []part `json:"parts"`
 }
 
-// part is the state of an object in a pod.
 type part struct {
 	Pod   string    `json:"pod"`
 	Level int       `json:"level"`
@@ -214,7 +212,6 @@ func (page *snapshot) addLB(pod string, answered *lbv1.Status, old bool, now tim
 	}
 }
 
-// add adds the state of an object in a pod.
 func (s *section) add(name, detail string, p part, old bool, explanation status.Explanation) {
 	if s.byName == nil {
 		s.byName, s.members = map[string]*object{}, map[group]map[*object]bool{}

@@ -30,7 +30,6 @@ type Drains[K comparable] struct {
 	orders  latest.Value[map[K]order]
 }
 
-// version is the version of the format of the file.
 const version = 2
 
 // document is the content of the file.

@@ -234,7 +234,6 @@ func (loaded *instance) hop(target Target, hops map[Target]Hop) (uint32, error) 
 	return index, loaded.Hops.Put(index, loaded.hops[index])
 }
 
-// setPorts writes the changed ports of a record.
 func (loaded *instance) setPorts(index uint32, want []plan.Port) error {
 	have := loaded.ports[index]
 	if plan.SameMatch(have, want) {
@@ -265,7 +264,6 @@ func (loaded *instance) setPorts(index uint32, want []plan.Port) error {
 	return loaded.Records.Put(index, loaded.records[index])
 }
 
-// setVIPs writes the changed VIPs of a family.
 func (loaded *instance) setVIPs(family vip.Family, want map[netip.Addr]uint32) error {
 	have := loaded.vips[family]
 	if len(want) > int(loaded.capacity.vips[family]) {
@@ -300,7 +298,6 @@ func (loaded *instance) setVIPs(family vip.Family, want map[netip.Addr]uint32) e
 	return nil
 }
 
-// addressKeys returns the map keys of addresses.
 func addressKeys(family vip.Family, addresses []netip.Addr) any {
 	if family == vip.IPv4 {
 		keys := make([][4]byte, len(addresses))

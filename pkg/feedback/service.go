@@ -58,7 +58,6 @@ func (feedback *Feedback) Report(ctx context.Context, request *probev1.ReportReq
 	return &probev1.ReportResponse{Lease: durationpb.New(Lease)}, nil
 }
 
-// parseReport validates a report.
 func parseReport(request *probev1.ReportRequest) (*probe, error) {
 	invalid := func(format string, args ...any) (*probe, error) {
 		return nil, grpcstatus.Errorf(codes.InvalidArgument, format, args...)

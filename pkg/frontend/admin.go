@@ -23,7 +23,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// admin implements the FrontendService.
 type admin struct {
 	frontendv1.UnsafeFrontendServiceServer
 	endpoint.StatusServer[frontendv1.Status, uint64]

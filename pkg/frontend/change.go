@@ -35,7 +35,6 @@ func changeText(change turns.Change, now time.Time) string {
 	return ""
 }
 
-// isChanging reports whether a change of a gateway is in progress.
 func isChanging(s bird.State) bool {
 	return slices.ContainsFunc(s.Gateways, func(g bird.GatewayState) bool { return g.Change.Phase != turns.Steady })
 }

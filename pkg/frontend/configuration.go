@@ -37,7 +37,6 @@ func (f *follower) showConfiguration(l trench.Loaded) {
 	f.metrics.Held(l.Held.Count())
 }
 
-// showStale shows whether the configuration is current.
 func (f *follower) showStale(s *trench.Stale) {
 	now := time.Now()
 	problem := s.Problem(now)

@@ -221,7 +221,6 @@ func (f *follower) exportRoutes(routed kernel.Confirmed) {
 	}
 }
 
-// showRouting shows whether source routing is installed.
 func (f *follower) showRouting(routed kernel.Confirmed) {
 	problem := logs.Text(routed.Err)
 	select {

@@ -429,7 +429,6 @@ func (p *process) setInForce(inForce *change.InForce) {
 	p.InForce.Set(inForce)
 }
 
-// newWatcher returns the watcher of the load balancer's socket.
 func (p *process) newWatcher(reader string) *readiness.Watcher {
 	return readiness.NewWatcher(readiness.WatcherOptions{
 		Target: p.LBSocket, Credentials: p.Credentials, ConnectionEnd: identity.ConnectionEnd,

@@ -62,7 +62,6 @@ func merge(queue []input) (merged input, lost int) {
 	return merged, lost
 }
 
-// lbState is the state of the readiness source.
 type lbState struct {
 	Position                readiness.Position
 	Service                 string // of the gRPC service that supplied the state
@@ -154,7 +153,6 @@ func (o *observer) updated(u readiness.Update) {
 	}
 }
 
-// freshness stores the freshness of the readiness.
 func (o *observer) freshness(f gate.Freshness) {
 	if o.lb.Load().Freshness != f {
 		o.lb.Update(func(s lbState) lbState { s.Freshness = f; return s })

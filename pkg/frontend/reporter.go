@@ -42,7 +42,6 @@ type reporter struct {
 	idle      *latest.Value[bool] // true while no withdrawal waits
 }
 
-// reported is the report of one VIP.
 type reported struct {
 	VIP vip.VIP
 	gate.Decision

@@ -14,7 +14,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// vipState is the state of one VIP.
 type vipState struct {
 	Decision  gate.Decision
 	Reported  bool                   // the readiness source reports the VIP
@@ -74,7 +73,6 @@ func (s *state) discardUnknown() {
 	s.vips.DeleteFunc(func(_ vip.VIP, st *vipState) bool { return !st.configured() && !st.Reported })
 }
 
-// causes explain decisions.
 type causes struct {
 	reason func(gate.Reason, vip.Family) string // cause of a reason for VIPs of a family, or ""
 	shared func(vip.Family) string              // suffix for VIPs that are not announced, or ""

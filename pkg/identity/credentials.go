@@ -157,7 +157,6 @@ func NewCredentials(src *Source, options CredentialOptions) credentials.Transpor
 	}
 }
 
-// handshake is the state of one handshake.
 type handshake struct {
 	*mutual
 	svid      *x509svid.SVID

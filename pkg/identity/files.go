@@ -76,7 +76,6 @@ func (source *fileSource) watch(ctx context.Context, s *Source) error {
 // maxFile bounds a file of an SVID.
 const maxFile = 1 << 20
 
-// readFiles reads the certificate, the key and the bundle in dir.
 func readFiles(dir string) (parts [3][]byte, err error) {
 	// The kubelet and CSI drivers swap the symlink ..data to change all files atomically. Resolving
 	// it once avoids a mix of two generations.

@@ -247,7 +247,6 @@ func (source *Source) pick(svids []*x509svid.SVID) (*x509svid.SVID, error) {
 
 func join(ids []spiffeid.ID) string { return cmp.Or(strings.Join(vip.Texts(ids), ", "), "nothing") }
 
-// fail records an error of the origin.
 func (source *Source) fail(err error) {
 	source.mu.Lock()
 	defer source.mu.Unlock()

@@ -53,7 +53,6 @@ type Changes struct {
 	details int                  // distinct details in groups
 }
 
-// explained is a transition with its cause.
 type explained struct {
 	Transition
 	detail string
@@ -65,7 +64,6 @@ type group struct {
 	count int
 }
 
-// member is a VIP and the index of its group.
 type member struct {
 	vip   vip.VIP
 	group uint16

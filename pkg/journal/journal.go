@@ -156,7 +156,6 @@ func (journal *Journal) log(position readiness.Position, changes *Changes, chang
 	}
 }
 
-// event returns the event of one VIP of the group.
 func (part *group) event(prefix vip.VIP) *adminv1.Event {
 	return &adminv1.Event{Object: prefix.String(), From: part.From, To: part.To, Reason: part.Reason, Detail: part.detail}
 }

@@ -100,7 +100,6 @@ func without(a, b []nft.Range) []nft.Range {
 	})
 }
 
-// elements encodes ranges.
 func elements(ranges []nft.Range) []nft.Element {
 	list := make([]nft.Element, 0, 2*len(ranges))
 	for _, r := range ranges {

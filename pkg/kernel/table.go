@@ -51,7 +51,6 @@ type table struct {
 	replaced *vip.Set
 }
 
-// setNames holds the names of the sets by family.
 var setNames = [...]string{"vip4", "vip6"}
 
 func newTable(options Options) *table {

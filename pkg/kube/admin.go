@@ -21,7 +21,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// admin implements the KubeService.
 type admin struct {
 	kubev1.UnsafeKubeServiceServer
 	endpoint.StatusServer[kubev1.Status, struct{}]

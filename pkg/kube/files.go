@@ -39,7 +39,6 @@ type files struct {
 	since time.Time       // start time in the stale file; zero if the file does not exist
 }
 
-// exists reports whether the trench file exists.
 func (f *files) exists() bool {
 	_, err := os.Stat(f.trench)
 	return err == nil

@@ -276,7 +276,6 @@ type addresses struct {
 	problem string // why it can have no address; "" if it can
 }
 
-// read reads the interface and all addresses.
 func (plane *Plane) read() (kernel addresses, err error) {
 	if plane.conn == nil {
 		if plane.conn, err = rtnetlink.Dial(); err != nil {

@@ -92,7 +92,6 @@ func (c *Cluster) collect(ctx context.Context, to *collector, secrets *masker) {
 	})
 }
 
-// addLog adds the log of a container.
 func (c *Cluster) addLog(ctx context.Context, to *collector, pod, container string, previous bool) {
 	name := "log.txt"
 	if previous {

@@ -314,7 +314,6 @@ func (s *schedule) Pop() any {
 	return path
 }
 
-// from returns the source of a path.
 func (path *path) from() string {
 	at := netip.AddrPortFrom(cmp.Or(path.source, unspecified(path.target.address)), path.port)
 	return at.String()

@@ -140,7 +140,6 @@ func (connection *watchConn) run(ctx context.Context) error {
 	}
 }
 
-// dialFunc connects to the socket.
 type dialFunc = func(ctx context.Context, path string) (net.Conn, error)
 
 // client returns a gRPC client that connects on its first call. It sends neither keepalive pings
@@ -191,7 +190,6 @@ func (connection *watchConn) dial(ctx context.Context, path string) (net.Conn, e
 	return conn, err
 }
 
-// handshakeRecorder records the result of the handshake.
 type handshakeRecorder struct {
 	credentials.TransportCredentials
 	c *watchConn

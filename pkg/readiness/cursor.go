@@ -17,7 +17,6 @@ type cursor struct {
 	goingAway bool     // GoingAway was sent
 }
 
-// kind is the kind of a message of a watch.
 type kind uint8
 
 const (
@@ -48,7 +47,6 @@ func (table *Table) open() *cursor {
 	return opened
 }
 
-// close removes a watch.
 func (table *Table) close(cursor *cursor) {
 	table.mu.Lock()
 	defer table.mu.Unlock()

@@ -38,7 +38,6 @@ type namedVIP struct {
 	next *namedVIP
 }
 
-// event is a decoded message.
 type event struct {
 	kind  kind // kindNone for a part that does not complete a state
 	lease time.Duration

@@ -67,7 +67,6 @@ type updateMerger struct {
 	newest uint64
 }
 
-// streamState is the state of one stream.
 type streamState struct {
 	seq        uint64 // sequence number, assigned by the first message
 	instance   string

@@ -39,7 +39,6 @@ type reportQueue struct {
 	written latest.Value[uint64]
 }
 
-// queuedReport is the newest report of a VIP.
 type queuedReport struct {
 	ReportedVIP
 	removed bool // the VIP is reported once more, but is not part of a full report
@@ -79,7 +78,6 @@ func (queue *reportQueue) report(delta ReportDelta) {
 	}
 }
 
-// set records the report of a VIP.
 func (queue *reportQueue) set(report *ReportedVIP, removed bool) {
 	// A later reporter starts with a full report, which does not contain removed VIPs.
 	if removed && queue.reporter == nil {

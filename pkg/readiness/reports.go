@@ -219,7 +219,6 @@ func (r *VIPReport) exported() int {
 	return r.advertised()
 }
 
-// reportStreamEnded handles the end of a report stream of the watch.
 func (server *Server) reportStreamEnded(watch *watch) {
 	server.mu.Lock()
 	defer server.mu.Unlock()

@@ -35,7 +35,6 @@ func (delta ReportDelta) messages(watchID string) iter.Seq[*reportRequest] {
 	}
 }
 
-// groupReports groups VIPs by equal reports.
 func groupReports(reports []ReportedVIP) (messages []*readinessv1.AdvertisementGroup) {
 	byReport := groups[VIPReport]{most: len(reports)}
 	for _, reported := range reports {

@@ -184,7 +184,6 @@ func (table *Table) commit(writer *writer, readiness []VIPReadiness, removed []v
 	return table.revision
 }
 
-// writer records one decision.
 type writer struct {
 	table    *Table
 	at       time.Time // of the decision

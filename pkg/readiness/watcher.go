@@ -114,7 +114,6 @@ func (watcher *Watcher) newBackoff() backoff.Backoff {
 	return backoff.Backoff{Min: minBackoff, Max: watcher.opts.MaxBackoff, Jitter: backoffJitter}
 }
 
-// count changes the counters.
 func (watcher *Watcher) count(change func(*Stats)) {
 	watcher.mu.Lock()
 	defer watcher.mu.Unlock()
@@ -392,7 +391,6 @@ func (watcher *Watcher) closeReplaced(ctx context.Context, old *watchConn, done 
 	old.close(errMoved)
 }
 
-// moveFailed handles a failed attempt to move.
 func (reconnector *reconnector) moveFailed() {
 	reconnector.w.count(func(stats *Stats) { stats.Failures++ })
 	after := reconnector.moveWait.Next()
@@ -424,7 +422,6 @@ func (reconnector *reconnector) closeAll() {
 	}
 }
 
-// socketID identifies a socket file.
 type socketID struct {
 	device, inode uint64
 	changed       syscall.Timespec

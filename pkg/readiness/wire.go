@@ -97,7 +97,6 @@ func (groups *groups[Value]) add(text string, value Value, create func() *[]stri
 	*groups.list = append(*groups.list, text)
 }
 
-// readinessGroups groups VIPs by equal readiness.
 type readinessGroups struct {
 	groups[VIPReadiness]
 	messages []*readinessv1.ReadinessGroup

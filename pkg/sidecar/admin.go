@@ -19,7 +19,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// admin implements the TargetAdminService.
 type admin struct {
 	targetadminv1.UnsafeTargetAdminServiceServer
 	endpoint.StatusServer[targetadminv1.Status, struct{}]

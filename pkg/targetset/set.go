@@ -170,7 +170,6 @@ func (set *Set) Count(origin Origin) int {
 	return n
 }
 
-// union unites the offers for one stream.
 type union struct {
 	*streamState
 	policy AddressPolicy
@@ -179,7 +178,6 @@ type union struct {
 	over   map[string]Offer // targets whose announced end has passed
 }
 
-// originOffer is an offer with its source.
 type originOffer struct {
 	Origin
 	Offer

@@ -193,7 +193,6 @@ func (exporter *Exporter) upload(ctx context.Context, all []*tracepb.Span) {
 	}
 }
 
-// spans returns the spans of a decision.
 func spans(position readiness.Position, steps []journal.Step) (all []*tracepb.Span) {
 	trace, whole := identify(position)
 	for _, step := range steps {

@@ -215,7 +215,6 @@ const (
 	clearScreen     = "\x1b[H\x1b[2J" // ECMA-48: to the top left, erase the screen
 )
 
-// isTerminal reports whether the output is a terminal.
 func (o *Output) isTerminal() bool {
 	f, ok := o.Writer.(*os.File)
 	if !ok {

@@ -29,7 +29,6 @@ func (f *Flags) AfterApply(parsed *kong.Context) error {
 	return nil
 }
 
-// checkDirectory refuses an unusable directory.
 func (f *Flags) checkDirectory(r *cli.Refusals) {
 	switch dir := *f.ReadinessDir; {
 	case dir == "":
@@ -48,7 +47,6 @@ func (f *Flags) checkDirectory(r *cli.Refusals) {
 		age, f.ReadinessMaxAge, readinessfile.MinMaxAge)
 }
 
-// directory returns the options of the reader of the directory.
 func (f *readinessFlags) directory(drainTime time.Duration, log *slog.Logger) *readinessfile.Options {
 	return &readinessfile.Options{
 		Path: *f.ReadinessDir, MissingReady: f.ReadinessDirMissing == "ready", MaxAge: f.ReadinessMaxAge,

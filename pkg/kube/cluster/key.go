@@ -10,7 +10,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
-// kind is a kind of cache.
 type kind int
 
 const (

@@ -99,7 +99,6 @@ type bgpSession struct {
 	BFD        *bfd   `json:"bfd"`
 }
 
-// bfd configures BFD for a session or for static routes.
 type bfd struct {
 	MinTx      string `json:"minTx"`
 	MinRx      string `json:"minRx"`

@@ -58,7 +58,6 @@ func reference(object *unstructured.Unstructured) corev1.ObjectReference {
 	}
 }
 
-// translator holds the state of one translation.
 type translator struct {
 	gateway  *unstructured.Unstructured
 	config   trench.Config         // of the accepted GatewayRouters
@@ -66,7 +65,6 @@ type translator struct {
 	verdicts []translation.ServiceVerdict
 }
 
-// refusal is why a GatewayRouter is refused.
 type refusal struct{ reason, message string }
 
 func refuse(reason, format string, args ...any) *refusal {

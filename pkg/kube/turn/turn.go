@@ -20,7 +20,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// timing holds the bounds of a turn.
 type timing struct {
 	// lease, renew and retry configure the Lease.
 	lease, renew, retry time.Duration
@@ -245,7 +244,6 @@ func sessionsOf(status *frontendv1.Status, families map[vip.Family]bool) session
 	return all
 }
 
-// familiesOf returns the families of gateways.
 func familiesOf(gateways []trench.Gateway) map[vip.Family]bool {
 	families := map[vip.Family]bool{}
 	for _, gateway := range gateways {

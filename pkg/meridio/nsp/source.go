@@ -94,7 +94,6 @@ func NewSource(options Options) *Source {
 	return s
 }
 
-// change publishes a change of the state.
 func (s *Source) change(apply func(*SourceState)) {
 	s.state.Update(func(state SourceState) SourceState { apply(&state); return state })
 }

@@ -151,7 +151,6 @@ func (s *source) apply(e event, known bool) (decided bool, err error) {
 	return true, s.present(secret.Data)
 }
 
-// present writes the keys of the Secret.
 func (s *source) present(data map[string][]byte) error {
 	var missing []string
 	for _, key := range s.keys {
@@ -191,7 +190,6 @@ func (s *source) absent() error {
 	return nil
 }
 
-// remove removes the file of a key.
 func (s *source) remove(key string) error {
 	path := s.File(s.name, key)
 	existed, err := remove(path)

@@ -88,7 +88,6 @@ func (s *stream) next() (event, error) {
 	return e, nil
 }
 
-// object decodes the object of an event.
 func (e event) object() (object, error) {
 	var o object
 	if json.Unmarshal(e.Object, &o) != nil { // do not return this error, which may quote a value

@@ -113,7 +113,6 @@ func (w *Watcher) Stats() (failures uint64, unknown int) {
 	return w.failures, unknown
 }
 
-// running is a watch of a Secret.
 type running struct {
 	keys   []string
 	cancel context.CancelFunc
@@ -184,7 +183,6 @@ func (w *Watcher) follow(
 	}
 }
 
-// state is the last known state of a Secret.
 type state struct {
 	known   bool // the API server sent the state after the last failure
 	failing bool

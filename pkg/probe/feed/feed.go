@@ -181,7 +181,6 @@ func (feed *Feed) follow(ctx context.Context, member *member) error {
 	}
 }
 
-// note counts the result of a report.
 func (feed *Feed) note(member *member, err error) {
 	feed.mu.Lock()
 	defer feed.mu.Unlock()

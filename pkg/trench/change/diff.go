@@ -175,7 +175,6 @@ func compare[Item any, Key comparable](old, next []Item, key func(*Item) Key, bo
 	return added, removed
 }
 
-// names returns the names of items.
 func names[Item any](items []*Item, name func(*Item) string) (list []string) {
 	for _, item := range items {
 		list = append(list, name(item))

@@ -61,7 +61,6 @@ func (names *Names) write(text *strings.Builder, kind string) {
 	}
 }
 
-// line returns the line of a changed stream.
 func (stream *Stream) line() string {
 	what := "changes"
 	if stream.Table {
