@@ -148,7 +148,6 @@ func (plan *plan) named(reason string) string {
 // connects reports whether a connector runs the check, without a goroutine.
 func (plan *plan) connects() bool { return plan.exchange == nil && plan.network != networkSCTP }
 
-// dialFunc opens a connection.
 type dialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
 // path is how a connection reaches a target.

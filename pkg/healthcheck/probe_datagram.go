@@ -33,7 +33,6 @@ type query struct {
 	farewell []byte
 }
 
-// newQuery returns the query of a check over datagrams.
 func (plan *plan) newQuery() *query {
 	switch {
 	case plan.UDP.Port != 0:
@@ -46,7 +45,6 @@ func (plan *plan) newQuery() *query {
 	return plan.queryDNS()
 }
 
-// answerUDP judges the answer to a datagram.
 func (plan *plan) answerUDP(packet []byte) (o outcome, final bool) {
 	if expected := trench.Payload(plan.UDP.Expect); !bytes.Contains(packet, expected) {
 		return plan.wrong("the answer of %d bytes does not contain %s: %s", len(packet),
@@ -183,7 +181,6 @@ func icmpError(data []byte) (text string, refused, silent, ok bool) {
 	return text, refused, silent, true
 }
 
-// probeDatagrams performs a check over datagrams.
 func (plan *plan) probeDatagrams(ctx context.Context, dial dialFunc, to netip.Addr) outcome {
 	address := netip.AddrPortFrom(to, plan.port).String()
 	if plan.network == networkSCTP {

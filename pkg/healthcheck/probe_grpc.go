@@ -24,7 +24,6 @@ const (
 	bufferSize = 4 << 10
 )
 
-// exchangeGRPC calls the gRPC health service.
 func (plan *plan) exchangeGRPC(ctx context.Context, conn net.Conn, address netip.Addr) outcome {
 	if secure, ok := conn.(*tls.Conn); ok && secure.ConnectionState().NegotiatedProtocol != "h2" {
 		return plan.wrong("the TLS server does not speak HTTP/2, which gRPC needs (ALPN h2)")

@@ -33,7 +33,6 @@ type tlsConfig struct {
 	}
 }
 
-// tlsFiles holds CAFile, CertFile and KeyFile.
 type tlsFiles struct{ ca, cert, key tlsFile }
 
 // tlsFile is a file with its stamp, which is zero if a later change may leave it equal.

@@ -73,7 +73,6 @@ func (entry *entry) deadline() time.Time {
 	return entry.alive.Add(entry.plan.Interval + entry.plan.Timeout + overdueSlack)
 }
 
-// state returns the reported state of the check.
 func (entry *entry) state() State {
 	if entry.overdue {
 		return Overdue

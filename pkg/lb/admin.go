@@ -19,7 +19,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// admin implements the LBService.
 type admin struct {
 	lbv1.UnsafeLBServiceServer
 	endpoint.StatusServer[lbv1.Status, uint64]

@@ -69,7 +69,6 @@ func (p *process) checkSource(f vip.Family) netip.Addr {
 	return s.addr
 }
 
-// gateways returns the addresses of the gateways.
 func (p *process) gateways() []netip.Addr {
 	configured := p.config.Value().Load().Config.Attractor.Gateways
 	addrs := make([]netip.Addr, len(configured))

@@ -31,7 +31,6 @@ type decided struct {
 	at       time.Time
 }
 
-// vipState is the state of one VIP.
 type vipState struct {
 	known        bool // false until its first decision is applied
 	state        vip.State

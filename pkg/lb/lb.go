@@ -334,7 +334,6 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	return p.decisions.runTasks(func() error { return p.shell.Run(ctx, stop, plan) })
 }
 
-// readinessEndpoint returns the endpoint of the readiness socket.
 func (p *process) readinessEndpoint(ctx context.Context, creds credentials.TransportCredentials) (*endpoint.Endpoint,
 	error,
 ) {

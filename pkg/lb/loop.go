@@ -199,7 +199,6 @@ type input struct {
 	kernel  *plan.State    // nil: the same as before
 }
 
-// decision is the result of an evaluation.
 type decision struct {
 	serving.Result
 	at        time.Time

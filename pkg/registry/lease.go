@@ -230,7 +230,6 @@ func (registry *Registry) unknownStream(who caller, stream string) error {
 	return refuse(RefusedStream, "the trench file has no stream %s: use one of %s", targetset.Quote(stream), existing)
 }
 
-// at is an address in a stream.
 type at struct {
 	stream string
 	addr   netip.Addr

@@ -41,7 +41,6 @@ var states = [...]targetv1.State{
 	healthcheck.Left:     targetv1.State_STATE_GONE,
 }
 
-// info returns the message for a target.
 func (filter filter) info(view targetset.View) *targetv1.TargetInfo {
 	info := &targetv1.TargetInfo{
 		Stream: view.Stream, Name: view.Name, Address: view.Addr.String(),
@@ -58,7 +57,6 @@ func (filter filter) info(view targetset.View) *targetv1.TargetInfo {
 	return info
 }
 
-// infos returns the messages for targets and removed addresses.
 func (filter filter) infos(views []targetset.View, removed []healthcheck.Key) (infos []*targetv1.TargetInfo) {
 	for _, view := range views {
 		infos = append(infos, filter.info(view))

@@ -45,13 +45,11 @@ type stateFile struct {
 	changed chan struct{}
 }
 
-// stateDocument is the content of a state file.
 type stateDocument struct {
 	Version       int                 `json:"version"`
 	Registrations []savedRegistration `json:"registrations"`
 }
 
-// savedRegistration is one registration in the state file.
 type savedRegistration struct {
 	// Not an embedded targetset.ID, whose MarshalText would be the text of the whole struct.
 	Stream    string           `json:"stream"`
@@ -129,7 +127,6 @@ func (file *stateFile) stamp() {
 	}
 }
 
-// snapshot returns the content of the state file.
 func (registry *Registry) snapshot() stateDocument {
 	now := time.Now()
 	// Copy under the lock, sort and encode without it: calls must not wait for the disk.

@@ -80,7 +80,6 @@ func (stream *stream) keys() iter.Seq2[healthcheck.Key, *targetset.Member] {
 	}
 }
 
-// enough reports whether n targets are enough.
 func (stream *stream) enough(n uint32) bool { return n > 0 && n >= uint32(stream.MinReady) }
 
 // ready reports whether the stream has enough ready targets in some family, and waits for no more.
@@ -94,7 +93,6 @@ func (stream *stream) settles(f vip.Family) bool {
 	return !stream.settleEnd.IsZero() && stream.tallies[f].starting > 0
 }
 
-// count counts the targets of a stream.
 func (evaluator *Evaluator) count(now time.Time, stream *stream) {
 	stream.tallies = [len(vip.Families)]tally{}
 	var ends [len(vip.Families)][]time.Time // of drains of targets that live and are forwarded to

@@ -287,7 +287,6 @@ type marks struct {
 // reset makes room for the indices below n, and clears the set.
 func (m *marks) reset(n int) { *m = marks{words: make([]uint64, (n+63)/64)} }
 
-// add adds an index.
 func (m *marks) add(i int) {
 	word := i / 64
 	m.words[word] |= 1 << (i % 64)
