@@ -58,7 +58,6 @@ func (h *holds) held(stream string) bool {
 	return all || one
 }
 
-// expire ends expired holds.
 func (h *holds) expire(now time.Time) {
 	until := maps.Clone(h.until)
 	for stream, end := range h.until {

@@ -13,7 +13,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// parts are parts of the kernel state.
 type parts uint8
 
 const (
@@ -122,7 +121,6 @@ func (observed *observation) foreignTransaction() bool {
 	return err != nil || generation != observed.generation+observed.kernel.Transactions()-observed.ownTransactions
 }
 
-// readBase reads the common objects.
 func (observed *observation) readBase() error {
 	base, checks, problem, err := observed.kernel.ReadBase()
 	if err != nil {
@@ -162,12 +160,10 @@ func orNone(target *plan.KernelTarget) plan.KernelTarget {
 	return *target
 }
 
-// target returns the observed state of a target.
 func (observed *observation) target(fwmark uint32) plan.KernelTarget {
 	return orNone(observed.observed.Targets[fwmark])
 }
 
-// setRoutes sets the observed rules and routes of a target.
 func (observed *observation) setRoutes(fwmark uint32, routed plan.KernelTarget) {
 	observed.setTarget(fwmark, observed.target(fwmark), routed)
 }

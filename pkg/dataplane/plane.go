@@ -64,7 +64,6 @@ type Plane struct {
 	reconciler
 }
 
-// withDefaults fills in zero fields.
 func (options Options) withDefaults() Options {
 	options.Config = options.Config.WithDefaults()
 	if options.Log == nil {

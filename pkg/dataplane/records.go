@@ -154,7 +154,6 @@ func (record *streamRecord) unreachableIn(network *plan.Network) map[netip.Addr]
 	return record.unreachable
 }
 
-// targetAddresses yields the addresses of all targets.
 func (r *records) targetAddresses(yield func(netip.Addr) bool) {
 	for _, record := range r.streams {
 		for address := range record.addresses {

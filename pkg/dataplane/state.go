@@ -83,7 +83,6 @@ type TargetView struct {
 	Packets, Bytes uint64
 }
 
-// listTargets lists the targets for operators.
 func (engine *engine) listTargets() ([]TargetView, error) {
 	if engine.observed == nil {
 		return nil, errors.New("the kernel could not be read yet")
@@ -139,7 +138,6 @@ func (engine *engine) unmatched() (map[string]uint64, error) {
 	return dropped, nil
 }
 
-// stateOf returns the status word of a target.
 func (record *streamRecord) stateOf(target plan.InstalledTarget) string {
 	serves := func(names map[string]struct{}) bool {
 		_, ok := names[target.Name]

@@ -99,7 +99,6 @@ func disjoint(prefixes []netip.Prefix, family vip.Family) (list []netip.Prefix) 
 	return list
 }
 
-// rule is the expression list of a rule.
 type rule []expr.Any
 
 // The 16-byte registers that rules use.
@@ -319,7 +318,6 @@ func chain(family byte, base nft.Chain, rules ...rule) nft.Chain {
 	return base
 }
 
-// tables describes the nftables tables.
 func (desired desired) tables() []nft.Table {
 	arp, netdev, inet := nft.Table{Family: unix.NFPROTO_ARP, Name: tableName}, netdev, inet
 	both, mangle := vip.Families[:], int32(-150)

@@ -37,7 +37,6 @@ func (reader reader) readTable(set string, size uint32) ([]uint32, error) {
 	return table, err
 }
 
-// tableEntry converts an element of a Maglev map.
 func tableEntry(element nft.Element) (result entry) {
 	if len(element.Key) == 4 {
 		result.index = binary.NativeEndian.Uint32(element.Key)

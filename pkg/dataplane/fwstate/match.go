@@ -69,7 +69,6 @@ func (conn *Conn) readMatch(stream string, content *ruleset) ([]plan.Port, error
 	return conn.nft.readPorts(stream)
 }
 
-// readPorts reads the ports of an existing set.
 func (reader reader) readPorts(stream string) ([]plan.Port, error) {
 	ports := []plan.Port{}
 	err := reader.elements(plan.MatchSet(stream), func(element nft.Element) {
@@ -81,7 +80,6 @@ func (reader reader) readPorts(stream string) ([]plan.Port, error) {
 	return ports, err
 }
 
-// changeMatch changes the ports of an existing set.
 func changeMatch(transaction *nft.Transaction, stream string, have, want []plan.Port) {
 	transaction.DeleteElements(plan.MatchSet(stream), portElements(plan.MissingPorts(want, have)))
 	transaction.AddElements(plan.MatchSet(stream), portElements(plan.MissingPorts(have, want)))

@@ -147,7 +147,6 @@ func fixed(keys ...byte) (list []nft.Element) {
 	return list
 }
 
-// commonSets returns the common sets and maps.
 func (config Config) commonSets() []nft.Set {
 	specs := []nft.Set{{
 		Name: portedSet, KeyType: typeProto, KeyLen: 1,

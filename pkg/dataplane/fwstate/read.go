@@ -164,7 +164,6 @@ func (conn *Conn) inspectForeign(content *ruleset) error {
 	return nil
 }
 
-// missingFixed returns the missing fixed elements of a set.
 func (conn *Conn) missingFixed(set nft.Set) ([]nft.Element, error) {
 	if set.Elements == nil {
 		return nil, nil

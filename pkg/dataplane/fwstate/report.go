@@ -12,7 +12,6 @@ import (
 // echo avoids reading both, which saves 0.9 ms for 1 009 entries.
 type report map[string][]entry
 
-// add adds an echoed element.
 func (report report) add(set string, element nft.Element, deleted bool) {
 	change := tableEntry(element)
 	if deleted {

@@ -95,7 +95,6 @@ func (e RouteErrors) Err() error {
 
 func (e RouteErrors) add(key RouteKey, err error) { e[key] = errors.Join(e[key], err) }
 
-// routeBatch is a list of requests for rules and routes of targets.
 type routeBatch []routeRequest
 
 type routeRequest struct {

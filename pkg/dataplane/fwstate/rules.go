@@ -47,7 +47,6 @@ func ofFamily(family vip.Family) []expr.Any {
 	}
 }
 
-// baseRules returns the rules of a common chain.
 func (config Config) baseRules(chain string) (rules []nft.Rule) {
 	add := func(comment string, expressions ...expr.Any) {
 		rules = append(rules, newRule(ruleComment+comment, expressions...))
@@ -92,7 +91,6 @@ func (config Config) baseRules(chain string) (rules []nft.Rule) {
 	return rules
 }
 
-// lookupVerdict looks up a register in a verdict map.
 func lookupVerdict(source uint32, set string) expr.Any {
 	return &expr.Lookup{
 		SourceRegister: Register(source), SetName: set, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true,

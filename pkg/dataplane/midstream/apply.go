@@ -148,7 +148,6 @@ func (b *builder) changes(before, after []Stream) (have, want nft.Table) {
 	return b.streamObjects(old, same), b.streamObjects(changed, same)
 }
 
-// equal reports whether all streams are equal.
 func (streams *Streams) equal(others *Streams) bool {
 	same := func(a, b Stream) bool {
 		return a.Name == b.Name && a.Size == b.Size && a.sameObjects(&b) &&
@@ -187,7 +186,6 @@ func Remove(conn *nft.Conn) error {
 	return err
 }
 
-// readSlots reads a map of slots.
 func readSlots(conn *nft.Conn, table nft.Table, set string) (map[uint32]netip.Addr, error) {
 	have := map[uint32]netip.Addr{}
 	if _, err := conn.Elements(table, set, func(element nft.Element) {

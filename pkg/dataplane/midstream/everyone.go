@@ -75,7 +75,6 @@ func (b *builder) targetSets(streams []Stream) []nft.Set {
 	}
 }
 
-// verdictMap returns an empty map of marks to chains.
 func verdictMap(name string) nft.Set {
 	return nft.Set{Name: name, Flags: unix.NFT_SET_MAP, KeyType: nft.TypeMark, KeyLen: 4, DataType: nft.TypeVerdict}
 }

@@ -143,7 +143,6 @@ func (keeper *Keeper) Expect(name string, installed Installed, tables [len(vip.F
 	keeper.slots[name] = &slots{asked: askedSlots(installed, next.Sets()), everyone: !next.Complete(now)}
 }
 
-// of returns the generations of a stream.
 func (keeper *Keeper) of(name string) *plan.Generations {
 	if keeper.generations[name] == nil {
 		keeper.generations[name] = &plan.Generations{}
@@ -240,7 +239,6 @@ func (keeper *Keeper) Streams(
 	return streams
 }
 
-// derive derives the content of a stream.
 func (slots *slots) derive(name string, installed Installed, link func(netip.Addr) plan.LinkAddress) {
 	slots.derived = true
 	for _, family := range vip.Families {

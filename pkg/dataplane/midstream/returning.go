@@ -37,7 +37,6 @@ func (b *builder) returningHook() {
 	b.hook(askChain, int32(*nftables.ChainPriorityMangle)+1, rules...)
 }
 
-// returningRules returns the rules of a stream's chain.
 func (b *builder) returningRules(stream Stream) (rules []nft.Rule) {
 	// Only packets of targets are returned ones: a client can send these code points, too.
 	returned := func(bits, step uint16) []expr.Any {
