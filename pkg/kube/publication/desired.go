@@ -34,7 +34,6 @@ type Input struct {
 	Reports map[types.UID]Reported
 }
 
-// wanted is the desired status of an object.
 type wanted struct {
 	resource schema.GroupVersionResource
 	object   corev1.ObjectReference // with the resource version of the evaluated object
@@ -142,7 +141,6 @@ func trenchStatus(input Input, t *v1alpha1.Trench, pods reports, published publi
 	return w
 }
 
-// streamVIPs returns the VIPs of spec.streams.
 func streamVIPs(streams []any) (vips []vip.VIP) {
 	for _, s := range streams {
 		stream, _ := s.(map[string]any)

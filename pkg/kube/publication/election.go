@@ -12,7 +12,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
-// timing holds the intervals of a publisher.
 type timing struct {
 	// lease, renew and retry configure the Lease. A leader that cannot renew it stops writing
 	// lease-renew before the next leader starts.

@@ -40,7 +40,6 @@ const (
 
 var eventResource = eventsv1.SchemeGroupVersion.WithResource("events")
 
-// event is an Event about an object.
 type event struct {
 	warning              bool
 	reason, action, note string
@@ -125,7 +124,6 @@ type series struct {
 	count int32
 }
 
-// add queues Events about an object.
 func (recorder *recorder) add(object corev1.ObjectReference, events []event) {
 	recorder.mu.Lock()
 	defer recorder.mu.Unlock()

@@ -288,7 +288,6 @@ func (candidate *candidate) claims() []vip.VIP {
 	return candidate.stream.VIPs
 }
 
-// verdict returns the verdict on a candidate.
 func (state *translator) verdict(candidate *candidate) ServiceVerdict {
 	verdict := ServiceVerdict{}
 	verdict.Object, verdict.Generation = reference(candidate.service), candidate.service.Generation

@@ -41,7 +41,6 @@ func (endpoint *endpoint) problem(reason, format string, args ...any) {
 	endpoint.problems = append(endpoint.problems, Problem{endpoint.object, reason, message(format, args...)})
 }
 
-// label is a label of an object in a namespace.
 type label struct{ namespace, key, value string }
 
 // readPods reads the Pods of the trench, and indexes them by their labels: comparing each Pod with

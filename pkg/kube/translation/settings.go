@@ -94,7 +94,6 @@ func (settings *settings) readConfirm() {
 	}
 }
 
-// problem returns a problem of the Trench.
 func (settings *settings) problem(reason, format string, args ...any) Problem {
 	source := settings.trench
 	return Problem{corev1.ObjectReference{

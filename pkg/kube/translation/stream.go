@@ -21,7 +21,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// refusal is why a Service is refused.
 type refusal struct{ reason, message string }
 
 func refuse(reason, format string, args ...any) *refusal {
@@ -297,7 +296,6 @@ func (state *translator) lacks(wanted vip.VIP) *refusal {
 // protocol returns the protocol of a port; the default is TCP.
 func protocol(name corev1.Protocol) corev1.Protocol { return cmp.Or(name, corev1.ProtocolTCP) }
 
-// parseObject parses a JSON object.
 func parseObject(text string) (map[string]any, error) {
 	decoder := json.NewDecoder(strings.NewReader(text))
 	// Keep the text of numbers, which the reader of the trench file parses.
@@ -327,7 +325,6 @@ func problemOf(err error) string {
 	return err.Error()
 }
 
-// readDefaults reads spec.defaults of the Trench.
 func (state *translator) readDefaults() error {
 	defaults := state.settings.trench.Spec.Defaults
 	for _, name := range slices.Sorted(maps.Keys(defaults)) {

@@ -16,7 +16,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// translator holds the state of one translation.
 type translator struct {
 	settings *settings
 	defaults trench.Stream // spec.defaults
