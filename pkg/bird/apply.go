@@ -176,7 +176,6 @@ func (supervisor *Supervisor) prepare(ctx context.Context) error {
 // checkTimeout bounds `bird -p`, which takes 10 ms.
 const checkTimeout = 10 * time.Second
 
-// configFile is the file of BIRD's configuration.
 type configFile struct{ path, executable string }
 
 // staged returns the path of a configuration that is not checked yet.

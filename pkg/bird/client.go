@@ -91,7 +91,6 @@ func (client *Client) Scan(ctx context.Context, command string, each func(text s
 	return err
 }
 
-// readFunc reads one reply.
 type readFunc func(*bufio.Reader) (Reply, error)
 
 func (client *Client) run(ctx context.Context, command string, read readFunc) (Reply, error) {

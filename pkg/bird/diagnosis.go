@@ -38,7 +38,6 @@ const (
 	socketError   = "Socket: "
 )
 
-// isNotification reports whether an error is a NOTIFICATION.
 func isNotification(text string) bool {
 	return strings.HasPrefix(text, sentError) || strings.HasPrefix(text, receivedError)
 }
@@ -134,7 +133,6 @@ func (errs *sessionErrors) describe(
 	}
 }
 
-// fail records an error.
 func (r *sessionRecord) fail(e sessionError) {
 	if r.last = e; isNotification(e.text) {
 		r.notification = e

@@ -18,7 +18,6 @@ type missing struct {
 	attempts retries
 }
 
-// protocols returns the names of the protocols of the configuration.
 func (input renderInput) protocols() []string {
 	names := []string{LoopbackName, "KERNEL4", "KERNEL6"}
 	if slices.ContainsFunc(input.Sessions, func(s Session) bool { return s.BFD != nil }) {

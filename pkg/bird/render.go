@@ -121,7 +121,6 @@ func (input renderInput) nextHops() []nextHops {
 	return list
 }
 
-// renderInput is the input of render.
 type renderInput struct {
 	Options
 	Interface string // toward the gateways

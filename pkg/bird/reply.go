@@ -17,7 +17,6 @@ const (
 	maxScannedLines = 4_000_000
 )
 
-// replyLine is one line of a reply.
 type replyLine struct {
 	Code int
 	Text string
@@ -33,7 +32,6 @@ const (
 	codeConfigFailed = 8002 // the configuration does not parse
 )
 
-// refusedError is BIRD's refusal of a command.
 type refusedError struct {
 	Code int // 8000 and above
 	Text string

@@ -304,7 +304,6 @@ func (supervisor *Supervisor) enable(ctx context.Context, protocols map[string]P
 	}
 }
 
-// bfd returns the states of the BFD sessions.
 func (supervisor *Supervisor) bfd(ctx context.Context) map[netip.Addr]string {
 	withBFD := func(x Session) bool { return x.BFD != nil }
 	if !slices.ContainsFunc(supervisor.apply.current.input.Sessions, withBFD) {

@@ -15,7 +15,6 @@ const (
 	sessionLimit = 30 * time.Second
 )
 
-// changing reports whether a change of the session is in progress.
 func (g GatewayState) changing() bool {
 	return g.Change.Phase != turns.Steady && g.Change.Phase != turns.Pending
 }

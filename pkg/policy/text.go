@@ -17,7 +17,6 @@ func byState(policy *trench.Policy) [states]*trench.Attributes {
 	return [states]*trench.Attributes{&policy.Ready, policy.Draining, policy.Unknown, policy.Backup}
 }
 
-// text describes attributes.
 func text(attributes *trench.Attributes) string {
 	var parts []string
 	if len(attributes.Communities) > 0 {
@@ -37,7 +36,6 @@ func text(attributes *trench.Attributes) string {
 	return cmp.Or(strings.Join(parts, ", "), "no attributes")
 }
 
-// maxNamed is the number of VIPs that a text names.
 const maxNamed = 3
 
 // counted returns the number of VIPs with the first ones.
@@ -132,7 +130,6 @@ func (all Policies) Edit(next Policies, changes []announce.Change, decision func
 	return "routing policy changed: " + strings.Join(parts, "; ")
 }
 
-// attributesIn returns the text of the attributes in a state.
 func (policy *encoded) attributesIn(state state) string {
 	if policy == nil {
 		return "no policy"

@@ -122,7 +122,6 @@ func (loop *readLoop) request(now time.Time, request scanRequest) {
 	loop.busy, loop.hangAt = true, now.Add(hangTime)
 }
 
-// onEvent handles a notification.
 func (loop *readLoop) onEvent(now time.Time, event fsnotify.Event) {
 	child, inside := strings.CutPrefix(event.Name, loop.o.Path+"/")
 	switch {
@@ -155,7 +154,6 @@ func (loop *readLoop) appears(now time.Time) {
 	}
 }
 
-// onScan handles the result of a request.
 func (loop *readLoop) onScan(now time.Time, found scanResult) {
 	loop.busy, loop.hung, loop.hangAt = false, false, time.Time{}
 	if found.request.names != nil {

@@ -29,7 +29,6 @@ type scanResult struct {
 	err      error // why the directory cannot be read
 }
 
-// foundFile is a readiness file.
 type foundFile struct {
 	file  string    // its canonical name
 	mtime time.Time // zero unless scanner.times
@@ -87,7 +86,6 @@ func (scanner *scanner) verify(names map[string]struct{}) map[string]foundFile {
 	return existing
 }
 
-// scan reads the directory.
 func (scanner *scanner) scan(found *scanResult) {
 	if info, err := os.Lstat(scanner.path); err == nil {
 		found.link = info.Mode()&fs.ModeSymlink != 0

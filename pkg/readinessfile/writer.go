@@ -55,7 +55,6 @@ type ready struct {
 	vips   []netip.Addr // the first addresses of VIPs
 }
 
-// names returns the names of the files.
 func (ready ready) names() map[string]struct{} {
 	names := make(map[string]struct{}, len(ready.groups)+len(ready.vips))
 	for _, group := range ready.groups {

@@ -396,7 +396,6 @@ func (observer *Observer) list(ctx context.Context, at time.Time, vips []vip.VIP
 	latest.Wake(observer.hint)
 }
 
-// logTransitions logs changes of sessions.
 func (observer *Observer) logTransitions(before, after []bird.GatewayState) {
 	was := map[sessionKey]bool{}
 	for _, gateway := range before {

@@ -66,7 +66,6 @@ type routes struct {
 	attributes []byte  // lines of the current route
 }
 
-// add adds a line.
 func (routes *routes) add(line string) {
 	if next, ok := bird.RouteOf(line); ok {
 		routes.end()
@@ -80,7 +79,6 @@ func (routes *routes) add(line string) {
 	}
 }
 
-// end ends the current route.
 func (routes *routes) end() {
 	if routes.sent.Has(routes.current) {
 		key := routes.current.Family().String() + "\n" + string(routes.attributes)

@@ -160,7 +160,6 @@ func parsePeerUp(body []byte) (negotiated, error) {
 	return session, nil
 }
 
-// capabilities holds the capabilities of an OPEN message.
 type capabilities struct {
 	families map[bgp.Family]bool
 	addPath  map[bgp.Family]bgp.BGPAddPathMode

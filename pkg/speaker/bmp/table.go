@@ -21,7 +21,6 @@ type table struct {
 	peers   map[peerKey]*peer
 }
 
-// peer is a peer of the speaker.
 type peer struct {
 	up        bool
 	since     time.Time // arrival of the last Peer Up or Peer Down message

@@ -50,7 +50,6 @@ func (errors *Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// add records a problem.
 func (errors *Errors) add(line, column int, field, message string) {
 	errors.Problems = append(errors.Problems, Problem{errors.file, max(line, 1), max(column, 1), field, message})
 }

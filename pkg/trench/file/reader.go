@@ -155,7 +155,6 @@ func (source yamlValue) member(name string) string {
 	return strings.TrimPrefix(source.fullPath()+"."+name, ".")
 }
 
-// report records a problem of a value.
 func (state *reader) report(source yamlValue, text, remedy string) {
 	state.reportAt(source, source.fullPath(), trench.Problem{Text: text, Remedy: remedy})
 }

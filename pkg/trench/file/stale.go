@@ -19,7 +19,6 @@ const (
 	maxCause     = 300     // bytes of a cause
 )
 
-// parseStale parses the content of a stale file.
 func parseStale(data []byte) (*trench.Stale, error) {
 	at, cause, _ := strings.Cut(strings.TrimSuffix(string(data), "\n"), " ")
 	since, err := time.Parse(time.RFC3339, at)

@@ -59,7 +59,6 @@ type Trial struct {
 	failure   string         // last error of a write
 }
 
-// record is the content of the state file.
 type record struct {
 	// Digest is the file on trial, or that failed; "" if there is none.
 	Digest string `json:"digest,omitempty"`
@@ -332,7 +331,6 @@ func (trial *Trial) End() {
 	})
 }
 
-// save writes the record.
 func (trial *Trial) save() {
 	record := trial.record
 	trial.saved = record
