@@ -74,8 +74,7 @@ func senders(s bird.State) [len(vip.Families)][]string {
 // errShared reports that static gateways send the traffic of a withdrawn VIP.
 var errShared = errors.New("static gateways send traffic of the family")
 
-// shared returns an error if static gateways of a family send its traffic regardless of the
-// withdrawal of a VIP.
+// shared returns an error if static gateways send a family's traffic whatever VIP is withdrawn.
 func (p *process) shared(family vip.Family) error {
 	gateways := slices.DeleteFunc(slices.Clone(p.Source.Value().Load().Config.Attractor.Gateways),
 		func(g trench.Gateway) bool { return g.Protocol != trench.Static || !g.Has(family) })

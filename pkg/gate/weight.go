@@ -30,8 +30,7 @@ func (gate *Gate) Weigh(now time.Time) {
 	}
 }
 
-// weigh returns the weight of a new decision. A decision that differs in another way has the newest
-// weight.
+// weigh returns the weight of a new decision; the newest weight if that differs in another way.
 func (gate *Gate) weigh(now time.Time, entry *entry, decision Decision) uint32 {
 	if !gate.weighs || decision.Advertisement == Withdrawn {
 		return 0

@@ -41,8 +41,7 @@ func Authorize(ids ...spiffeid.ID) tlsconfig.Authorizer {
 	return AuthorizeMember(spiffeid.TrustDomain{}, ids...)
 }
 
-// AuthorizeMember authorizes every member of the trust domain, and the given SPIFFE IDs of any
-// trust domain.
+// AuthorizeMember authorizes every member of the trust domain, and the given IDs of any domain.
 func AuthorizeMember(domain spiffeid.TrustDomain, ids ...spiffeid.ID) tlsconfig.Authorizer {
 	var expected []string
 	if !domain.IsZero() {
@@ -243,8 +242,7 @@ func (handshake *handshake) finish(conn, raw net.Conn, info credentials.AuthInfo
 	timer := time.AfterFunc(time.Until(end), func() {
 		handshake.log.Info("connection closed: SVID expired", "peer_id", handshake.peer.String(), "svid", owner, "not_after",
 			end)
-		// The raw connection: the TLS layer would first send close_notify, for up to 5 s when the
-		// peer does not read.
+		// The raw connection: TLS would first send close_notify, for up to 5 s if the peer does not read.
 		_ = raw.Close()
 	})
 	return &mutualConn{Conn: conn, timer: timer}, AuthInfo{AuthInfo: tlsInfo, ID: handshake.peer, End: end}

@@ -79,8 +79,7 @@ func Listen(ctx context.Context, options ListenOptions) (net.Listener, error) {
 	return listener, nil
 }
 
-// openSocket binds the socket under a lock, which makes probe, removal and bind atomic among
-// vipgate processes.
+// openSocket binds the socket under a lock, which makes probe, removal and bind atomic for vipgate.
 func openSocket(ctx context.Context, path string, mode fs.FileMode) (_ *boundSocket, err error) {
 	directory := fs.FileMode(0o700)
 	if mode&0o060 != 0 {

@@ -37,8 +37,7 @@ const (
 	collectInterval = 100 * time.Millisecond
 )
 
-// Queue passes batches of changed VIPs from a component that must not block to the goroutine that
-// records them.
+// Queue passes batches of changed VIPs from a component that must not block to a recording one.
 type Queue[B any] struct {
 	size  func(B) int
 	merge func([]B) (merged B, lost int)
@@ -150,8 +149,7 @@ func (delta Delta) Len() int { return len(delta.Changed) + len(delta.Removed) }
 
 // Revisions yields the batches in their order. Those that follow from one large decision of the
 // load balancer are one slice: it has several revisions, whose VIPs ascend, and each would have a
-// log line and an event. of returns the report in a batch, and the position of its decision if it
-// has one.
+// log line and an event. of returns the report in a batch, and its decision's position, if any.
 func Revisions[B any](batches []B, of func(B) (Delta, readiness.Position, bool)) iter.Seq[[]B] {
 	return func(yield func([]B) bool) {
 		for more := true; more && len(batches) > 0; {

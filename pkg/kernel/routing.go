@@ -17,8 +17,7 @@ import (
 )
 
 const (
-	// minPause separates reconciliations that notifications trigger: another process may change
-	// rules continuously.
+	// minPause separates reconciliations after notifications: a process may change rules continuously.
 	minPause = 20 * time.Millisecond
 	// failurePause and maxPause bound the back-off after a failure to reconcile. New VIPs do not wait.
 	failurePause = 50 * time.Millisecond

@@ -46,8 +46,7 @@ type table struct {
 	generationID uint32
 	// filled is the desired set for which the observed content needs no change.
 	filled *vip.Set
-	// replaced is the desired set that was written in place of an unreadable content; nil after a
-	// successful read.
+	// replaced is the desired set written in place of an unreadable one; nil after a successful read.
 	replaced *vip.Set
 }
 

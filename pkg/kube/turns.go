@@ -44,8 +44,7 @@ func (a *agent) write(result translation.Result) (wrote bool, err error) {
 	return wrote, nil
 }
 
-// lastSessions returns the gateways of old that are the only one of their family, and whose session
-// restarts.
+// lastSessions returns the gateways of old, the only ones of their family, whose session restarts.
 func lastSessions(old, next []trench.Gateway) (gateways []trench.Gateway) {
 	names := change.RestartsLast(old, next)
 	for _, gateway := range old {

@@ -72,8 +72,7 @@ func (plane *Plane) Overdue() time.Duration { return plane.pulse.Overdue() }
 
 func (plane *Plane) String() string { return "local addresses" }
 
-// Run keeps the addresses until ctx ends, and then removes them, in the network namespace of the
-// calling thread.
+// Run keeps the addresses until ctx ends, and then removes them, in the calling thread's namespace.
 func (plane *Plane) Run(ctx context.Context) error {
 	defer plane.pulse.End()
 	changed := make(chan struct{}, 1)

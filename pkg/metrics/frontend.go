@@ -61,8 +61,7 @@ type BIRD struct {
 	Up bool
 	// Restarts and Configures count since the frontend started.
 	Restarts, Configures uint64
-	// Configured reports whether BIRD has the desired configuration; Refusals counts failed
-	// configure commands.
+	// Configured reports whether BIRD has the desired configuration; Refusals counts failed commands.
 	Configured bool
 	Refusals   uint64
 	// Restores counts configurations that another process had replaced.

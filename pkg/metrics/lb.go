@@ -38,8 +38,7 @@ func (lb *LB) Frontend(connected bool, advertised int) {
 
 // Targets is the state of the targets and their sources.
 type Targets struct {
-	// States counts addresses of targets by state, such as "not ready". States without targets are
-	// present with 0.
+	// States counts addresses of targets by state, such as "not ready". States without targets have 0.
 	States  map[string]int
 	Sources []Source
 	// Rejections counts rejected calls of the registry.

@@ -19,8 +19,7 @@ type Meridio struct {
 	ProbeFailures uint64
 }
 
-// NewMeridio returns the collector of the state that read returns at each scrape. read must not
-// block.
+// NewMeridio returns the collector of the state that read, without blocking, returns at a scrape.
 func NewMeridio(read func() Meridio) prometheus.Collector {
 	return scrape(func(send send) {
 		s := read()

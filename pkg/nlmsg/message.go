@@ -130,8 +130,7 @@ type Attributes []byte
 // Netfilter skips the header of a netfilter message (struct nfgenmsg) and returns its attributes.
 func Netfilter(data []byte) Attributes { return data[min(4, len(data)):] }
 
-// All iterates over the attributes, with the flags masked out of their types. It stops at a
-// malformed attribute.
+// All iterates over the attributes, without the flags in their types. It stops at a malformed one.
 func (b Attributes) All() func(yield func(kind uint16, value Attributes) bool) {
 	return func(yield func(uint16, Attributes) bool) {
 		for len(b) >= unix.SizeofNlAttr {

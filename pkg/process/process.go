@@ -77,8 +77,7 @@ type Services struct {
 	Admin endpoint.Register
 	// Health registers the health service of the health port, unless nil.
 	Health endpoint.Register
-	// HealthRefused and MetricsRefused report whether connections to a local address are closed; nil
-	// for none.
+	// HealthRefused and MetricsRefused report whether connections to an address are closed; nil: none.
 	HealthRefused, MetricsRefused func(local netip.Addr) bool
 	// Audit records changes of the log level, unless nil.
 	Audit endpoint.Audit

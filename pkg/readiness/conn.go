@@ -95,8 +95,7 @@ func (connection *watchConn) run(ctx context.Context) error {
 	defer conn.Close()
 	client := readinessv1.NewReadinessServiceClient(conn)
 
-	// A load balancer that hangs answers neither the handshake nor the call, so no error would end the
-	// attempt.
+	// A hung load balancer answers neither handshake nor call, so no error would end the attempt.
 	within := connection.w.handshakeWithin + connection.w.firstMessageWithin
 	silence := time.AfterFunc(within, func() { connection.cancel(errNoFirstMessage) })
 	defer silence.Stop()

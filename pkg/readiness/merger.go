@@ -45,8 +45,7 @@ type Update struct {
 	// Held describes the removals of targets that the load balancer holds until a confirmation.
 	Held string
 
-	// Err is the reason why no stream is open; nil while a stream is open, and before the first
-	// attempt has failed.
+	// Err is why no stream is open; nil while one is open, and before the first attempt has failed.
 	Err error
 }
 

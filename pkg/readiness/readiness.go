@@ -42,8 +42,7 @@ type VIPReadiness struct {
 	// Since is the time when the VIP entered its state, on the load balancer's wall clock.
 	// Table.Commit sets it if it is zero.
 	Since time.Time
-	// DrainEnd is the end of forwarding in state Draining, on the local clock. The wire carries the
-	// remaining time.
+	// DrainEnd is the end of forwarding in state Draining, on the local clock. The wire has the rest.
 	DrainEnd time.Time
 }
 

@@ -47,8 +47,7 @@ type WatcherOptions struct {
 	// connection. Each new connection tries WatchReadiness first. Without a Fallback it fails.
 	Fallback Fallback
 	// Consume, if set, is called by the receiving goroutine for a decision about at most MaxInline
-	// VIPs. It reports whether it called Take; otherwise Changed notifies of the decision. It must not
-	// block.
+	// VIPs. It reports whether it called Take; otherwise Changed notifies. It must not block.
 	Consume func() bool
 	// MaxBackoff bounds the delay between two attempts. Default: DefaultMaxBackoff.
 	MaxBackoff time.Duration
@@ -83,8 +82,7 @@ type Stats struct {
 	// Streams counts the used streams: the first stream with a message, each stream after a loss, and
 	// each stream after a move. Moves counts the moves to a second connection, which leave no gap.
 	Streams, Moves uint64
-	// Failures counts the attempts and streams, ReportFailures the report streams, that the watcher
-	// did not end.
+	// Failures counts attempts and streams, ReportFailures report streams, not ended by the watcher.
 	Failures, ReportFailures uint64
 	Messages                 uint64 // of all watches
 }

@@ -87,8 +87,7 @@ func NewGroup(options GroupOptions) *Group {
 }
 
 // Run keeps the target registered until leave is closed. It then deregisters the target at every
-// load balancer and returns after the last removal. It returns immediately when ctx ends. It is
-// called once.
+// load balancer and returns after the last removal. It returns when ctx ends. It is called once.
 //
 // The error lists the load balancers at which the target was not removed. Run also returns an error
 // if another caller has registered the target at every load balancer.

@@ -200,8 +200,7 @@ func (registration *Registration) fail(reason string) {
 	})
 }
 
-// session runs one Register call. It reports whether the call was accepted, and returns the error
-// that ended it.
+// session runs one Register call, and returns whether it was accepted and the error that ended it.
 func (registration *Registration) session(parent context.Context) (accepted bool, err error) {
 	ctx, cancel := context.WithCancel(parent)
 	defer cancel()

@@ -77,8 +77,7 @@ func (state *translator) translate(routers []*unstructured.Unstructured) error {
 	if err := state.readVIPs(); err != nil {
 		return err
 	}
-	// Validate the Gateway without GatewayRouters first, so that each later problem belongs to one
-	// GatewayRouter.
+	// Validate the Gateway without GatewayRouters first: each later problem is one GatewayRouter's.
 	if problems := validate(state.config); len(problems) > 0 {
 		return errors.New(gatewayPath(problems[0].Path) + ": " + problems[0].Message(gatewayPath))
 	}

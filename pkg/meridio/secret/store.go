@@ -15,8 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/files"
 )
 
-// store writes a value to the file at path unless the content is equal, and reports whether it
-// changed the file.
+// store writes a value to the file at path unless the content is equal, and reports whether it did.
 func store(path string, value []byte) (changed bool, err error) {
 	before, err := files.Read(path, maxEvent)
 	if err == nil && bytes.Equal(before, value) {
