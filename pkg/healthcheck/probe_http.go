@@ -51,8 +51,7 @@ func (plan *plan) exchangeHTTP(ctx context.Context, conn net.Conn, address netip
 			}
 			return plan.brokenHTTP("no answer", err)
 		}
-		// Informational answers precede the final one (RFC 9110 section 15.2). 101 is final, and
-		// was not asked for.
+		// Informational answers precede the final one (RFC 9110 section 15.2). 101 is final, and unasked.
 		if r.StatusCode >= 200 || r.StatusCode == http.StatusSwitchingProtocols {
 			break
 		}
