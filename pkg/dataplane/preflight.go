@@ -38,8 +38,7 @@ func Preflight(options Options) []Problem {
 	return problems
 }
 
-// liberal is the kernel parameter that makes connection tracking accept packets outside the TCP
-// window.
+// liberal is the kernel parameter that lets connection tracking accept packets outside the window.
 const liberal = sysctl.Key("net/netfilter/nf_conntrack_tcp_be_liberal")
 
 // Advice returns optional changes to the calling thread's network namespace. It changes nothing.

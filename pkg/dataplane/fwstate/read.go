@@ -66,8 +66,7 @@ func (conn *Conn) readRuleset(all bool) (*ruleset, error) {
 	return content, err
 }
 
-// readObjects reads the named chains and sets individually, because the table may contain
-// thousands of objects.
+// readObjects reads the named chains and sets one by one, because the table may have thousands.
 func (reader reader) readObjects(chains []string, sets []nft.Set) (*ruleset, error) {
 	content := &ruleset{nft.NewRuleset()}
 	for _, name := range chains {

@@ -86,8 +86,7 @@ func (keeper *Keeper) Written() (applied, tables bool) {
 
 func generationsFile(stateDir string) string { return filepath.Join(stateDir, "generations.json") }
 
-// Load reads the generations of an earlier process. A corrupt file is moved aside: new flows do not
-// need it.
+// Load reads an earlier process's generations. It moves a corrupt file aside: new flows need none.
 func (keeper *Keeper) Load(stateDir string, log *slog.Logger) error {
 	if stateDir == "" {
 		return nil
