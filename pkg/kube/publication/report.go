@@ -23,8 +23,7 @@ const maxVIPs = 500
 // noStream is the reason of a VIP that no stream serves. Such VIPs are not counted.
 const noStream = "NoStream"
 
-// Report lists the VIPs that the frontend of one pod advertises. It is stored in the TrenchReport
-// of the Pod.
+// Report lists the VIPs that a pod's frontend advertises. It is stored in the Pod's TrenchReport.
 type Report struct {
 	// Renewed is the time of the last write, by the clock of the pod. Readers compare it only with
 	// earlier values of the same pod.
@@ -47,8 +46,7 @@ type Report struct {
 type vipReport struct {
 	VIP        vip.VIP `json:"vip"`
 	Advertised bool    `json:"advertised"`
-	// Reason is why the VIP is not advertised or de-preferred, one word in CamelCase; Message explains
-	// it.
+	// Reason is why the VIP is withdrawn or de-preferred, one word in CamelCase; Message explains it.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 	// Targets is why a target of the VIP fails, as in `lb status`; "" if no target fails.

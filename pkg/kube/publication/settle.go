@@ -24,8 +24,7 @@ const (
 	// and one of a record of targets. An older version after it comes from an etcd that was restored.
 	echoTime = 10 * time.Second
 	// contestTime is the delay before the leader repairs a difference while the desired status is
-	// unchanged. The cause may be a second leader that has newer objects, which the watch is about to
-	// return.
+	// unchanged. The cause may be a second leader with newer objects, which the watch is to return.
 	contestTime = 2 * time.Second
 )
 

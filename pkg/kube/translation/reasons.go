@@ -61,8 +61,7 @@ const (
 	ReasonAddressTaken = "AddressTaken"
 	// ReasonAddressShared, of a Pod: a Pod of another namespace has the address, too. A warning.
 	ReasonAddressShared = "AddressShared"
-	// ReasonNotChecked, of a Pod or EndpointSlice: an endpoint has no address of a family that the
-	// check covers.
+	// ReasonNotChecked, of a Pod or EndpointSlice: an endpoint lacks an address of a checked family.
 	ReasonNotChecked = "NotChecked"
 	// ReasonNoAddressOfFamily: the Service has endpoints, but none with an address of a VIP's family.
 	ReasonNoAddressOfFamily = "NoAddressOfFamily"
