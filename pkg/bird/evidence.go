@@ -59,8 +59,7 @@ func (e *evidence) released(at time.Time, state string, since time.Time) {
 		*e = evidence{}.about(e.gateway, e.external)
 	case !e.failed.IsZero(), e.usable(at, since):
 	default:
-		// The back-off applies only after a failed release. A session that was never held down has had
-		// no release yet.
+		// The back-off applies after a failed release. A session that was never held down has had none.
 		e.failed, e.release, e.silent = at, at, e.fresh
 		if !e.fresh {
 			e.delay.Min, e.delay.Max = minRelease, maxRelease

@@ -330,8 +330,7 @@ func (plan *Plan) takeTurn(family vip.Family) {
 	if i := in(Draining); i >= 0 {
 		entry := &plan.entries[i]
 		switch {
-		// The gateway that should carry the traffic failed during the drain, not only to export a VIP
-		// that rises.
+		// The gateway that should carry the traffic failed in the drain, not only to export a rising VIP.
 		case entry.carried && !plan.carried(entry, plan.in.Now.Sub(entry.Until) >= exportTime):
 			plan.enter(entry, Pending)
 		case !plan.in.Now.Before(entry.Until) && (!entry.carried || plan.carried(entry, true)):
@@ -389,8 +388,7 @@ func (plan *Plan) alone(entry *Entry) bool {
 	return !start.After(plan.in.Now)
 }
 
-// restart replaces a session by the desired one, together with sessions that BIRD cannot have at
-// the same time.
+// restart replaces a session by the desired one, and with it sessions that BIRD cannot have then.
 func (plan *Plan) restart(i int) {
 	entry := plan.entries[i]
 	desired, ok := plan.session(entry.Next)

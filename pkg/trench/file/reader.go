@@ -378,8 +378,7 @@ func suggestion(name string, known []string) string {
 	return ""
 }
 
-// withinOneEdit reports whether at most one insertion, deletion or replacement of a byte turns a
-// into b.
+// withinOneEdit reports whether one insertion, deletion or change of a byte at most turns a into b.
 func withinOneEdit(a, b string) bool {
 	for a != "" && b != "" && a[0] == b[0] {
 		a, b = a[1:], b[1:]
