@@ -1,7 +1,6 @@
 package gatewayconfig
 
 import (
-	"cmp"
 	"embed"
 	"fmt"
 	"net/netip"
@@ -147,21 +146,8 @@ func (session Session) Unnumbered() bool { return session.Interface != "" }
 // Device is the name of the router's interface toward the pod, a placeholder.
 func (session Session) Device() string { return device }
 
-// Keepalive is the keepalive time in seconds, a third of the hold time if left out.
-func (session Session) Keepalive() int {
-	return int(cmp.Or(session.KeepaliveTime, session.HoldTime/3) / time.Second)
-}
-
-// Retry is the time between attempts to connect in seconds.
-func (session Session) Retry() int {
-	return int(cmp.Or(session.ConnectRetryTime, 2*time.Second) / time.Second)
-}
-
 // Hops is the number of links to the pod.
 func (session Session) Hops() int { return max(1, session.Multihop) }
-
-// MinTTL is the least TTL of a packet that comes from the pod.
-func (session Session) MinTTL() int { return 256 - session.Hops() }
 
 // Extended reports whether IPv4 routes have IPv6 next hops (RFC 8950).
 func (session Session) Extended() bool { return !session.Address.Is4() && session.Has(vip.IPv4) }
@@ -192,13 +178,6 @@ func (session Session) Section() string {
 		return "peer-groups"
 	}
 	return "neighbors"
-}
-
-func number(address netip.Addr) int {
-	if address.Is4() {
-		return 4
-	}
-	return 6
 }
 
 // BGP lists the sessions over BGP.
@@ -286,8 +265,7 @@ const minLimit = 100
 func (router Router) Families() []Family {
 	var families []Family
 	for i, n := range []int{4, 6} {
-		is := func(prefix netip.Prefix) bool { return number(prefix.Addr()) == n }
-		isNot := func(prefix netip.Prefix) bool { return !is(prefix) }
+		isNot := func(prefix netip.Prefix) bool { return prefix.Addr().Is4() != (n == 4) }
 		family := Family{
 			Number: n, Routes: slices.DeleteFunc(slices.Clone(router.Routes), isNot),
 			VIPs: slices.DeleteFunc(slices.Clone(router.VIPs), isNot),

@@ -3,7 +3,6 @@
 package speakerconfig
 
 import (
-	"cmp"
 	"embed"
 	"errors"
 	"fmt"
@@ -115,11 +114,6 @@ func (speaker Speaker) Text(kind string) (string, error) {
 // LocalASN is AS in the type of a gateway's AS numbers.
 func (speaker Speaker) LocalASN() int64 { return int64(speaker.AS) }
 
-// Keepalive is the keepalive time of a gateway in seconds, a third of the hold time if left out.
-func (speaker Speaker) Keepalive(gateway trench.Gateway) int {
-	return int(cmp.Or(gateway.KeepaliveTime, gateway.HoldTime/3) / time.Second)
-}
-
 // checkGoBGP refuses what gobgpd cannot do.
 func (speaker Speaker) checkGoBGP() error {
 	if !speaker.RouterID.Is4() {
@@ -170,14 +164,6 @@ func (speaker Speaker) Profiles() []trench.Gateway {
 
 // Times counts to the longest prepend of a policy.
 func (speaker Speaker) Times() []int { return []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10} }
-
-// Retry is the time between attempts to connect to a gateway in seconds.
-func (speaker Speaker) Retry(gateway trench.Gateway) int {
-	return int(cmp.Or(gateway.ConnectRetryTime, 2*time.Second) / time.Second)
-}
-
-// MinTTL is the least TTL of a packet that comes from a gateway.
-func (speaker Speaker) MinTTL(gateway trench.Gateway) int { return 256 - max(1, gateway.Multihop) }
 
 // Has reports whether the session with a gateway has IPv4 (4) or IPv6 (6).
 func (speaker Speaker) Has(gateway trench.Gateway, number int) bool {

@@ -1,6 +1,7 @@
 package trench
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"net/netip"
 	"slices"
@@ -175,6 +176,17 @@ func (g Gateway) Has(family vip.Family) bool {
 func (g Gateway) FamilyList() []vip.Family {
 	return slices.DeleteFunc(slices.Clone(vip.Families[:]), func(family vip.Family) bool { return !g.Has(family) })
 }
+
+// Keepalive is the keepalive time in seconds, a third of the hold time if left out.
+func (g Gateway) Keepalive() int {
+	return int(cmp.Or(g.KeepaliveTime, g.HoldTime/3) / time.Second)
+}
+
+// Retry is the time between attempts to connect in seconds.
+func (g Gateway) Retry() int { return int(cmp.Or(g.ConnectRetryTime, 2*time.Second) / time.Second) }
+
+// MinTTL is the least TTL of a packet between the gateway and the pod.
+func (g Gateway) MinTTL() int { return 256 - max(1, g.Multihop) }
 
 // Peer returns the address of the gateway, or its interface while the address is unknown.
 func (g Gateway) Peer() string {
