@@ -255,7 +255,7 @@ func (server *Server) serve(ctx context.Context, watch *watch, send func(*respon
 				}
 			}
 			message.Position, message.Lease = batch.position.Proto(), durationpb.New(lease)
-			message.Held = server.table.currentHeld()
+			message.Held = *server.table.held.Load()
 			if err := send(message); err != nil {
 				return err
 			}

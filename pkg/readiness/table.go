@@ -93,6 +93,7 @@ func NewTable(options TableOptions) *Table {
 		instance: cmp.Or(options.InstanceID, rand.Text()), lease: cmp.Or(options.Lease, DefaultLease),
 		index: make(map[vip.VIP]*newest), cursors: make(map[*cursor]struct{}),
 	}
+	table.held.Store(new(string))
 	if options.StaleGrace > 0 {
 		table.staleGrace = durationpb.New(options.StaleGrace)
 	}
@@ -104,14 +105,6 @@ func NewTable(options TableOptions) *Table {
 func (table *Table) SetHeld(text string) {
 	text = cleanDetail(text)
 	table.held.Store(&text)
-}
-
-// currentHeld returns what SetHeld has set.
-func (table *Table) currentHeld() string {
-	if text := table.held.Load(); text != nil {
-		return *text
-	}
-	return ""
 }
 
 // The number of VIPs in the first revision of a decision, and the limit up to which it doubles. A
