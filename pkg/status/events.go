@@ -26,8 +26,8 @@ func FrontendEventLog() *EventLog {
 		header: []string{"TIME", "NUMBER", "VIP OR GATEWAY", "FROM", "TO", "REASON", "LOAD BALANCER", "DETAIL"},
 		row: func(event *adminv1.Event) []any {
 			return []any{
-				when(event.GetTime()), event.GetSequence(), event.GetObject(), stateWord(event.GetFrom()),
-				strings.ReplaceAll(stateWord(event.GetTo()), "down", "DOWN"), explainWord("ADVERTISEMENT_REASON_",
+				when(event.GetTime()), event.GetSequence(), event.GetObject(), EventWord(event.GetFrom()),
+				strings.ReplaceAll(EventWord(event.GetTo()), "down", "DOWN"), explainWord("ADVERTISEMENT_REASON_",
 					event.GetReason()),
 				position(event.GetPosition()), withCaller(event, event.GetDetail()),
 			}
@@ -44,8 +44,8 @@ func withCaller(event *adminv1.Event, detail string) string {
 	return strings.TrimSpace(detail + " (" + event.GetBy() + ")")
 }
 
-// stateWord returns the text of an advertisement or of a session's state.
-func stateWord(word string) string { return strings.Replace(word, "depreferred", "de-preferred", 1) }
+// EventWord returns the text of an advertisement or of a session's state.
+func EventWord(word string) string { return strings.Replace(word, "depreferred", "de-preferred", 1) }
 
 // LBEventLog returns a log of events of a load balancer.
 func LBEventLog() *EventLog {
@@ -126,7 +126,7 @@ func (log *PodEventLog) Row(pod, program string, event *adminv1.Event, note stri
 	if target := event.GetTarget(); target != "" && target != object {
 		object = strings.TrimPrefix(target+" "+object, " ")
 	}
-	log.rows.add(when(event.GetTime()), pod, program, object, stateWord(event.GetFrom()), stateWord(event.GetTo()),
+	log.rows.add(when(event.GetTime()), pod, program, object, EventWord(event.GetFrom()), EventWord(event.GetTo()),
 		cmp.Or(note, detail))
 	var out strings.Builder
 	log.rows.align(&out, "")

@@ -305,14 +305,14 @@ func frontendVIPs(status *frontendv1.Status, all []*frontendv1.VipStatus, now ti
 	rows := newTable("VIP", "ADVERTISED", "SINCE", "REASON", "LOAD BALANCER", "GATEWAYS")
 	for _, vip := range problemsFirst(all, rank) {
 		rows.add(vip.GetVip(), advertised(vip.GetAdvertisement()), ago(vip.GetSince(), now),
-			speakerText(status, reason(vip, now)), lbState(vip.GetReadiness()), names(vip.GetGateways()))
+			speakerText(status, VIPReason(vip, now)), lbState(vip.GetReadiness()), names(vip.GetGateways()))
 	}
 	return rows
 }
 
-// reason returns the reason of the advertisement, or the load balancer's reason if the load
+// VIPReason returns the reason of the advertisement, or the load balancer's reason if the load
 // balancer caused it.
-func reason(vip *frontendv1.VipStatus, now time.Time) string {
+func VIPReason(vip *frontendv1.VipStatus, now time.Time) string {
 	switch report := vip.GetReadiness(); vip.GetReason() {
 	// The reason of the load balancer is more specific.
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY,

@@ -9,24 +9,15 @@ import (
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 )
 
-// AllProblems lists the problems of a pod, first the programs that do not answer.
-func (pod Pod) AllProblems() []string { return pod.problems() }
-
-// VIPReason returns the reason of a VIP's advertisement, with the cause in the load balancer.
-func VIPReason(vip *frontendv1.VipStatus, now time.Time) string { return reason(vip, now) }
-
 // Advertisement returns the word of an advertisement in events.
 func Advertisement(vip *frontendv1.VipStatus) string {
-	return stateWord(strings.ToLower(strings.TrimPrefix(vip.GetAdvertisement().String(), "ADVERTISEMENT_")))
+	return EventWord(strings.ToLower(strings.TrimPrefix(vip.GetAdvertisement().String(), "ADVERTISEMENT_")))
 }
 
 // TargetState returns the state of an address with its drain, and reports whether it is ready.
 func TargetState(target *lbv1.TargetStatus, now time.Time) (state string, ready bool) {
 	return stateDetail(target, now), targetState(target.GetState()) == targetReady
 }
-
-// EventWord returns the text of a state in an event.
-func EventWord(word string) string { return stateWord(word) }
 
 // EventDetail returns the cause of an event with the explanation of its reason.
 func EventDetail(event *adminv1.Event) string {

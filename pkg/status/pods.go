@@ -34,7 +34,7 @@ func Pods(all []Pod, now time.Time) (text string, good bool) {
 	rows := &table{rows: [][]string{{"", "POD", "VIPS", "GATEWAYS", "TARGETS", "PROBLEM"}}}
 	count := 0
 	for _, pod := range all {
-		problems := pod.problems()
+		problems := pod.AllProblems()
 		if len(problems) == 0 {
 			rows.row(append([]string{"ok", clean(pod.Name)}, append(pod.counts(), none)...)...)
 			count++
@@ -93,8 +93,8 @@ func (pod Pod) counts() []string {
 	return cells
 }
 
-// problems lists the problems that a pod's programs report, after the programs that do not answer.
-func (pod Pod) problems() []string {
+// AllProblems lists the problems that a pod's programs report, after programs that do not answer.
+func (pod Pod) AllProblems() []string {
 	all := slices.Clone(pod.Problems)
 	if refused := pod.Frontend.GetConfigurationError(); refused != "" {
 		all = append(all, "frontend: the configuration on disk is not in force: "+refused)
@@ -138,7 +138,7 @@ func writeUnadvertised(out *strings.Builder, all []Pod, now time.Time) {
 			if isAdvertised(vip.GetAdvertisement()) {
 				advertisers[vip.GetVip()]++
 			} else if reasons[vip.GetVip()] == "" {
-				reasons[vip.GetVip()] = pod.Name + ": " + reason(vip, now)
+				reasons[vip.GetVip()] = pod.Name + ": " + VIPReason(vip, now)
 			}
 		}
 	}
@@ -161,7 +161,7 @@ func PodsJSON(all []Pod) (string, error) {
 	}
 	list := make([]pod, len(all))
 	for i, from := range all {
-		list[i] = pod{Name: from.Name, Problems: from.problems()}
+		list[i] = pod{Name: from.Name, Problems: from.AllProblems()}
 		var failed [2]error
 		list[i].Frontend, failed[0] = rawJSON(from.Frontend, from.Frontend != nil)
 		list[i].LB, failed[1] = rawJSON(from.LB, from.LB != nil)
