@@ -48,12 +48,8 @@ func NewKube(version string, read func() KubeState) *Kube {
 		}
 		send(kubeStale, state.Stale.Seconds())
 		send(kubeAPIErrors, float64(state.APIErrors))
-		for kind, n := range state.Objects {
-			send(kubeObjects, float64(n), kind)
-		}
-		for kind, n := range state.Refused {
-			send(kubeRefused, float64(n), kind)
-		}
+		sendAll(send, kubeObjects, state.Objects)
+		sendAll(send, kubeRefused, state.Refused)
 	}), kube.publications, kube.leader)
 	return kube
 }

@@ -119,9 +119,7 @@ func (lb *LB) DataPlane(read func() DataPlane) func(time.Duration) {
 		500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1, 2, 5)
 	lb.registry.MustRegister(apply, scrape(func(send send) {
 		plane := read()
-		for state, n := range plane.Targets {
-			send(lbDataPlaneTargets, float64(n), state)
-		}
+		sendAll(send, lbDataPlaneTargets, plane.Targets)
 		send(lbDataPlaneDrift, float64(plane.Drift))
 		send(lbDataPlaneProblems, float64(plane.Problems))
 		send(lbDataPlaneHeld, float64(plane.Held))
@@ -130,12 +128,8 @@ func (lb *LB) DataPlane(read func() DataPlane) func(time.Duration) {
 		for attached, n := range plane.FastPath {
 			send(lbFastPathInterfaces, float64(n), strconv.FormatBool(attached))
 		}
-		for stream, n := range plane.Unmatched {
-			send(lbDataPlaneUnmatched, float64(n), stream)
-		}
-		for outcome, n := range plane.Moved {
-			send(lbDataPlaneMoved, float64(n), outcome)
-		}
+		sendAll(send, lbDataPlaneUnmatched, plane.Unmatched)
+		sendAll(send, lbDataPlaneMoved, plane.Moved)
 	}))
 	return observe(apply)
 }

@@ -26,9 +26,7 @@ func NewMeridio(read func() Meridio) prometheus.Collector {
 		send(frontendNSPConnected, boolValue(s.Connected))
 		send(frontendNSPCached, boolValue(s.Cached))
 		send(frontendNSPFailures, float64(s.WatchFailures))
-		for kind, count := range s.Refused {
-			send(frontendNSPRefused, float64(count), kind)
-		}
+		sendAll(send, frontendNSPRefused, s.Refused)
 		send(frontendNSPCacheFailures, float64(s.CacheFailures))
 		send(frontendNSPRegistered, boolValue(s.Registered))
 		send(frontendNSPRegistrationFailures, float64(s.RegistrationFailures))

@@ -34,6 +34,13 @@ func observe(h prometheus.Histogram) func(time.Duration) {
 // send adds one value of a metric to a scrape.
 type send func(m Metric, value float64, labels ...string)
 
+// sendAll adds the values of a metric with one label.
+func sendAll[N int | uint64](send send, metric Metric, values map[string]N) {
+	for label, value := range values {
+		send(metric, float64(value), label)
+	}
+}
+
 // scrape collects metrics that are read at each scrape. It is an unchecked collector without
 // descriptors; a test compares its metrics with [All] instead.
 type scrape func(send)

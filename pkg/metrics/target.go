@@ -32,9 +32,7 @@ func NewTarget(version string, read func() TargetState) *Target {
 		send(targetPeers, float64(state.Gone), "gone")
 		send(targetPeersFull, boolValue(state.Full))
 		send(targetPeersEvicted, float64(state.Evicted))
-		for peer, n := range state.Flows {
-			send(targetFlows, float64(n), peer)
-		}
+		sendAll(send, targetFlows, state.Flows)
 	}))
 	return t
 }
