@@ -24,11 +24,7 @@ type drainCommand struct {
 }
 
 func (c *drainCommand) Run(ctx context.Context, out *cli.Output, line *commandLine) error {
-	source, err := line.source()
-	if err != nil {
-		return err
-	}
-	all, err := pods.List(ctx, source)
+	source, all, err := line.list(ctx)
 	if err != nil {
 		return err
 	}
@@ -93,11 +89,7 @@ type undrainCommand struct {
 }
 
 func (c *undrainCommand) Run(ctx context.Context, out *cli.Output, line *commandLine) error {
-	source, err := line.source()
-	if err != nil {
-		return err
-	}
-	all, err := pods.List(ctx, source)
+	source, all, err := line.list(ctx)
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ type statusCommand struct {
 }
 
 func (c *statusCommand) Run(ctx context.Context, out *cli.Output, line *commandLine) error {
-	all, err := line.list(ctx)
+	_, all, err := line.list(ctx)
 	if err != nil {
 		return err
 	}
@@ -37,12 +37,11 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output, line *commandL
 	return exit(good)
 }
 
-func (f sourceFlags) list(ctx context.Context) ([]pods.Pod, error) {
-	source, err := f.source()
-	if err != nil {
-		return nil, err
+func (f sourceFlags) list(ctx context.Context) (source pods.Source, all []pods.Pod, err error) {
+	if source, err = f.source(); err == nil {
+		all, err = pods.List(ctx, source)
 	}
-	return pods.List(ctx, source)
+	return source, all, err
 }
 
 func exit(good bool) error {
@@ -62,7 +61,7 @@ func (c *explainCommand) Run(ctx context.Context, out *cli.Output, line *command
 	if err != nil {
 		return err
 	}
-	all, err := line.list(ctx)
+	_, all, err := line.list(ctx)
 	if err != nil {
 		return err
 	}
