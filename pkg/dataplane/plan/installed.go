@@ -62,9 +62,6 @@ type InstalledStream struct {
 
 const drainField = "drain="
 
-// MaxLabel is the maximum length of a rule comment. nftables stores the length in one byte.
-const MaxLabel = 250
-
 // Addresses returns the addresses of the target.
 func (l Label) Addresses() []netip.Addr {
 	return slices.DeleteFunc(l.IPs[:], func(a netip.Addr) bool { return !a.IsValid() })

@@ -10,6 +10,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
+// maxLabel is the maximum length of a rule comment: nftables stores the length in one byte.
+const maxLabel = 250
+
 func TestLabelsAreReadBack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.StringMatching(`[A-Za-z0-9_.-]{1,60}`)
@@ -25,7 +28,7 @@ func TestLabelsAreReadBack(t *testing.T) {
 			x.Drain(now.Add(time.Hour), time.Hour)
 		}
 		l := ParseLabel(x.Label.String())
-		if l != x.Label || len(l.String()) > MaxLabel {
+		if l != x.Label || len(l.String()) > maxLabel {
 			t.Fatalf("%q became %q", x.Label, l)
 		}
 		y := InstalledTarget{Label: l}
