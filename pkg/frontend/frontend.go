@@ -392,8 +392,7 @@ func (p *process) metricsState() metrics.FrontendState {
 	return m
 }
 
-// birdMetrics returns the metrics of BIRD and its gateways. While BIRD does not answer, every
-// gateway is down.
+// birdMetrics returns the metrics of BIRD and its gateways, which are down if BIRD does not answer.
 func (p *process) birdMetrics(b bird.State) metrics.BIRD {
 	m := metrics.BIRD{
 		Up: b.Alive, Restarts: uint64(b.Restarts), Configures: b.Configures,
@@ -444,11 +443,3 @@ func (p *process) newWatcher(reader string) *readiness.Watcher {
 // sharesState reports whether a gRPC service of a load balancer has one state for all VIPs, as that
 // of Meridio 1.x.
 func sharesState(service string) bool { return service != "" && service != readiness.Service }
-
-// serviceDetail describes the readiness that a gRPC service of a load balancer supplies.
-func serviceDetail(service string) string {
-	if sharesState(service) {
-		return "load balancer of Meridio: one state for all VIPs, by " + service
-	}
-	return "load balancer of vipgate: a state for each VIP, by " + service
-}

@@ -184,7 +184,10 @@ func (o *observer) Run(ctx context.Context) error {
 func (o *observer) logLBState(was, is lbState) {
 	// A load balancer that is replaced during an upgrade may serve the other protocol.
 	if was.Service != is.Service {
-		detail := serviceDetail(is.Service)
+		detail := "load balancer of vipgate: a state for each VIP, by " + is.Service
+		if sharesState(is.Service) {
+			detail = "load balancer of Meridio: one state for all VIPs, by " + is.Service
+		}
 		o.log.Info("readiness protocol changed", "service", is.Service, "detail", detail)
 		o.note(detail)
 	}

@@ -80,14 +80,6 @@ type causes struct {
 	policies *policy.Lookup
 }
 
-// transitionOf returns the transition of a VIP, with its shown advertisements.
-func transitionOf(ch gate.Change) journal.Transition {
-	return journal.Transition{
-		Family: ch.VIP.Family(), From: shown(ch.From).String(), To: shown(ch.To).String(), Reason: ch.To.Reason.String(),
-		New: ch.From.Reason == gate.NotConfigured && shown(ch.From) == shown(ch.To),
-	}
-}
-
 // applyDecisions applies a batch and adds its transitions to changes.
 func (s *state) applyDecisions(d decisions, c causes, changes *journal.Changes) {
 	s.mu.Lock()
@@ -102,7 +94,12 @@ func (s *state) applyDecisions(d decisions, c causes, changes *journal.Changes) 
 		}
 		st.Decision = ch.To
 		removed = removed || !st.configured()
-		transition, cause, attributes := transitionOf(ch), "", c.policies.Cause(ch)
+		transition := journal.Transition{
+			Family: ch.VIP.Family(), From: shown(ch.From).String(), To: shown(ch.To).String(),
+			Reason: ch.To.Reason.String(),
+			New:    ch.From.Reason == gate.NotConfigured && shown(ch.From) == shown(ch.To),
+		}
+		cause, attributes := "", c.policies.Cause(ch)
 		// A reason alone may change the attributes.
 		if attributes != "" && !transition.Changed() {
 			transition.New = true
