@@ -318,12 +318,3 @@ func ShowStatus[S proto.Message](ctx context.Context, out *Output, flags StatusF
 		}
 	}
 }
-
-// PrintJSON prints a message as JSON.
-func PrintJSON(out *Output, m proto.Message) error {
-	text, err := status.JSON(m, true)
-	if err == nil {
-		out.Printf("%s", text)
-	}
-	return err
-}

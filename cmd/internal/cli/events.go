@@ -61,7 +61,11 @@ func ShowEvents(ctx context.Context, out *Output, flags EventFlags, program, vip
 	case err != nil:
 		return err
 	case flags.Output == "json":
-		return PrintJSON(out, r)
+		text, err := status.JSON(r, true)
+		if err == nil {
+			out.Printf("%s", text)
+		}
+		return err
 	}
 	out.Printf("%s", log.All(r.GetEvents()))
 	return nil
