@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math"
 	"strings"
 	"time"
@@ -95,13 +94,6 @@ func (f *dataPlaneFlags) check(r *cli.Refusals) {
 	if f.on() {
 		// lb and frontend share the network namespace of the pod.
 		r.OverlapFrontend(cli.LBNumbers(f.FirstTable, f.MarkMask, f.DataplanePriority))
-	}
-}
-
-// advise logs a warning for each kernel parameter that the data plane should have.
-func advise(log *slog.Logger, o dataplane.Options) {
-	for _, p := range dataplane.Advice(o) {
-		log.Warn("kernel parameter should be set", "parameter", p.Object, "problem", p.Detail, "remedy", p.Remedy)
 	}
 }
 

@@ -88,7 +88,9 @@ func (c *runCommand) run(ctx context.Context, settings process.Settings, stops <
 		if err := refuse(dataplane.Preflight(*o.DataPlane)); err != nil {
 			return err
 		}
-		advise(o.Log, *o.DataPlane)
+		for _, p := range dataplane.Advice(*o.DataPlane) {
+			o.Log.Warn("kernel parameter should be set", "parameter", p.Object, "problem", p.Detail, "remedy", p.Remedy)
+		}
 	}
 	o.Configured = configured
 	o.Log.Info("starting lb", "version", o.Version, "trench_file", c.TrenchFile)
