@@ -100,7 +100,11 @@ func (acceptor *acceptor) acceptAll(ctx context.Context, listener net.Listener) 
 			conn.Close()
 			continue
 		}
-		if newer := newAcceptedConn(conn.(*net.TCPConn)); !acceptor.admit(newer) {
+		newer := &acceptedConn{
+			TCPConn: conn.(*net.TCPConn), reader: bufio.NewReaderSize(conn, bgp.BGP_MAX_MESSAGE_LENGTH),
+			opened: time.Now(), ended: make(chan struct{}),
+		}
+		if !acceptor.admit(newer) {
 			acceptor.awaiting.Go(func() { acceptor.await(ctx, newer) })
 		}
 	}
@@ -173,9 +177,10 @@ func (acceptor *acceptor) replace(ctx context.Context, conn *acceptedConn, opene
 	defer acceptor.mu.Unlock()
 	conn.valid = err == nil
 	older = acceptor.current
-	heard, open := older.lastHeard()
+	since := older.heard.Load() // 0 before the first message of the session
+	heard := older.opened.Add(time.Duration(since))
 	wait = time.Until(heard.Add(acceptor.options.HoldTime / 2))
-	free := older.hasEnded() || !open || wait <= 0
+	free := older.hasEnded() || since == 0 || wait <= 0
 	isNewer := func(c *acceptedConn) bool { return c.valid && !c.hasEnded() && c.opened.After(conn.opened) }
 	switch {
 	case err == nil && (ctx.Err() != nil || conn.hasEnded()):
@@ -207,13 +212,6 @@ type acceptedConn struct {
 	replaced atomic.Bool // closed for a newer connection
 }
 
-func newAcceptedConn(conn *net.TCPConn) *acceptedConn {
-	return &acceptedConn{
-		TCPConn: conn, reader: bufio.NewReaderSize(conn, bgp.BGP_MAX_MESSAGE_LENGTH), opened: time.Now(),
-		ended: make(chan struct{}),
-	}
-}
-
 // Read reads what peekOpen left.
 func (conn *acceptedConn) Read(b []byte) (int, error) {
 	n, err := conn.reader.Read(b)
@@ -236,12 +234,6 @@ func (conn *acceptedConn) hasEnded() bool {
 	default:
 		return false
 	}
-}
-
-// lastHeard returns when the session last got a message of the peer, and whether it did.
-func (conn *acceptedConn) lastHeard() (time.Time, bool) {
-	heard := conn.heard.Load()
-	return conn.opened.Add(time.Duration(heard)), heard > 0
 }
 
 // peekOpen waits for a valid OPEN, which the session reads again.
