@@ -181,8 +181,7 @@ func (c *trenchFlags) checkInterface(config *trench.Config) error {
 	return frontendcmd.CheckInterface("--external-interface", c.ExternalInterface)
 }
 
-// checkPorts refuses gateways with the port of the loopback session. config is nil if the trench
-// file was refused.
+// checkPorts refuses gateways with the loopback session's port. config is nil for a refused file.
 func (c *runFlags) checkPorts(refused *cli.Refusals, config *trench.Config) {
 	if config == nil {
 		return

@@ -69,8 +69,7 @@ func client(conn grpc.ClientConnInterface) targetadminv1.TargetAdminServiceClien
 	return targetadminv1.NewTargetAdminServiceClient(conn)
 }
 
-// registrations returns the registrations of one target add; if it does not respond, a single one
-// without a state.
+// registrations returns the registrations of one target add; without an answer one with no state.
 func registrations(ctx context.Context, socket string) []*targetadminv1.Registration {
 	r, err := cli.Call(ctx, "target", cli.AdminFlags{AdminSocket: socket}, client,
 		targetadminv1.TargetAdminServiceClient.GetStatus, &adminv1.GetStatusRequest{})

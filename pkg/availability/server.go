@@ -87,8 +87,7 @@ func (s *Server) serve(ctx context.Context, stopping <-chan struct{}, send func(
 			return status.Error(codes.Unavailable, "the load balancer is stopping")
 		}
 		if available {
-			// The table does not notify of an expiry, so set a timer. LeaseLeft is rounded up to a
-			// hundredth of the lease.
+			// The table notifies of no expiry: set a timer. LeaseLeft rounds up to a hundredth of the lease.
 			expired = time.After(now.LeaseLeft)
 		}
 		select {

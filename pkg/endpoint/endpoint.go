@@ -127,8 +127,7 @@ func newPlain(name string, listeners []net.Listener, calls Calls, register Regis
 	)
 }
 
-// NewMutual returns an endpoint for remote callers, with the given credentials. options are passed
-// to the gRPC server.
+// NewMutual returns an endpoint for remote callers, with credentials and options for the server.
 func NewMutual(name string, listeners []net.Listener, calls Calls, creds credentials.TransportCredentials,
 	options []grpc.ServerOption, register Register,
 ) *Endpoint {

@@ -11,8 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// ordered returns the drains by operators in effect at now, and when the next one ends by itself;
-// zero for never.
+// ordered returns the operators' drains in effect at now, and when the next one ends; zero: never.
 func (p *process) ordered(now time.Time) (orders.Orders, time.Time) { return p.drains.All(now) }
 
 // applyDrains puts the drains by operators in force. It reads the newest drains, so it must run

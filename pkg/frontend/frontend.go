@@ -77,8 +77,7 @@ const (
 	Configuration = "Configuration"
 	// Held holds while no removal of the configuration waits for confirmation; not part of Readiness.
 	Held = "Held"
-	// HeldTargets holds while no removal of targets waits for a confirmation at the load balancer; not
-	// part of Readiness.
+	// HeldTargets holds while the load balancer holds no removal of targets; not part of Readiness.
 	HeldTargets = "HeldTargets"
 	// TrenchFile holds while the writer of the trench file refreshes it; not part of Readiness. Other
 	// sources of the configuration have other names.
@@ -101,8 +100,7 @@ const (
 	HealthSocket = "HealthSocket"
 	// Imports holds while BIRD ignores no route of a gateway; not part of Readiness.
 	Imports = "Imports"
-	// GatewayChange holds unless a session did not come back after a change of its configuration; not
-	// part of Readiness.
+	// GatewayChange holds unless a changed session did not come back; not part of Readiness.
 	GatewayChange = "GatewayChange"
 	// RouteBack, by family, holds while a gateway advertises a route. It is not part of Readiness,
 	// because other pods have the same gateways.
@@ -440,6 +438,5 @@ func (p *process) newWatcher(reader string) *readiness.Watcher {
 	})
 }
 
-// sharesState reports whether a gRPC service of a load balancer has one state for all VIPs, as that
-// of Meridio 1.x.
+// sharesState reports whether a load balancer's service has one state for all VIPs, as Meridio 1.x.
 func sharesState(service string) bool { return service != "" && service != readiness.Service }

@@ -52,8 +52,7 @@ func (s *state) applyReadiness(delta journal.Delta) {
 	}
 	// Add all new VIPs in one batch: each growth of the table sorts it.
 	s.vips.Add(vip.Of(delta.Changed, func(r *readiness.VIPReadiness) vip.VIP { return r.VIP }))
-	// This runs with every decision, so its cost must depend on the VIPs of the delta and not on the
-	// number of all VIPs.
+	// This runs with every decision: its cost must depend on the delta's VIPs, not on all VIPs.
 	for i := range delta.Changed {
 		st := s.vips.Next(delta.Changed[i].VIP)
 		st.Reported, st.Readiness = true, delta.Changed[i]

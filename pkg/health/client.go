@@ -19,8 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// CheckTimeout bounds a check whose context has no deadline. The kubelet gives exec probes 1 s by
-// default.
+// CheckTimeout bounds a check whose context has no deadline. The kubelet gives exec probes 1 s.
 const CheckTimeout = time.Second
 
 // ErrNotServing is returned if the process responds that the service does not serve.

@@ -183,8 +183,7 @@ func (handshake *handshake) tlsConfig() *tls.Config {
 		GetCertificate:         tlsconfig.GetCertificate(handshake.svid),
 		GetClientCertificate:   tlsconfig.GetClientCertificate(handshake.svid),
 		ClientAuth:             tls.RequireAnyClientCert,
-		// Host names have no meaning here. verify does the whole verification on both sides, also
-		// for a resumed session.
+		// Host names mean nothing here. verify verifies all, on both sides, also for a resumed session.
 		InsecureSkipVerify: true,
 		VerifyConnection:   handshake.verify,
 	}

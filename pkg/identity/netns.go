@@ -122,8 +122,7 @@ func bindOwner(ctx context.Context, name string) (net.Listener, *netNSOwner, err
 	}
 }
 
-// serveOwner sends about to all processes that ask until ctx ends. A nil listener is bound once the
-// socket is free.
+// serveOwner sends about to all that ask until ctx ends, and binds a nil listener once it can.
 func serveOwner(ctx context.Context, listener net.Listener, name, about string) {
 	for listener == nil {
 		if backoff.Sleep(ctx, ownerTimeout) != nil {
@@ -182,8 +181,7 @@ func lockNetNS(ctx context.Context, role, adminSocket string, create bool) (*fil
 // can create the first.
 var unitDirectories = []string{"/run/vipgate", "/run/vipgate/target"}
 
-// isTrustedUser reports whether a user is root, that of this process, who could end it anyway, or
-// that of a unit.
+// isTrustedUser reports whether a user is root, this process's, who can end it anyway, or a unit's.
 func isTrustedUser(uid uint32) bool {
 	isUnit := func(directory string) bool {
 		var stat unix.Stat_t

@@ -36,8 +36,7 @@ func NewWorkloadAPI(options Options) (*Source, error) {
 
 type workloadAPI struct {
 	addr string
-	// idleTimeout is how long a stream may be without messages while the SVID is overdue, before it
-	// is opened again.
+	// idleTimeout is how long a stream may be silent while the SVID is overdue, before it is reopened.
 	idleTimeout time.Duration
 	cache       *cache // nil: none
 }

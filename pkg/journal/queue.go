@@ -122,8 +122,7 @@ func (queue *Queue[B]) release(batches []B) {
 	queue.mu.Lock()
 	defer queue.mu.Unlock()
 	queue.busy = false
-	// Two slices take turns, so that an Add allocates nothing. A long one is the exception of an
-	// overload, and is freed.
+	// Two slices take turns, so that an Add allocates nothing. A long one, of an overload, is freed.
 	if clear(batches); cap(batches) <= maxSpare {
 		queue.spare = batches[:0]
 	}

@@ -184,8 +184,7 @@ func (paths *paths) mustPass(conn *rtnetlink.Conn, family vip.Family, input rtne
 	if !errors.As(err, &rejected) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ENODEV) {
 		return false // reverse path filtering, or the interface is gone
 	}
-	// Linux 6.18 returns EINVAL for packets that fail reverse path filtering, too, as for packets
-	// that a rule drops.
+	// Linux 6.18 returns EINVAL for packets that fail reverse path filtering, as for those dropped.
 	if family == vip.IPv4 && (sysctl.IPv4Interface(input.Name, "forwarding").Read() != "1" ||
 		reversePathFilter(sysctl.IPv4Interface(input.Name, "rp_filter")) == "1") {
 		return false

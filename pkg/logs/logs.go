@@ -72,8 +72,7 @@ func newHandler(format string, w io.Writer, options *slog.HandlerOptions) slog.H
 	return nil
 }
 
-// textValues makes the JSON handler write the text of a [fmt.Stringer], such as a state, instead
-// of its number.
+// textValues makes the JSON handler write a [fmt.Stringer], such as a state, as text, not a number.
 func textValues(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() != slog.KindAny {
 		return a

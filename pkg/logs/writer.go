@@ -143,8 +143,7 @@ func (w *Writer) run() {
 	}
 }
 
-// next waits for the next line and returns it with the number of lost lines before it. The line is
-// nil after Close.
+// next waits for the next line and returns it with the number of lost ones before; nil after Close.
 func (w *Writer) next() (line []byte, unreported uint64, report func(uint64) []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

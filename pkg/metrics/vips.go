@@ -29,8 +29,7 @@ type Transition struct {
 	Family vip.Family
 	// To is the new state, and Reason its cause.
 	To, Reason string
-	// Changed reports whether the state of the VIPs changed, and Removed whether they left the
-	// configuration.
+	// Changed reports whether the VIPs' state changed, Removed whether they left the configuration.
 	Changed, Removed bool
 }
 
@@ -60,8 +59,7 @@ func newVIPs(state, reason, counts, transitions Metric, states ...string) *vips 
 	}
 }
 
-// VIPs sets the function with which each scrape reads the state of all VIPs. The function must
-// return a new slice.
+// VIPs sets the function by which a scrape reads the state of all VIPs. It must return a new slice.
 func (metrics *vips) VIPs(read func() []VIP) {
 	metrics.mu.Lock()
 	defer metrics.mu.Unlock()

@@ -268,8 +268,7 @@ func (m *masker) secret(kept, secret string) string {
 	return kept + masked
 }
 
-// finish masks the configuration in force in the dumps of the kernel, and remembered secrets in all
-// files.
+// finish masks the configuration in force in kernel dumps, and remembered secrets in all files.
 func (m *masker) finish(files []File) {
 	const begin, end = "# Configuration in force\n", "\n# Interfaces\n"
 	for i, file := range files {

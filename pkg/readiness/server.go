@@ -229,8 +229,7 @@ func (server *Server) closeWatch(watch *watch) {
 	server.selectReporting()
 }
 
-// serve sends the batches of the watch until the stream or the server ends. A slow reader blocks
-// only this goroutine.
+// serve sends the watch's batches until the stream or server ends. A slow reader blocks no other.
 func (server *Server) serve(ctx context.Context, watch *watch, send func(*response) error) error {
 	for !isClosed(server.stop) {
 		batch := server.table.next(watch.cursor, time.Now())

@@ -171,8 +171,7 @@ func (batch *batch) nextPart() (changed []*readinessv1.ReadinessGroup, removed [
 	return byReadiness.messages, removed
 }
 
-// readinessFromProto returns the readiness that the VIPs of a group share. The drain time counts
-// from the receipt.
+// readinessFromProto returns the readiness of a group of VIPs. The drain time counts from receipt.
 func readinessFromProto(message *readinessv1.VipReadiness, receivedAt time.Time) (readiness VIPReadiness, err error) {
 	known := slices.Index(wireStates, message.GetState())
 	if known < 0 {

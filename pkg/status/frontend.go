@@ -350,8 +350,7 @@ func lbReason(report *readinessv1.VipReadiness) string {
 	return short
 }
 
-// lbState returns the last state that the load balancer reported, with the numbers of ready and
-// of all targets.
+// lbState returns the load balancer's last state, with the numbers of ready and of all targets.
 func lbState(report *readinessv1.VipReadiness) string {
 	if report == nil {
 		return "never seen"

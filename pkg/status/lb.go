@@ -150,8 +150,7 @@ func sources(all []*lbv1.SourceStatus, now time.Time) *table {
 	return rows
 }
 
-// probes lists the probes that report verdicts. A probe without a lease is absent: nothing depends
-// on its paths.
+// probes lists the probes that report verdicts, but those without a lease: nothing depends on them.
 func probes(all []*lbv1.ProbeStatus, quorum uint32, now time.Time) *table {
 	rows := newTable(fmt.Sprintf("PROBE (%d MUST AGREE)", quorum), "STATE", "AGE", "PATHS", "THROUGH THIS POD",
 		"DEAD VIPS")

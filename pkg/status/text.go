@@ -180,8 +180,7 @@ func plural(count int, what string) string {
 	return fmt.Sprintf("%d %ss", count, what)
 }
 
-// ago returns the time since stamp, or none if stamp is nil. A time in the future (clock skew)
-// counts as now.
+// ago returns the time since stamp, none if it is nil. A time in the future (clock skew) is now.
 func ago(stamp *timestamppb.Timestamp, now time.Time) string {
 	if stamp == nil {
 		return none

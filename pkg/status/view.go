@@ -94,8 +94,7 @@ func SelectFrontend(status *frontendv1.Status, vips []string) error {
 	return chosen.missing()
 }
 
-// SelectLB leaves only the VIPs and their streams in a status, and returns an error for a VIP that
-// it has not.
+// SelectLB leaves the VIPs and their streams in a status, and returns an error for a missing VIP.
 func SelectLB(status *lbv1.Status, vips []string) error {
 	chosen := newSelection(vips)
 	status.Vips = slices.DeleteFunc(status.Vips, func(v *lbv1.VipStatus) bool { return !chosen.has(v.GetVip()) })
@@ -112,8 +111,7 @@ func SelectLB(status *lbv1.Status, vips []string) error {
 	return chosen.missing()
 }
 
-// SelectKube leaves only the Services with the VIPs in a status, and returns an error for a VIP
-// that no Service has.
+// SelectKube leaves the Services with the VIPs in a status, or returns an error for an absent VIP.
 func SelectKube(status *kubev1.Status, vips []string) error {
 	chosen := newSelection(vips)
 	status.Services = slices.DeleteFunc(status.Services, func(service *kubev1.ServiceVerdict) bool {

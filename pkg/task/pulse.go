@@ -18,8 +18,7 @@ type Pulse struct {
 	due atomic.Pointer[time.Time] // nil while the loop does not run
 }
 
-// Next records that the loop runs and begins its next iteration, or its next bounded step, within
-// the given time.
+// Next records that the loop runs and begins its next iteration, or bounded step, within a time.
 func (p *Pulse) Next(within time.Duration) {
 	due := time.Now().Add(within)
 	p.due.Store(&due)

@@ -17,8 +17,7 @@ type Held struct {
 	VIPs, Base []vip.VIP
 	// Gateways are the last ones of a family.
 	Gateways []string
-	// Streams would lose all targets that pass their checks. Checks are streams whose new check too
-	// few targets pass.
+	// Streams would lose all passing targets. Checks are streams whose new check too few targets pass.
 	Streams, Checks []string
 	// Whole reports whether the rest of the configuration waits, too, because it is invalid together
 	// with the held objects.

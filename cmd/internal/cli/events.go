@@ -90,8 +90,7 @@ func watchEvents(ctx context.Context, program, socket string, request *adminv1.W
 	return err
 }
 
-// EventPrinter returns a function that prints events as a continued table, or as one JSON object
-// per line.
+// EventPrinter returns a function that prints events as a continued table, or as JSON, a line each.
 func EventPrinter(out *Output, format string, log *status.EventLog) func([]*adminv1.Event) error {
 	return func(events []*adminv1.Event) error {
 		if format != "json" {

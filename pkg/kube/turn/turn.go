@@ -63,8 +63,7 @@ type Taker struct {
 	granted latest.Value[bool]
 }
 
-// LeaseName returns the name of the Lease of a Trench, in its namespace. No leader's Lease begins
-// with it.
+// LeaseName returns a Trench's Lease, in its namespace. No leader's Lease begins with this name.
 func LeaseName(trench string) string { return "turn-vipgate-" + trench }
 
 // New returns a Taker.

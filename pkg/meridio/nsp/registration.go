@@ -32,8 +32,7 @@ type RegistrationState struct {
 	Err error
 }
 
-// Registration keeps the frontend registered at the NSP while it has external connectivity. It
-// implements task.Task.
+// Registration is a task that keeps the frontend registered while it has external connectivity.
 type Registration struct {
 	options Options
 	up      func() (bool, <-chan struct{})
@@ -107,8 +106,7 @@ func (r *Registration) Run(ctx context.Context) error {
 	}
 }
 
-// end unregisters the frontend if the NSP may have an entry. ctx of Run has ended, so end uses a
-// new context.
+// end unregisters the frontend if the NSP may have an entry. Run's ctx has ended: it has its own.
 func (r *Registration) end(conn *grpc.ClientConn, entry bool) error {
 	if !entry {
 		return nil

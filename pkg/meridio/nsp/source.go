@@ -64,8 +64,7 @@ type Source struct {
 
 var errNoList = errors.New("no list since the start")
 
-// NewSource returns a source with the list of the cache in force. Reading the cache takes at most
-// [files.Timeout].
+// NewSource returns a source with the cached list in force, read within [files.Timeout].
 func NewSource(options Options) *Source {
 	options.Log = options.Log.With("component", "nsp", "nsp", options.Target)
 	s := &Source{options: options, current: time.Now(), first: firstListTimeout}
@@ -153,8 +152,7 @@ func (s *Source) watch(parent context.Context, conn *grpc.ClientConn) error {
 	late := fmt.Errorf("no list within %v", s.first)
 	first := time.AfterFunc(s.first, func() { cancel(late) })
 	defer first.Stop()
-	// Read the stream in a separate goroutine, also during the conversion of a list: a stalled
-	// reader blocks the NSP.
+	// Read the stream in a goroutine, also during the conversion of a list: a stall blocks the NSP.
 	received, ended := latest.New[*nspv1.AttractorResponse](nil), make(chan error, 1)
 	go func() { ended <- s.read(ctx, conn, received) }()
 	take := func() (changed <-chan struct{}) {

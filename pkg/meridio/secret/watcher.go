@@ -189,8 +189,7 @@ type state struct {
 	problem string
 }
 
-// failed counts and records the failure of a watch. Only the first failure of a series is logged
-// as a warning.
+// failed counts and records the failure of a watch, and warns of the first of a series.
 func (w *Watcher) failed(name string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
