@@ -58,8 +58,7 @@ type Evaluation struct {
 	Changed []Health
 	// Removed lists the targets that were reported before and are no longer configured.
 	Removed []Key
-	// Synced reports whether the first configuration was applied and each of its targets had a
-	// verdict. It stays true.
+	// Synced reports whether all targets of the first configuration had a verdict. It stays true.
 	Synced bool
 	// Stalled is how much later than a Heartbeat after the previous one this call was; 0 for at most
 	// 50 ms, or without a Heartbeat.
