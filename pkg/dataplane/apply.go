@@ -11,8 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// manyStreams is the number of changed streams from which one full read is cheaper than a read per
-// stream.
+// manyStreams is the number of changed streams from which a full read is cheaper than several.
 const manyStreams = 8
 
 // afterStep is called after each step of a change. Tests kill the process in it.

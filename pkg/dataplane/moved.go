@@ -11,8 +11,7 @@ import (
 // movedDrift is a difference in the tables of package midstream.
 var movedDrift = plan.Drift{Object: "tables ip and ip6 " + plan.TableName}
 
-// installation returns the state of a stream in the kernel for package midstream, and reports
-// whether there is one.
+// installation returns the kernel state of a stream for package midstream, and whether it has one.
 func (record *streamRecord) installation(desired *plan.Stream) (midstream.Installed, bool) {
 	if record == nil || record.installed == nil {
 		return midstream.Installed{}, false

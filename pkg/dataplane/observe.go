@@ -39,8 +39,7 @@ type observation struct {
 	generation      uint32
 	ownTransactions uint32
 	network         *plan.Network
-	// stale holds the parts to read before the next plan, linksDown the links that went down since
-	// the last read.
+	// stale holds the parts to read before the next plan, linksDown the links that went down since.
 	stale     parts
 	linksDown []int
 	// rulesetRead: nftables was read, as after a change by another process; linksChanged: link-layer
@@ -56,8 +55,7 @@ type observation struct {
 	driftSince map[[3]string]time.Time
 }
 
-// observe reads the stale parts of the kernel, if read is set, and compares them with the
-// installed state.
+// observe reads the kernel's stale parts, if read is set, and compares with the installed state.
 func (observed *observation) observe(read bool) {
 	observed.readErr = nil
 	if observed.network == nil || read && observed.stale != 0 {

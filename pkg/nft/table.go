@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Inspect compares a table with its description. It returns the listed content, and the first
-// difference or "".
+// Inspect compares a table with its description, and returns its content and a difference or "".
 func (conn *Conn) Inspect(want Table) (have *Ruleset, difference string, err error) {
 	have, err = conn.Dump(want)
 	switch {

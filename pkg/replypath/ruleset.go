@@ -363,8 +363,7 @@ func (desired desired) tables() []nft.Table {
 	return tables
 }
 
-// liveSets returns the map of the live peers and the set of the dead ones. They change more often
-// than the rest.
+// liveSets returns the map of live peers and the set of dead ones, which change most often.
 func (desired desired) liveSets() []nft.Set {
 	live := nft.Set{
 		Name: liveMap, Flags: unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL, KeyType: nft.TypeInteger, KeyLen: 4,

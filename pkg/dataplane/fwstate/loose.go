@@ -46,8 +46,7 @@ const (
 	tcpRST  = 0x04
 )
 
-// FlowLength returns the length of a key: two addresses, the protocol and two ports, each padded to
-// full registers.
+// FlowLength returns the length of a key: two addresses, protocol, two ports, padded to registers.
 func FlowLength(family vip.Family) uint32 { return 4 * (2*words(family) + 3) }
 
 // flowFlags are the flags of a map that rules update.

@@ -115,8 +115,7 @@ func (writer *changeWriter) streamMatch(want *plan.KernelStream, content *rulese
 	return nil
 }
 
-// ReadUnmatched returns the number of packets that the match of each stream dropped since its
-// chain was last written.
+// ReadUnmatched returns how many packets each match dropped since its chain was last written.
 func (conn *Conn) ReadUnmatched(streams []string) (map[string]uint64, error) {
 	dropped := make(map[string]uint64, len(streams))
 	for _, stream := range streams {

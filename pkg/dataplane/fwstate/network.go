@@ -96,8 +96,7 @@ func (routing *Routing) ReadNetwork() (*plan.Network, error) {
 	return network, nil
 }
 
-// isLocalRoute reports whether a route delivers packets locally and was not added by the kernel
-// for an address.
+// isLocalRoute reports whether a route delivers packets locally and is not the kernel's own.
 func isLocalRoute(route rtnetlink.Route) bool {
 	return route.Table == unix.RT_TABLE_LOCAL && route.Type == unix.RTN_LOCAL && route.Protocol != unix.RTPROT_KERNEL
 }

@@ -147,8 +147,7 @@ func (content *ruleset) assignsTimeouts(config Config) bool {
 		sameRules(content.Rules[checksChain], config.baseRules(checksChain))
 }
 
-// inspectForeign returns a [ConflictError] if a common chain or set that forwarding needs has a
-// different type.
+// inspectForeign returns a [ConflictError] if a needed common chain or set has a different type.
 func (conn *Conn) inspectForeign(content *ruleset) error {
 	for _, want := range conn.config.baseChains() {
 		if err := content.checkChain(want); err != nil && want.Name != checksChain {

@@ -200,8 +200,7 @@ func readSlots(conn *nft.Conn, table nft.Table, set string) (map[uint32]netip.Ad
 
 // Counters counts packets since the tables were last written.
 type Counters struct {
-	// Asked counts copies to earlier targets, Full packets that were not copied because too many flows
-	// are undecided.
+	// Asked counts copies to earlier targets, Full packets not copied as too many flows are undecided.
 	Asked, Full uint64
 	// Current counts flows that the current target has, Decided flows of another target, Denied flows
 	// that all targets denied.

@@ -127,8 +127,7 @@ type StreamState struct {
 	// Serving holds, by family, the names of the targets that receive new flows: they have
 	// entries in the Maglev map, and their rules and routes are installed.
 	Serving [len(vip.Families)]map[string]struct{}
-	// Problem is the reason, by family, why a stream with serving targets does not forward
-	// packets; "" if it does.
+	// Problem is why, by family, a stream with serving targets does not forward; "" if it does.
 	Problem [len(vip.Families)]string
 	// FWMarks maps addresses of targets to fwmarks whose rules and routes are installed. It is
 	// set only for streams with RouteAll, and before the first desired state.
