@@ -228,8 +228,7 @@ func classOf(ingress *networkingv1.Ingress) string {
 	return ""
 }
 
-// of returns the addresses to publish for VIPs, or the live ones if there are none: addresses are
-// never cleared.
+// of returns the addresses to publish for VIPs, else the live ones: addresses are never cleared.
 func (published published) of(vips []vip.VIP, live []corev1.LoadBalancerIngress) []corev1.LoadBalancerIngress {
 	addresses := published.addresses
 	if !published.replaces {

@@ -31,8 +31,7 @@ const (
 // undeclared is in an answer of code 500: the CRD of the object lacks a field.
 const undeclared = "field not declared in schema"
 
-// object is the state that a leader keeps for an object. It determines the time of a write, and
-// never its content.
+// object is a leader's state of an object. It determines when to write, and never the content.
 type object struct {
 	wanted  wanted // newest desired status; guarded by leader.mu, as the next field
 	settled bool   // process has handled the object at least once

@@ -58,8 +58,7 @@ func readReports(pods []*corev1.Pod, written map[types.UID]Reported) reports {
 	return all
 }
 
-// of returns the state of a VIP in a pod. known is false if it cannot be derived from a report
-// with counts only.
+// of returns the state of a VIP in a pod. known is false if a report with counts only hides it.
 func (report podReport) of(v vip.VIP) (r vipReport, known bool) {
 	if report.missing != "" {
 		return vipReport{VIP: v, Reason: report.missing, Message: report.Problem}, true
