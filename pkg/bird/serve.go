@@ -198,8 +198,7 @@ func (supervisor *Supervisor) exchange(ctx context.Context, command string) (Rep
 	return reply, err
 }
 
-// hung reports whether BIRD was silent for longer than its shortest hold time, after which its
-// sessions are lost.
+// hung reports whether BIRD was silent for longer than its shortest hold time: a session is lost.
 func (supervisor *Supervisor) hung() bool {
 	limit := supervisor.apply.current.input.hangLimit()
 	return !supervisor.unansweredSince.IsZero() && time.Since(supervisor.unansweredSince) >= limit

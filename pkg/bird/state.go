@@ -98,8 +98,7 @@ type GatewayState struct {
 	Announced int
 	// Short reports whether BIRD exported fewer VIPs than Announced for longer than an export takes.
 	Short bool
-	// Exports holds the VIPs that BIRD exports to the gateway while it is Short; nil if unknown. It
-	// must not be modified.
+	// Exports holds the VIPs that BIRD exports to the gateway while Short; nil if unknown. Read-only.
 	Exports vip.Set
 	exports exportList
 	// Foreign reports whether the session belongs to a speaker that another program runs.

@@ -16,8 +16,7 @@ const (
 	vipFilePrefix   = "lb-vip-ready-"
 )
 
-// MaxListingAge is the age from which a [Listing] is ignored, because the reader hangs: three
-// missed rescans.
+// MaxListingAge is the age from which a [Listing] is ignored: the reader missed three rescans.
 const MaxListingAge = 3 * time.Second
 
 // Listing is the state of the readiness directory. It is immutable.

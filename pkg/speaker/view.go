@@ -27,8 +27,7 @@ type View interface {
 	// Sessions returns the version of the speaker, and one session per peer and family. The
 	// announcers' own sessions are among them; the Observer ignores them.
 	Sessions(ctx context.Context) (version string, list []Session, err error)
-	// Exported returns which VIPs the speaker sends to the peer; [ErrUnknown] if the view
-	// has no routes.
+	// Exported returns the VIPs that the speaker sends to the peer; [ErrUnknown] without routes.
 	Exported(ctx context.Context, peer netip.Addr, family vip.Family) (vip.Set, error)
 }
 
