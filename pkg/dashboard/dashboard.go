@@ -42,7 +42,6 @@ type state struct {
 	events []event
 }
 
-// pod is a pod with the last answers of its programs.
 type pod struct {
 	name     string
 	problems []string // of the last question
@@ -200,7 +199,6 @@ func (c *collector) take(answered pods.Pod, now time.Time) {
 	c.pods[answered.Name] = p
 }
 
-// publish passes the pods to the pages.
 func (c *collector) publish() {
 	list := slices.SortedFunc(maps.Values(c.pods), func(a, b pod) int { return strings.Compare(a.name, b.name) })
 	c.state.Update(func(s state) state {

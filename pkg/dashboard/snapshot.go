@@ -46,7 +46,6 @@ type podRow struct {
 	Gone     time.Time `json:"gone,omitzero"`
 }
 
-// seen is the last answer of a program.
 type seen struct {
 	At  time.Time `json:"at,omitzero"`
 	Old bool      `json:"old"`

@@ -150,7 +150,6 @@ func (l *limited) remove(c *connection) {
 	l.open = slices.DeleteFunc(l.open, func(o *connection) bool { return o == c })
 }
 
-// connection is an open connection of a limited listener.
 type connection struct {
 	net.Conn
 	listener *limited

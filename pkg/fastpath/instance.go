@@ -185,7 +185,6 @@ func (loaded *instance) record(stream Stream, family vip.Family) (uint32, error)
 	return index, loaded.setSize(index, 0)
 }
 
-// setTable writes the changed entries of a Maglev table.
 func (loaded *instance) setTable(index uint32, stream Stream, family vip.Family, hops map[Target]Hop) error {
 	// Most neighboring entries differ, so remember each target instead of the last.
 	indices := map[uint32]uint32{0: 0}
@@ -396,7 +395,6 @@ func verifyArray[V comparable](array *ebpf.Map, want []V) error {
 	return nil
 }
 
-// verifyVIPs compares a map of VIPs with a copy.
 func verifyVIPs(hash *ebpf.Map, want map[netip.Addr]uint32) error {
 	found := 0
 	var key []byte

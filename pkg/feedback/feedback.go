@@ -54,7 +54,6 @@ type Feedback struct {
 	problem string // why packets are not seen
 }
 
-// probe is the last report of a probe.
 type probe struct {
 	instance string
 	reported time.Time
@@ -141,7 +140,6 @@ func (watch *watcher) follow(sources []netip.Addr) (err error) {
 	return nil
 }
 
-// sees notes a packet of a probe.
 func (feedback *Feedback) sees(f flow) {
 	feedback.mu.Lock()
 	defer feedback.mu.Unlock()

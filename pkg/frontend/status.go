@@ -17,7 +17,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// status returns the content of `frontend status`.
 func (p *process) status() *frontendv1.Status {
 	now := time.Now()
 	loaded := p.Source.Value().Load()

@@ -122,7 +122,6 @@ func byTransition(groups []group) (merged []group) {
 	return merged
 }
 
-// summary describes a decision about many VIPs.
 type summary struct {
 	count            int
 	first            []string // VIPs

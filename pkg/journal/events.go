@@ -64,7 +64,6 @@ func (found entry) reduced(prefix vip.VIP) *adminv1.Event {
 	return event
 }
 
-// events holds the newest events.
 type events struct {
 	list   []entry
 	last   uint64   // number of the newest event

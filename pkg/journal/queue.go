@@ -117,7 +117,6 @@ func (queue *Queue[B]) Drain(apply func(batches []B, lost int)) bool {
 	return true
 }
 
-// release ends a Drain of batches.
 func (queue *Queue[B]) release(batches []B) {
 	queue.mu.Lock()
 	defer queue.mu.Unlock()

@@ -31,7 +31,6 @@ func newAdmin(p *process) *admin {
 	return &admin{StatusServer: endpoint.StatusServer[kubev1.Status, struct{}]{Read: read, Changes: &p.changed}}
 }
 
-// status returns the content of `kube status`.
 func (p *process) status() *kubev1.Status {
 	// Copy the counters: the agent must not wait for a status or a scrape.
 	p.mu.Lock()
@@ -111,7 +110,6 @@ func name(o corev1.ObjectReference) string {
 	return strings.TrimSpace(o.Kind + " " + strings.TrimPrefix(o.Namespace+"/"+o.Name, "/"))
 }
 
-// metricState returns the values for a scrape of the metrics.
 func (p *process) metricState() metrics.KubeState {
 	p.mu.Lock()
 	counts := p.counts

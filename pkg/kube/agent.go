@@ -38,7 +38,6 @@ type agent struct {
 	retry    backoff.Backoff
 }
 
-// outcome is the result of a translation and of its write.
 type outcome struct {
 	took    time.Duration // duration of the translation
 	latency time.Duration // from the first change to the end of the write

@@ -65,7 +65,6 @@ const (
 	BGPSessions = "BGPSessions"
 )
 
-// process holds the parts of one kube.
 type process struct {
 	Options
 	shell     *shell.Process

@@ -265,7 +265,6 @@ func (plane *Plane) changes(kernel addresses, want map[vip.VIP]string, next *pla
 	return list
 }
 
-// addresses are the addresses of all interfaces.
 type addresses struct {
 	all []rtnetlink.Address
 	// usable holds the addresses on the interface of the VIPs. The kernel delivers nothing to the

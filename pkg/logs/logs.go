@@ -153,7 +153,6 @@ type Throttle struct {
 	keys map[string]bucket
 }
 
-// bucket is the token bucket of a key.
 type bucket struct {
 	full       time.Time // when it is full again
 	suppressed int       // lines since the last one that was written

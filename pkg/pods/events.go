@@ -38,7 +38,6 @@ type passed struct {
 	nanos    int64
 }
 
-// stream is the events of a program of a pod.
 type stream struct{ pod, program string }
 
 // Events returns the kept events of all pods, ordered by time, after the notes.

@@ -115,7 +115,6 @@ func firstRevisions(pending []entry) []entry {
 	return pending
 }
 
-// sent returns the newest revision that a watch has sent.
 func (table *Table) sent(cursor *cursor) uint64 {
 	table.mu.Lock()
 	defer table.mu.Unlock()

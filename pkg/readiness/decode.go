@@ -105,7 +105,6 @@ func (decoder *decoder) decode(message *response, receivedAt time.Time) (event, 
 	return decoded, err
 }
 
-// content is the content of a snapshot or delta.
 type content struct {
 	changed      []*readinessv1.ReadinessGroup
 	removed      []string

@@ -263,7 +263,6 @@ func (server *Server) serve(ctx context.Context, watch *watch, send func(*respon
 	return errStopping
 }
 
-// wait waits until the table wakes the watch.
 func (server *Server) wait(ctx context.Context, watch *watch) error {
 	select {
 	case <-watch.cursor.wake:

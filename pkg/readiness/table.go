@@ -63,7 +63,6 @@ type Table struct {
 	held atomic.Pointer[string]
 }
 
-// newest is the newest record of a VIP.
 type newest struct {
 	*record     // nil once the removal of the VIP was compacted
 	at      int // index in the log

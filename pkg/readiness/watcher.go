@@ -204,7 +204,6 @@ type reconnector struct {
 	abortOld context.CancelFunc // closes the replaced connection immediately
 }
 
-// step waits for one event and handles it.
 func (reconnector *reconnector) step(ctx context.Context) {
 	// Read the generation before waiting: a rotation in between closes the channel, so none is missed.
 	generation, rotated := reconnector.w.opts.Rotation()
@@ -289,7 +288,6 @@ func (reconnector *reconnector) pollReplaced() {
 	reconnector.poll = time.After(tick.Until(time.Now(), interval))
 }
 
-// connect starts an attempt.
 func (reconnector *reconnector) connect() {
 	reconnector.retry, reconnector.poll = nil, nil
 	reconnector.attemptedAt = time.Now()

@@ -59,7 +59,6 @@ type Group struct {
 	names   map[string]answer  // by registry; a failed lookup keeps the addresses
 }
 
-// member is the registration at one load balancer.
 type member struct {
 	Registration
 	from   Address // entry of Registries
@@ -187,7 +186,6 @@ func (group *Group) take(ctx context.Context, answer answer) error {
 	return nil
 }
 
-// start registers the target at an address.
 func (group *Group) start(ctx context.Context, address, from Address) error {
 	conn, err := Dial(address, group.Source, group.LB)
 	if err != nil {
@@ -242,7 +240,6 @@ func (group *Group) collect() (over bool, err error) {
 	return over, errors.Join(errs...)
 }
 
-// forget removes a member that ended.
 func (group *Group) forget(address string) {
 	group.mu.Lock()
 	delete(group.members, address)

@@ -24,7 +24,6 @@ type Resolver interface {
 // minLookupDelay is the first delay after a failed lookup.
 const minLookupDelay = 250 * time.Millisecond
 
-// name is an address with a host name.
 type name struct {
 	Address
 	resolver Resolver
@@ -32,7 +31,6 @@ type name struct {
 	family string
 }
 
-// answer is the result of a lookup: addresses or an error.
 type answer struct {
 	from      Address
 	addresses []Address // sorted

@@ -155,7 +155,6 @@ func (chain *Chain) LBSteps(status *lbv1.Status, now time.Time) {
 	}
 }
 
-// stream adds the targets of a stream.
 func (chain *Chain) stream(stream *lbv1.StreamStatus, plane *lbv1.DataPlaneStatus) {
 	ready, other, needed := 0, 0, int(max(1, stream.GetMinReady()))
 	var failing []*lbv1.TargetStatus

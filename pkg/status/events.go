@@ -96,7 +96,6 @@ func (log *EventLog) Render(events []*adminv1.Event) string {
 	return out.String()
 }
 
-// when formats the time of an event.
 func when(stamp *timestamppb.Timestamp) string {
 	if stamp == nil {
 		return none

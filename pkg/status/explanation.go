@@ -85,7 +85,6 @@ var vipStates = map[readinessv1.VipState]words{
 	readinessv1.VipState_VIP_STATE_NOT_READY: {cell: "not ready"},
 }
 
-// advertised returns the text of an advertisement in a table.
 func advertised(advertisement readinessv1.Advertisement) string {
 	return cmp.Or(advertisements[advertisement].cell, none)
 }
@@ -95,5 +94,4 @@ func isAdvertised(advertisement readinessv1.Advertisement) bool {
 	return advertisements[advertisement].rank > 0
 }
 
-// vipState returns the text of a VIP's state in a table.
 func vipState(state readinessv1.VipState) string { return cmp.Or(vipStates[state].cell, none) }

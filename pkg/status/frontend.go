@@ -213,7 +213,6 @@ func bird(process *frontendv1.BirdStatus, now time.Time) string {
 	return text
 }
 
-// speaker names the BGP speaker.
 func speaker(process *frontendv1.BirdStatus) string {
 	if process.GetExternal() {
 		return "speaker"
@@ -221,7 +220,6 @@ func speaker(process *frontendv1.BirdStatus) string {
 	return "BIRD"
 }
 
-// external describes a speaker that another program runs.
 func external(process *frontendv1.BirdStatus) string {
 	text := cmp.Or(cut(process.GetVersion(), maxCell), "unknown") + ", run by another program"
 	if process.GetExternalRouting() {
@@ -341,7 +339,6 @@ func VIPReason(vip *frontendv1.VipStatus, now time.Time) string {
 	return Explain(vip.GetReason()).Short
 }
 
-// lbReason returns the load balancer's reason with its detail.
 func lbReason(report *readinessv1.VipReadiness) string {
 	short := Explain(report.GetReason()).Short
 	if report.GetDetail() != "" {

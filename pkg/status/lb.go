@@ -168,7 +168,6 @@ func probes(all []*lbv1.ProbeStatus, quorum uint32, now time.Time) *table {
 	return rows
 }
 
-// stateDetail returns the state of an address with its drain.
 func stateDetail(target *lbv1.TargetStatus, now time.Time) string {
 	state := targetState(target.GetState())
 	if target.GetDrainCause() == "" {

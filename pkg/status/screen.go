@@ -90,7 +90,6 @@ func (screen Screen) wrap(line string) []string {
 	return append(lines, string(rest))
 }
 
-// paint colours the cells of a line.
 func (screen Screen) paint(line string) string {
 	if !screen.Colour {
 		return line

@@ -107,7 +107,6 @@ func writeList(out *strings.Builder, title string, items [][]string) {
 	}
 }
 
-// problemItems returns the items of a list of problems.
 func problemItems(problems []*adminv1.Problem) (items [][]string) {
 	for _, problem := range problems {
 		lines := []string{problem.GetObject() + ": " + problem.GetDetail()}
@@ -263,7 +262,6 @@ func writeConditions(out *strings.Builder, all []*adminv1.Condition) {
 	rows.align(out, "  ")
 }
 
-// identity returns the SPIFFE ID of a program and its expiry.
 func identity(id string, end *timestamppb.Timestamp, now time.Time) string {
 	if id == "" {
 		return "none yet"

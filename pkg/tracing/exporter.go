@@ -46,7 +46,6 @@ type Exporter struct {
 	throttle logs.Throttle
 }
 
-// followed is a decision of one program.
 type followed struct {
 	position readiness.Position
 	steps    func(context.Context) []journal.Step
@@ -86,7 +85,6 @@ func New(program, version string, log *slog.Logger) (journal.Tracer, error) {
 	return exporter, nil
 }
 
-// share returns the share of decisions that have a trace.
 func share() (ratio float64, err error) {
 	name, argument := os.Getenv("OTEL_TRACES_SAMPLER"), os.Getenv("OTEL_TRACES_SAMPLER_ARG")
 	switch strings.TrimPrefix(name, "parentbased_") {

@@ -274,7 +274,6 @@ func Quote(text string) string {
 	return strconv.Quote(text)
 }
 
-// form is the syntax of a text.
 type form struct {
 	// pattern compiles on first use: all patterns together take 20 ms and 3.5 MB, at each start of
 	// each program.

@@ -60,7 +60,6 @@ func (follower *follower) stop() {
 	<-follower.done
 }
 
-// run follows until ctx ends.
 func (follower *follower) run(ctx context.Context, source source) {
 	lister := &cache.ListWatch{
 		ListWithContextFunc: func(_ context.Context, options metav1.ListOptions) (runtime.Object, error) {

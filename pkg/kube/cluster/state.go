@@ -58,7 +58,6 @@ func (cluster *Cluster) Errors() uint64 {
 	return n
 }
 
-// updateState publishes and logs a change of the state.
 func (cluster *Cluster) updateState() {
 	cluster.stateMu.Lock()
 	defer cluster.stateMu.Unlock()

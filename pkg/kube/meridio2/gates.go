@@ -122,7 +122,6 @@ func (g *Gates) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// set sets the gates until ctx ends.
 func (g *Gates) set(ctx context.Context) error {
 	for {
 		input, changed := g.Input.Get()

@@ -56,7 +56,6 @@ func (objects *Objects) add(object unstructured.Unstructured) error {
 	return nil
 }
 
-// gateway holds the relevant fields of a Gateway.
 type gateway struct {
 	Status struct {
 		Addresses []struct {
@@ -66,7 +65,6 @@ type gateway struct {
 	} `json:"status"`
 }
 
-// router holds the relevant fields of a GatewayRouter.
 type router struct {
 	Spec struct {
 		Interface string       `json:"interface"`

@@ -116,7 +116,6 @@ func (drainer *Drainer) wait(next decision) decision {
 	return next
 }
 
-// act carries out the decisions until ctx ends.
 func (drainer *Drainer) act(ctx context.Context) error {
 	for ctx.Err() == nil {
 		decision, changed := drainer.decision.Get()

@@ -83,7 +83,6 @@ func (c *Client) Stats() Stats { return Stats{Probes: c.probes.Load(), Failures:
 // Service implements readiness.Fallback.
 func (c *Client) Service() string { return Service }
 
-// state is the state of a load balancer.
 type state struct {
 	available bool
 	detail    string // for an operator, one line
@@ -106,7 +105,6 @@ func (c *Client) stateOf(message *loadbalancerv1.Response) state {
 	return unavailable
 }
 
-// answer is a received state or an error.
 type answer struct {
 	state
 	at  time.Time // receipt of a stream message, or start of a probe
@@ -237,7 +235,6 @@ func (c *Client) askSign(ctx context.Context, conn grpc.ClientConnInterface) (an
 	return answer{alive: true}, err
 }
 
-// view is the state of one Watch.
 type view struct {
 	client  *Client
 	publish func(readiness.FallbackState) error
@@ -321,7 +318,6 @@ func (v *view) renew(from time.Time, changed bool) error {
 	return v.publish(renewed)
 }
 
-// states returns the readiness of all VIPs.
 func (v *view) states() []readiness.VIPReadiness {
 	readinesses := make([]readiness.VIPReadiness, 0, len(v.vips))
 	common := vip.NotReady

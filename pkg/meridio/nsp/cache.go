@@ -30,7 +30,6 @@ type cache struct {
 	wanted  latest.Value[*cached] // nil before the first accepted list since the start
 }
 
-// cached is the content of the file.
 type cached struct {
 	Trench    string          `json:"trench"`
 	Attractor string          `json:"attractor"`

@@ -154,7 +154,6 @@ func answer(done <-chan error, cancel context.CancelFunc) error {
 	return <-done
 }
 
-// call registers or unregisters the frontend.
 func (r *Registration) call(
 	ctx context.Context, conn *grpc.ClientConn, register bool, options ...grpc.CallOption,
 ) error {

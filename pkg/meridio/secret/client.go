@@ -53,7 +53,6 @@ type client struct {
 	headerTimeout, pingAfter, pingTimeout time.Duration
 }
 
-// rejection is an error answer of the API server.
 type rejection struct {
 	code    int
 	message string
@@ -106,7 +105,6 @@ func (c *client) watch(
 	return nil, rejected
 }
 
-// get requests a path of the API server.
 func (c *client) get(ctx context.Context, path string) (*http.Response, error) {
 	if c.host == "" || c.port == "" {
 		return nil, errors.New("the address of the API server is unknown: " +
@@ -143,7 +141,6 @@ func (c *client) get(ctx context.Context, path string) (*http.Response, error) {
 	return response, nil
 }
 
-// credential reads a file of the service account.
 func (c *client) credential(name string) ([]byte, error) {
 	content, err := files.Read(filepath.Join(c.account, name), maxCredential)
 	if err != nil {

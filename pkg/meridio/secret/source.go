@@ -21,7 +21,6 @@ type source struct {
 	keys []string
 }
 
-// run watches the Secret until ctx ends.
 func (s *source) run(ctx context.Context) error {
 	delay := backoff.Backoff{Min: s.minBackoff, Max: s.maxBackoff, Jitter: 0.2}
 	for {

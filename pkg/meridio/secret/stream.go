@@ -47,7 +47,6 @@ type status struct {
 	Message string `json:"message"`
 }
 
-// stream decodes the events of a watch.
 type stream struct {
 	body    io.Reader
 	left    int64 // remaining bytes of the limit for the current event

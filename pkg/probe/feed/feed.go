@@ -211,7 +211,6 @@ func (feed *Feed) Status() []Status {
 	return all
 }
 
-// report returns the verdicts of all paths.
 func (feed *Feed) report(now time.Time) *probev1.ReportRequest {
 	request := &probev1.ReportRequest{Instance: feed.instance, Round: durationpb.New(feed.Prober.Valid())}
 	for _, v := range feed.Prober.Report(now).VIPs {
