@@ -50,7 +50,7 @@ cat >$out/crash/_overlay/pkg/dataplane/crash.go <<-'END'
 	func init() { afterStep = crash.After }
 END
 overlay $out/crash ./cmd/lb
-taste pkg/frontend/configuration.go configure c.Attractor.VIPs
+taste pkg/frontend/configuration.go configure loaded.Config.Attractor.VIPs
 taste pkg/lb/loop.go load x.Config.Attractor.VIPs
 overlay $out/poisoned ./cmd/lb ./cmd/frontend
 
