@@ -48,7 +48,7 @@ func (c *speakerConfigCommand) Run(out *cli.Output) error {
 			return cli.Usage("--speaker-socket: %w: write where BMP arrives, such as %s", err, frontendcmd.DefaultBMP)
 		}
 	}
-	if c.SpeakerPasswordFile != "" {
+	if c.HasPassword() {
 		speaker.Password = speakerconfig.Placeholder
 	}
 	for _, v := range config.Attractor.VIPs {
@@ -59,9 +59,9 @@ func (c *speakerConfigCommand) Run(out *cli.Output) error {
 	if err != nil {
 		return cli.Usage("%w", err)
 	}
-	if c.SpeakerPasswordFile != "" {
-		if err := createPassword(c.SpeakerPasswordFile); err != nil {
-			return fmt.Errorf("--speaker-password-file: %w", err)
+	if c.HasPassword() {
+		if err := createPassword(c.PasswordFile()); err != nil {
+			return fmt.Errorf("--speaker-password-file: %w; with none the session has no password", err)
 		}
 		// Of a file that existed. An operator needs no right to read it.
 		if _, err := c.Password(); err != nil && !errors.Is(err, fs.ErrPermission) {

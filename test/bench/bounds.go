@@ -92,6 +92,7 @@ func (fx *fixture) startExternalSpeaker() (start func() (*lab.Process, error), e
 	flags := []string{
 		"--trench-file=" + fx.pod.TrenchFile(), "--speaker-address=10.77.0.1", "--speaker-local=10.77.0.2",
 		"--speaker-next-hop=fd00:77::2", fmt.Sprintf("--speaker-as=%d", lab.PodAS),
+		"--speaker-password-file=none",
 	}
 	text, err := fx.pod.Run(fx.ctx, "frontend", append([]string{"speaker-config", "frr"}, flags...)...)
 	if err != nil {

@@ -24,6 +24,7 @@ func speakerArgs() []string {
 	return []string{
 		"--speaker-address=" + speakerAddr.String(), "--speaker-local=" + announcer.String(),
 		fmt.Sprintf("--speaker-as=%d", lab.PodAS), "--speaker-next-hop=fd00:77::2",
+		"--speaker-password-file=none",
 	}
 }
 

@@ -113,8 +113,10 @@ func (f *foreign) path(name string) string { return filepath.Join(f.Dir, name) }
 
 // speakerArgs are the arguments of the trench and of the session with the speaker.
 func (f *foreign) speakerArgs(local string) []string {
-	return append([]string{"--trench-file=" + f.path("trench.yaml"), "--speaker-local=" + local, "--speaker-as=8103"},
-		f.session...)
+	return append([]string{
+		"--trench-file=" + f.path("trench.yaml"), "--speaker-local=" + local, "--speaker-as=8103",
+		"--speaker-password-file=none",
+	}, f.session...)
 }
 
 // startSpeaker starts FRR with a configuration.

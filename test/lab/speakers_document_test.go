@@ -26,7 +26,7 @@ func TestSpeakersDocument(t *testing.T) {
 	harness.Must(t, err)
 	speaker := speakerconfig.Speaker{
 		Address: netip.MustParseAddrPort("10.77.0.1:179"), Frontend: netip.MustParseAddr("10.77.0.2"),
-		AS: 8103, FrontendAS: 8103, Gateways: config.Attractor.Gateways,
+		AS: 8103, FrontendAS: 8103, Gateways: config.Attractor.Gateways, Password: speakerconfig.Placeholder,
 	}
 	for _, v := range config.Attractor.VIPs {
 		speaker.VIPs = append(speaker.VIPs, v.Prefix())

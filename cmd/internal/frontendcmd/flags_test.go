@@ -1,7 +1,12 @@
 package frontendcmd
 
 import (
+	"bytes"
 	"errors"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,5 +34,27 @@ func TestStopHasItsDrainTime(t *testing.T) {
 	})
 	if !errors.Is(err, refused) {
 		t.Error(err)
+	}
+}
+
+// A session without a password works as before the default, with a warning; any other file that is
+// missing is a mistake.
+func TestMissingPassword(t *testing.T) {
+	for file, want := range map[string]string{
+		"": "", "none": "", filepath.Join(t.TempDir(), "password"): "no such file",
+	} {
+		var log bytes.Buffer
+		flags := SpeakerFlags{
+			Speaker: "external", SpeakerAddress: "10.77.0.1", SpeakerPasswordFile: file, GatewayState: "none",
+		}
+		speaker, err := flags.External(netip.MustParseAddr("192.0.2.1"), slog.New(slog.NewTextHandler(&log, nil)))
+		switch {
+		case want != "":
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want %q", file, err, want)
+			}
+		case err != nil || speaker.Session.Password != "" || !strings.Contains(log.String(), "has no password"):
+			t.Errorf("%s: %v, log %q", file, err, log.String())
+		}
 	}
 }

@@ -2,7 +2,9 @@ package frontendcmd
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
@@ -34,8 +36,8 @@ type SpeakerFlags struct {
 	SpeakerAS           uint32       `name:"speaker-as" help:"The speaker's AS number." placeholder:"ASN" group:"External speaker"`
 	SpeakerLocalAS      uint32       `name:"speaker-local-as" help:"The frontend's AS number; the speaker's when absent, for iBGP." placeholder:"ASN" group:"External speaker"`
 	SpeakerNextHop      []netip.Addr `help:"Next hop of the VIPs of its family, that the speaker can resolve; repeatable." placeholder:"ADDR" group:"External speaker"`
-	SpeakerPasswordFile string       `help:"File with the TCP-MD5 password of the session with the speaker; speaker-config creates it." type:"path" placeholder:"FILE" group:"External speaker"`
-	GatewayState        string       `help:"Source of the state of gateway sessions: frr, bgpd's socket; frr-k8s, its BGPSessionStates, which kube writes beside the trench file; bird, its control socket; gobgp, its gRPC API; bmp, BMP that the speaker sends to the frontend; none, every gateway counts as up." enum:"frr,frr-k8s,bird,gobgp,bmp,none" default:"frr" group:"External speaker"`
+	SpeakerPasswordFile string       `help:"File with the TCP-MD5 password of this session, or none. When absent /etc/vipgate/speaker-password, if it exists." placeholder:"FILE|none" group:"External speaker"`
+	GatewayState        string       `help:"Source of the state of gateway sessions: frr, bgpd's socket; frr-k8s, its BGPSessionStates, which kube writes beside the trench file; bird, its control socket; gobgp, its gRPC API; bmp, BMP from the speaker; none, every gateway counts as up." enum:"frr,frr-k8s,bird,gobgp,bmp,none" default:"frr" group:"External speaker"`
 	SpeakerSocket       string       `help:"Socket or file of --gateway-state, the address of GoBGP's API, or the address that receives BMP; its kind's usual one when absent." placeholder:"SOCKET|ADDR:PORT" group:"External speaker"`
 	SourceRouting       string       `help:"on: replies from VIPs take the gateways' routes; off: another program routes them. auto: on with --speaker=bird." enum:"auto,on,off" default:"auto" group:"Kernel"`
 
@@ -166,8 +168,8 @@ func (f *SpeakerFlags) CheckSpeaker(r *cli.Refusals) {
 			"--speaker-address=%s and --speaker-local=%s are of different families: the session needs one",
 			f.SpeakerAddress, f.SpeakerLocal)
 	}
-	r.If(f.SpeakerPasswordFile != "" && !filepath.IsAbs(f.SpeakerPasswordFile),
-		"--speaker-password-file=%s: write an absolute path", f.SpeakerPasswordFile)
+	r.If(f.HasPassword() && !filepath.IsAbs(f.PasswordFile()),
+		"--speaker-password-file=%s: write an absolute path, or none", f.SpeakerPasswordFile)
 }
 
 // Peer returns the speaker's address and port.
@@ -181,8 +183,16 @@ func (f *SpeakerFlags) Peer() (netip.AddrPort, error) {
 // LocalAS is the AS number of the frontend.
 func (f *SpeakerFlags) LocalAS() uint32 { return cmp.Or(f.SpeakerLocalAS, f.SpeakerAS) }
 
-// maxPassword is the length of a TCP-MD5 key in bytes.
-const maxPassword = 80
+const (
+	maxPassword  = 80 // bytes of a TCP-MD5 key
+	passwordFile = "/etc/vipgate/speaker-password"
+)
+
+// PasswordFile returns the file of the password of the session with the speaker.
+func (f *SpeakerFlags) PasswordFile() string { return cmp.Or(f.SpeakerPasswordFile, passwordFile) }
+
+// HasPassword reports whether the session with the speaker is to have a password.
+func (f *SpeakerFlags) HasPassword() bool { return f.SpeakerPasswordFile != "none" }
 
 // External returns the options of an external speaker, or nil for BIRD. routerID is the BGP
 // identifier, if it is set.
@@ -207,14 +217,13 @@ func (f *SpeakerFlags) External(routerID netip.Addr, log *slog.Logger) (*fronten
 	for _, hop := range f.SpeakerNextHop {
 		session.NextHops[vip.FamilyOf(hop)] = hop
 	}
-	if f.SpeakerPasswordFile == "" {
+	session.Password, err = f.Password()
+	switch {
+	case !f.HasPassword(), f.SpeakerPasswordFile == "" && errors.Is(err, fs.ErrNotExist):
 		log.Warn("any process with the address of the speaker, or of the frontend, can take the session: it has no "+
-			"password; set --speaker-password-file", "speaker", peer, "frontend", f.SpeakerLocal)
-	} else {
-		session.Password, err = f.Password()
-		if err != nil {
-			return nil, err
-		}
+			"password; speaker-config creates one", "speaker", peer, "frontend", f.SpeakerLocal)
+	case err != nil:
+		return nil, err
 	}
 	view, err := f.view(log)
 	return &frontend.ExternalSpeaker{Session: session, View: view}, err
@@ -222,14 +231,13 @@ func (f *SpeakerFlags) External(routerID netip.Addr, log *slog.Logger) (*fronten
 
 // Password reads the password of the session with the speaker.
 func (f *SpeakerFlags) Password() (string, error) {
-	content, err := files.Read(f.SpeakerPasswordFile, maxPassword+2) // a line end
+	content, err := files.Read(f.PasswordFile(), maxPassword+2) // a line end
 	if err != nil {
 		return "", fmt.Errorf("--speaker-password-file: %w", err)
 	}
 	password := strings.TrimRight(string(content), "\r\n")
 	if password == "" || len(password) > maxPassword {
-		return "", fmt.Errorf("--speaker-password-file=%s: a password has 1 to %d bytes", f.SpeakerPasswordFile,
-			maxPassword)
+		return "", fmt.Errorf("--speaker-password-file=%s: a password has 1 to %d bytes", f.PasswordFile(), maxPassword)
 	}
 	return password, nil
 }
