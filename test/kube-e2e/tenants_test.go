@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -41,6 +42,8 @@ const (
 	// crowd is the number of Services, each with a Pod, that a hostile tenant creates at once,
 	// crowdVIPs that of the VIPs that they claim, and quota that of the Services that it may have.
 	crowd, crowdVIPs, quota = 1000, 30, 20
+	// The fastest of manyAnswers may be slower by a factor: it waits for no stall of the machine.
+	manyAnswers, slower = 100, 10
 )
 
 // limits are the memory limits of deployments/base/deployment.yaml, in MiB.
@@ -52,14 +55,15 @@ type tenants struct {
 	*fixture
 	user *kubernetes.Clientset
 	load *load.Generator
-	// before is what must not change.
-	before []string
-	marks  int // of the Service marker
+	// before and fastest, the time of an answer, must not change.
+	before  []string
+	fastest time.Duration
+	marks   int // of the Service marker
 }
 
 // Whatever one tenant writes, VIP, targets, policy, conditions and answers of the other are
-// unchanged, no program exceeds its memory or ends, and a Service that has no effect says why.
-// There are no admission policies, which only add to that.
+// unchanged, the answers as fast, no program exceeds its memory or ends, and a Service that has no
+// effect says why. There are no admission policies, which only add to that.
 func TestTenants(t *testing.T) {
 	f := &tenants{fixture: newFixture(t)}
 	f.admit()
@@ -71,9 +75,7 @@ func TestTenants(t *testing.T) {
 	f.records()
 	f.endpoints()
 	f.crowd()
-	result := f.load.Stop(t.Context())
-	f.lost(result)
-	t.Logf("%v; the slowest answer took %v", result, result.Slowest)
+	f.lost(f.load.Stop(t.Context()))
 	f.wantUpdates(1)
 }
 
@@ -129,6 +131,11 @@ func (f *tenants) serve() {
 	f.must(err)
 	f.t.Cleanup(func() { f.load.Stop(context.Background()) })
 	f.wantAnswers(f.load, f.Targets[:replicas]...)
+	f.must(f.load.WaitAnswered(ctx, manyAnswers))
+	answers, err := f.load.Take(ctx)
+	f.must(err)
+	f.lost(answers)
+	f.fastest = answers.Fastest
 	f.before, err = f.victim(ctx)
 	f.must(err)
 }
@@ -221,7 +228,15 @@ func (f *tenants) unharmed(after string) {
 		f.t.Fatalf("after %s: %v\nthe victim has %q\nand had %q", after, err, now, f.before)
 	}
 	f.wantUpdates(1)
-	if r := f.load.Now(); r.Failed > 0 {
+	r := f.load.Now()
+	if r.Answered >= manyAnswers {
+		r, err = f.load.Take(ctx)
+		f.must(err)
+		if r.Fastest > slower*f.fastest {
+			f.t.Fatalf("after %s: the fastest of %d answers took %v, %v before", after, r.Answered, r.Fastest, f.fastest)
+		}
+	}
+	if r.Failed > 0 {
 		f.t.Fatalf("after %s: %d of %d requests failed: %v", after, r.Failed, r.Sent, r.Failures)
 	}
 	for i, p := range f.Pods {

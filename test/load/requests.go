@@ -75,7 +75,9 @@ func (g *Generator) request(ctx context.Context, c *phase, to netip.AddrPort) {
 		g.fail(c, to, stage, err)
 		return
 	}
-	c.result.Answered++
+	if c.result.Answered++; took < c.result.Fastest || c.result.Fastest == 0 {
+		c.result.Fastest = took
+	}
 	c.result.ByTarget[target]++
 	c.result.Slowest = max(c.result.Slowest, took)
 }

@@ -20,10 +20,10 @@ type Result struct {
 	// many requests were open. They do not count as failures, but the run had less load than
 	// configured.
 	Withheld int
-	// Slowest is the longest time from the first SYN of a request to the end of
-	// its answer.
-	Slowest  time.Duration
-	ByTarget map[string]int // answers to requests
+	// Fastest and Slowest are the shortest and the longest time from the first SYN of a request to
+	// the end of its answer; 0 without answers.
+	Fastest, Slowest time.Duration
+	ByTarget         map[string]int // answers to requests
 
 	// Flows are the long-lived flows that existed in the phase, by number; a flow that replaces a
 	// broken one follows it.
