@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -144,7 +145,7 @@ func (cluster *Cluster) Snapshot() (Snapshot, bool) {
 	for _, key := range cluster.keys {
 		follower := cluster.followers[key]
 		if failure, _ := follower.failure(); follower.isRefused() { // no cause while the list is streamed
-			snapshot.Unreadable[path.Join(key.namespace, key.name)] = max(failure.Cause, follower.what)
+			snapshot.Unreadable[path.Join(key.namespace, key.name)] = cmp.Or(failure.Cause, follower.what)
 		}
 		switch key.kind {
 		case services:
