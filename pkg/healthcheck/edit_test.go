@@ -169,15 +169,15 @@ func TestEditOfCheck(t *testing.T) {
 	})
 	t.Run("wrong, with other names", func(t *testing.T) {
 		withChecker(t, func(t *testing.T, network *ports, c *Checker) {
-			network.set(2, "refuses")
 			for _, port := range []uint16{2, 3} { // an edit during an edit
-				network.set(int(port), "refuses")
+				network.set(int(port), "hangs") // the first check may begin at once
 				next := edited(4, port)
 				for i := range next.Targets {
 					next.Targets[i].Name += fmt.Sprint(port)
 				}
 				c.Configure([]trench.Stream{next})
-				want(t, c, "before the first check", Ready, false, "")
+				want(t, c, "before the first verdict", Ready, false, "")
+				network.set(int(port), "refuses")
 				advance(time.Minute)
 				want(t, c, "it fails", Ready, true, fmt.Sprintf("new check: port %d: refused", port))
 				if check := c.Held()["stream-a"]; check != next.Check {
