@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
-	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/returning"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -21,7 +20,6 @@ import (
 
 const (
 	nextPrefix = "next/" // the link-layer address of a target to the address of the next one
-	lastSet    = "last"  // fwmarks with the link-layer address of the target that is asked last
 	sctpMap    = "sctp"  // fwmarks to chains with sctpPrefix
 	sctpPrefix = "sctp/"
 )
@@ -52,8 +50,15 @@ func (b *builder) returningRules(stream Stream) (rules []nft.Rule) {
 	const anyStep = returning.Bits &^ returning.Steps
 	first := mark(returning.Ask)
 	if stream.asksEveryone() {
-		rules = append(rules, b.rule(commentAsked, returned(anyStep, 0), b.packetFWMark(0), link(1), notIn(0, lastSet),
-			link(0), lookupData(0, nextPrefix+stream.Name, addressRegister), mark(returning.Ask), send(addressRegister)))
+		// The current target may change while others have the packet: all are asked after it, in an order
+		// that does not depend on it.
+		const asked = returning.Ask + returning.AskStep
+		if ring := stream.ring(); len(ring) > 0 {
+			rules = append(rules, b.rule(commentAsked, returned(returning.Bits, 0), mark(asked),
+				immediate(addressRegister, stream.Everyone[ring[0]].AsSlice()), send(addressRegister)))
+		}
+		rules = append(rules, b.rule(commentAsked, returned(returning.Bits, returning.AskStep), link(0),
+			lookupData(0, nextPrefix+stream.Name, addressRegister), mark(asked), send(addressRegister)))
 	} else {
 		for order := range copies {
 			step, asked := uint16(order)*returning.AskStep, b.slotLookup(stream, order)
@@ -87,24 +92,23 @@ func (b *builder) slotLookup(stream Stream, order int) []expr.Any {
 	}}, lookupData(address-1, askedPrefixes[order]+stream.Name, address))
 }
 
-// ring returns the map of a stream from the link-layer address of each target to the address of the
-// next one, which the last one has, too, and the elements of lastSet.
-func (b *builder) ring(stream Stream) (next nft.Set, last []nft.Element) {
-	next = nft.Set{
+// ring returns the fwmarks of the targets with known link-layer addresses in the order in which they
+// are asked.
+func (stream *Stream) ring() []uint32 { return slices.Sorted(maps.Values(stream.byLink())) }
+
+// next returns the map of a stream from the link-layer address of each target but the last to the
+// address of the next one.
+func (b *builder) next(stream Stream) nft.Set {
+	next := nft.Set{
 		Name: nextPrefix + stream.Name, Flags: unix.NFT_SET_MAP, KeyType: nft.TypeEther, KeyLen: 6,
 		DataType: addressType[b.family], DataLen: addressSize[b.family],
 	}
-	links := map[uint32]plan.LinkAddress{}
-	for link, fwmark := range stream.byLink() {
-		links[fwmark] = link
+	ring := stream.ring()
+	for i := range len(ring) - 1 {
+		link := stream.FWMarks[ring[i]]
+		next.Elements = append(next.Elements, nft.Element{Key: link[:], Data: stream.Everyone[ring[i+1]].AsSlice()})
 	}
-	order := slices.Sorted(maps.Keys(links))
-	for i, fwmark := range order {
-		link, following := links[fwmark], order[(i+1)%len(order)]
-		next.Elements = append(next.Elements, nft.Element{Key: link[:], Data: stream.Everyone[following].AsSlice()})
-		last = append(last, nft.Element{Key: pair(following, link)})
-	}
-	return next, last
+	return next
 }
 
 // returningSets returns the sets with elements of targets, except linksSet.
@@ -121,18 +125,13 @@ func (b *builder) returningSets(streams []Stream) []nft.Set {
 }
 
 // ringSets returns the sets of streams of which all targets are asked.
-func (b *builder) ringSets(streams []Stream) []nft.Set {
-	last := nft.Set{
-		Name: lastSet, KeyType: nft.TypeMark<<nftables.SetConcatTypeBits | nft.TypeEther, KeyLen: 12,
-	}
-	var sets []nft.Set
+func (b *builder) ringSets(streams []Stream) (sets []nft.Set) {
 	for _, stream := range streams {
 		if stream.asksEveryone() {
-			next, elements := b.ring(stream)
-			sets, last.Elements = append(sets, next), append(last.Elements, elements...)
+			sets = append(sets, b.next(stream))
 		}
 	}
-	return append(sets, last)
+	return sets
 }
 
 // sctpSets returns the sets of streams with SCTP besides those of TCP.

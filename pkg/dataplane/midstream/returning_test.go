@@ -3,6 +3,7 @@ package midstream
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -50,7 +51,7 @@ func TestReturnedFlowsKeepTheirTarget(t *testing.T) {
 
 // The client gets the RST of a flow that every target returned.
 func TestReturnedDeadFlowsAreReset(t *testing.T) {
-	for asking, copies := range map[asking]uint64{second: 1, threeWay: 2, everyone: 2} {
+	for asking, copies := range map[asking]uint64{second: 1, threeWay: 2, everyone: 3} {
 		t.Run(string(asking), func(t *testing.T) {
 			x := newFixtureBy(t, asking, true)
 			x.forward(5000)
@@ -59,6 +60,30 @@ func TestReturnedDeadFlowsAreReset(t *testing.T) {
 				t.Errorf("%+v", got)
 			}
 		})
+	}
+}
+
+// A packet that a target returns after the current target changed is still sent to every target that
+// has not returned it.
+func TestReturnedPacketsAskEveryoneDuringChange(t *testing.T) {
+	x := newFixtureBy(t, everyone, true)
+	// The host on another network speaks for the first target.
+	link := x.links[5000]
+	x.attacker.Shell(t, "ip link set eth0 address "+net.HardwareAddr(link[:]).String())
+	flow := uint16(40000) // another for each packet: the last target that gets one knows its flow then
+	for current := uint32(5000); current <= 5002; current++ {
+		x.forward(current)
+		for step, want := range map[byte]uint64{0: 3, returning.AskStep: 2} {
+			before := x.counters()
+			flow++
+			packet := tcpSegment(netip.AddrPortFrom(client, flow), netip.AddrPortFrom(vips[0], port), tcpACK|tcpPSH)
+			packet[1] = (returning.Ask | returning.Back | step) << 2
+			x.send(x.attacker, packet)
+			await.True(t, "the last denial", func() bool { return x.counters().Denied == before.Denied+1 })
+			if asked := x.counters().Asked - before.Asked; asked != want {
+				t.Errorf("current target %d, step %d: %d targets were asked, want %d", current-4999, step, asked, want)
+			}
+		}
 	}
 }
 

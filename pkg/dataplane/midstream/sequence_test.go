@@ -345,10 +345,11 @@ func TestRandomReturns(t *testing.T) {
 	}
 }
 
-// returns sends a packet that every target but the owner returns.
+// returns sends a packet that every target but the owner returns. The current target of all gets it
+// twice: at first, and in the order of all.
 func (m *model) returns(family vip.Family, packet []byte, owner int) {
 	sender, visited := m.wire.client, map[int]bool{}
-	for {
+	for first := true; ; first = false {
 		m.transmit(sender, family, packet)
 		_, targets := m.receive()
 		var number int
@@ -374,7 +375,7 @@ func (m *model) returns(family vip.Family, packet []byte, owner int) {
 		if visited[number] || point&returning.Ask != returning.Ask {
 			m.r.Fatalf("target %d got the packet with code point %#x after %v", number, point, visited)
 		}
-		visited[number], sender = true, m.targets[number]
+		visited[number], sender = !first || m.asking != everyone, m.targets[number]
 		packet = got[0].withPoint(point | returning.Back)
 	}
 }
