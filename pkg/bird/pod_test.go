@@ -119,7 +119,7 @@ type routerConfig struct {
 	Extra4   string
 	Static   bool   // no BGP: static routes to the VIPs that follow BFD
 	Address4 string // 169.254.100.150 if empty
-	// Multiplier is the number of missed BFD packets that ends a session of Static.
+	// Multiplier is the number of missed BFD packets that ends a session; of BFD 20 if 0.
 	Multiplier int
 }
 
@@ -163,7 +163,8 @@ func (c routerConfig) text() string {
 		options += fmt.Sprintf(" password %q;", c.Password)
 	}
 	if c.BFD {
-		fmt.Fprintln(&b, "protocol bfd { interface \"*\" { min rx interval 50 ms; min tx interval 50 ms; multiplier 20; }; }")
+		fmt.Fprintf(&b, "protocol bfd { interface \"*\" { min rx interval 50 ms; min tx interval 50 ms; "+
+			"multiplier %d; }; }\n", cmp.Or(c.Multiplier, 20))
 		options += " bfd on;"
 	}
 	for _, s := range []struct{ name, family, ours, peer string }{

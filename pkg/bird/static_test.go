@@ -26,7 +26,7 @@ import (
 // than a machine stalls.
 const (
 	quickDetection   = 3
-	patientDetection = 50
+	patientDetection = 30
 )
 
 // staticGateway returns the static gateway's configuration in the trench, with Router's BFD
@@ -83,7 +83,7 @@ func released(names ...string) func(bird.State) bool {
 }
 
 func TestStaticGatewayFollowsAttraction(t *testing.T) {
-	p, gw, _ := staticPod(t)
+	p, gw, _ := staticPodWith(t, patientDetection) // IPv6 must not be touched
 	p.Start()
 	p.await("both held down", func(s bird.State) bool { return held("gateway-ipv4")(s) && held("gateway-ipv6")(s) })
 	holds(t, 1500*time.Millisecond, "no VIP at the gateway", func() bool { return !gw.Has(vip4) && !gw.Has(vip6) })
@@ -101,7 +101,7 @@ func TestStaticGatewayFollowsAttraction(t *testing.T) {
 	since := p.Gateway("gateway-ipv6").Since
 
 	var egress []string
-	for range 3 {
+	for range 2 {
 		begin := time.Now()
 		p.Attract(false, true)
 		await.True(t, "IPv4 withdrawn", func() bool {
@@ -213,7 +213,7 @@ func TestStaticRestartOfBIRD(t *testing.T) {
 func TestStaticLeaseExpires(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
 		t.Run(name, func(t *testing.T) {
-			p, gw, l := staticPod(t)
+			p, gw, l := staticPodWith(t, patientDetection)
 			frontend := exec.Command("/proc/self/exe", "-test.run", "^TestFrontendToBeKilled$")
 			frontend.Env = append(os.Environ(), frontendVariable+"="+p.Options.Dir+" "+l.Dev+" static")
 			harness.Must(t, frontend.Start())
@@ -262,10 +262,10 @@ func TestStaticOldOrderExpires(t *testing.T) {
 func TestStaticBesideBGP(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4, vip.IPv6)
-	l.Router(routerConfig{BFD: true})
+	const multiplier = 2 * patientDetection // at intervals of 50 ms
+	l.Router(routerConfig{BFD: true, Multiplier: multiplier})
 	p := newPod(t, l.Dev)
-	// The gateway's detection time: a machine under load delays packets.
-	bfd := &trench.BFD{MinTx: 50 * time.Millisecond, MinRx: 50 * time.Millisecond, Multiplier: 40}
+	bfd := &trench.BFD{MinTx: 50 * time.Millisecond, MinRx: 50 * time.Millisecond, Multiplier: multiplier}
 	withoutBFD := staticGateway(vip.IPv4)
 	withoutBFD.Name, withoutBFD.Address, withoutBFD.BFD = "no-bfd", withoutBFD.Address.Next(), nil
 	absent := staticGateway(vip.IPv6) // no router has its address
