@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -72,16 +71,15 @@ func (f *fixture) waitProtocol(service string) {
 	})
 }
 
-// withdrawnAfter waits until the VIPs are withdrawn at the gateway, logs the times since the cause,
-// and returns the time of the first VIP.
-func (f *fixture) withdrawnAfter(cause string, mark int, since time.Time, vips ...string) (first time.Duration) {
+// withdrawnAfter waits until the VIPs are withdrawn at the gateway, and logs the times since the
+// cause.
+func (f *fixture) withdrawnAfter(cause string, mark int, since time.Time, vips ...string) {
 	f.t.Helper()
 	var took []time.Duration
 	for _, v := range vips {
 		took = append(took, f.waitUpdate(mark, v, withdrawn).At.Sub(since))
 	}
 	f.t.Logf("%s: withdrawn after %v", cause, took)
-	return slices.Min(took)
 }
 
 // wantFirst waits until a process has printed a text since a length of its output, and fails if it
@@ -136,9 +134,7 @@ func TestHungMeridioLBWithdraws(t *testing.T) {
 		f.wantNoUpdates(mark, every()...)
 		stopped := time.Now()
 		f.must(old.Signal(syscall.SIGSTOP))
-		if after := f.withdrawnAfter("SIGSTOP", mark, stopped, every()...); after < availability.ProbeWithin-clockSlack {
-			t.Errorf("withdrawn %v after SIGSTOP, before the probe's answer was due", after)
-		}
+		f.withdrawnAfter("SIGSTOP", mark, stopped, every()...)
 		// The lease and the probe's timeout end in the same millisecond: a load balancer that continues
 		// in between answers the probe in time.
 		f.waitLogs(f.pod.Frontend, "load balancer probe failed", round+1)
