@@ -205,6 +205,7 @@ $(TOOLS)/gofumpt: tools/lint/go.mod tools/lint/go.sum
 	@touch $@
 
 # The API server of test/kubernetes with its etcd, and kubectl, which consists of the same packages.
+# Without cgo they share the packages of helm and of the tests.
 $(TOOLS)/kube-apiserver: tools/kubernetes/go.mod tools/kubernetes/go.sum test/setup/kubernetes.sh
 	@mkdir -p $(TOOLS)
 	@echo "kube-apiserver, etcd and kubectl (several minutes when cold)"
@@ -223,8 +224,8 @@ $(TOOLS)/frr-k8s-controller: tools/frr-k8s/go.mod tools/frr-k8s/go.sum
 	@out="$$PWD/$(TOOLS)"; cd tools/frr-k8s && $(GO) build -ldflags '-s -w' -o "$$out/" tool
 
 # The node of test/node.
-# A kubelet needs cgo; the others share most packages with it.
-$(TOOLS)/kubelet $(TOOLS)/kube-apiserver: export CGO_ENABLED := 1
+# A kubelet needs cgo.
+$(TOOLS)/kubelet: export CGO_ENABLED := 1
 $(TOOLS)/kubelet: tools/kubernetes/go.mod tools/kubernetes/go.sum
 	@mkdir -p $(TOOLS)
 	@echo "kubelet, kube-controller-manager and kube-scheduler (20 minutes when cold)"

@@ -24,7 +24,7 @@ import (
 type states = map[vip.VIP]vip.State
 
 // Probes of a test: short, but long enough for a loaded machine.
-const interval, within = 100 * time.Millisecond, 2 * time.Second
+const interval, within = 100 * time.Millisecond, 4 * time.Second
 
 func TestAvailableIsReadyForEveryVIP(t *testing.T) {
 	f := newFixture(t)
