@@ -10,8 +10,8 @@ import (
 
 // Code points of pool 2, for local use (RFC 2474, section 6).
 const (
-	// Ask marks a packet that the target may return. AskStep is added for each target that has
-	// returned it before.
+	// Ask marks a packet that the target may return. AskStep is added for each earlier target of the
+	// slot that has returned it before, and three times while all targets are asked.
 	Ask     = 0b000011
 	AskStep = 0b000100
 	// Back is added by the target.

@@ -32,7 +32,7 @@ const (
 	// tenants, and what their checks, records and connections may do (1 620), the end of connections of
 	// checks (100), edits of checks that most targets fail (150), the silence of BIRD (12),
 	// and repairs of what readers found (360).
-	maxProductLines = 86_310
+	maxProductLines = 86_321
 	maxMethods      = 40
 	// 9 of vipgate, 18 of vipgate-probe, 9 of its feedback to lb, 12 of speakers of other programs, 3 of
 	// host mode, 1 of stalls, 1 of addresses of trench pods.

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/returning"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -20,6 +21,7 @@ import (
 
 const (
 	nextPrefix = "next/" // the link-layer address of a target to the address of the next one
+	lastPrefix = "last/" // the link-layer address of the target that is asked last
 	sctpMap    = "sctp"  // fwmarks to chains with sctpPrefix
 	sctpPrefix = "sctp/"
 )
@@ -47,29 +49,38 @@ func (b *builder) returningRules(stream Stream) (rules []nft.Rule) {
 			&expr.Counter{}, &expr.Dup{RegAddr: register(address)}, &expr.Verdict{Kind: expr.VerdictDrop},
 		}
 	}
-	const anyStep = returning.Bits &^ returning.Steps
+	const (
+		anyStep = returning.Bits &^ returning.Steps
+		// ringStep is the step of all targets, in both directions of a change of what is asked.
+		ringStep = 3 * returning.AskStep
+	)
+	denied := func(returned, last []expr.Any) nft.Rule {
+		return b.rule(commentDenied, returned, last, mark(0), []expr.Any{&expr.Counter{}}, verdict(expr.VerdictAccept, ""))
+	}
 	first := mark(returning.Ask)
 	if stream.asksEveryone() {
-		// The current target may change while others have the packet: all are asked after it, in an order
-		// that does not depend on it.
-		const asked = returning.Ask + returning.AskStep
-		if ring := stream.ring(); len(ring) > 0 {
-			rules = append(rules, b.rule(commentAsked, returned(returning.Bits, 0), mark(asked),
-				immediate(addressRegister, stream.Everyone[ring[0]].AsSlice()), send(addressRegister)))
+		// The current target may change meanwhile: all are asked after it, in an order of their own.
+		ask := func(returned, after []expr.Any) nft.Rule {
+			return b.rule(commentAsked, returned, after, lookupData(0, nextPrefix+stream.Name, addressRegister),
+				mark(returning.Ask+ringStep), send(addressRegister))
 		}
-		rules = append(rules, b.rule(commentAsked, returned(returning.Bits, returning.AskStep), link(0),
-			lookupData(0, nextPrefix+stream.Name, addressRegister), mark(asked), send(addressRegister)))
+		start := plan.LinkAddress{}
+		rules = append(rules, ask(returned(returning.Bits, ringStep), link(0)),
+			denied(returned(returning.Bits, ringStep), slices.Concat(link(0), in(0, lastPrefix+stream.Name))),
+			// The others, of a target that has left or of slots, begin again.
+			ask(returned(returning.Bits, 0), immediate(0, append(start[:], 0, 0))))
 	} else {
-		for order := range copies {
-			step, asked := uint16(order)*returning.AskStep, b.slotLookup(stream, order)
-			rules = append(rules, b.rule(commentAsked, returned(returning.Bits, step), asked,
-				mark(returning.Ask+step+returning.AskStep), send(b.slotAddress())))
+		ask := func(step uint16, order int, next uint16) nft.Rule {
+			return b.rule(commentAsked, returned(returning.Bits, step), b.slotLookup(stream, order),
+				mark(returning.Ask+next), send(b.slotAddress()))
 		}
+		const one, two = returning.AskStep, 2 * returning.AskStep
+		rules = append(rules, ask(0, 0, one), ask(ringStep, 0, one), ask(one, 1, two),
+			// The list has become shorter, and its first target may have been the second.
+			ask(one, 0, two), denied(returned(anyStep, 0), nil))
 		first = append(b.slotLookup(stream, 0), first...)
 	}
-	return append(rules,
-		b.rule(commentDenied, returned(anyStep, 0), mark(0), []expr.Any{&expr.Counter{}}, verdict(expr.VerdictAccept, "")),
-		b.rule(comment+"the target may return it", first))
+	return append(rules, b.rule(comment+"the target may return it", first))
 }
 
 // addressRegister is where the next target's address is loaded, aligned for IPv6.
@@ -92,43 +103,38 @@ func (b *builder) slotLookup(stream Stream, order int) []expr.Any {
 	}}, lookupData(address-1, askedPrefixes[order]+stream.Name, address))
 }
 
-// ring returns the fwmarks of the targets with known link-layer addresses in the order in which they
-// are asked.
+// ring returns the fwmarks of the targets with known link-layer addresses in the order of asking.
 func (stream *Stream) ring() []uint32 { return slices.Sorted(maps.Values(stream.byLink())) }
 
-// next returns the map of a stream from the link-layer address of each target but the last to the
-// address of the next one.
-func (b *builder) next(stream Stream) nft.Set {
+// ringSets returns the map of a stream from each target but the last to the next one, where zero
+// leads to the first, and the set with the last.
+func (b *builder) ringSets(stream Stream) []nft.Set {
 	next := nft.Set{
 		Name: nextPrefix + stream.Name, Flags: unix.NFT_SET_MAP, KeyType: nft.TypeEther, KeyLen: 6,
 		DataType: addressType[b.family], DataLen: addressSize[b.family],
 	}
-	ring := stream.ring()
-	for i := range len(ring) - 1 {
-		link := stream.FWMarks[ring[i]]
-		next.Elements = append(next.Elements, nft.Element{Key: link[:], Data: stream.Everyone[ring[i+1]].AsSlice()})
+	var link plan.LinkAddress
+	for _, fwmark := range stream.ring() {
+		to := nft.Element{Key: slices.Clone(link[:]), Data: stream.Everyone[fwmark].AsSlice()}
+		next.Elements, link = append(next.Elements, to), stream.FWMarks[fwmark]
 	}
-	return next
+	last := nft.Set{Name: lastPrefix + stream.Name, KeyType: nft.TypeEther, KeyLen: 6}
+	if len(next.Elements) > 0 {
+		last.Elements = []nft.Element{{Key: link[:]}}
+	}
+	return []nft.Set{next, last}
 }
 
 // returningSets returns the sets with elements of targets, except linksSet.
 func (b *builder) returningSets(streams []Stream) []nft.Set {
-	sets := append(b.targetSets(streams)[:1], b.ringSets(streams)...)
-	for _, stream := range streams {
-		for order := range copies {
-			if !stream.asksEveryone() {
-				sets = append(sets, b.askedSet(order, stream))
-			}
-		}
-	}
-	return sets
-}
-
-// ringSets returns the sets of streams of which all targets are asked.
-func (b *builder) ringSets(streams []Stream) (sets []nft.Set) {
+	sets := b.targetSets(streams)[:1]
 	for _, stream := range streams {
 		if stream.asksEveryone() {
-			sets = append(sets, b.next(stream))
+			sets = append(sets, b.ringSets(stream)...)
+			continue
+		}
+		for order := range copies {
+			sets = append(sets, b.askedSet(order, stream))
 		}
 	}
 	return sets
@@ -137,5 +143,11 @@ func (b *builder) ringSets(streams []Stream) (sets []nft.Set) {
 // sctpSets returns the sets of streams with SCTP besides those of TCP.
 func (b *builder) sctpSets(streams []Stream) []nft.Set {
 	streams = slices.DeleteFunc(slices.Clone(streams), func(stream Stream) bool { return !stream.SCTP })
-	return append(b.ringSets(streams), byFWMark(sctpMap, sctpPrefix, streams))
+	sets := []nft.Set{byFWMark(sctpMap, sctpPrefix, streams)}
+	for _, stream := range streams {
+		if stream.asksEveryone() {
+			sets = append(sets, b.ringSets(stream)...)
+		}
+	}
+	return sets
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/returning"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
@@ -51,7 +52,7 @@ func TestReturnedFlowsKeepTheirTarget(t *testing.T) {
 
 // The client gets the RST of a flow that every target returned.
 func TestReturnedDeadFlowsAreReset(t *testing.T) {
-	for asking, copies := range map[asking]uint64{second: 1, threeWay: 2, everyone: 3} {
+	for asking, copies := range map[asking]uint64{second: 2, threeWay: 2, everyone: 3} {
 		t.Run(string(asking), func(t *testing.T) {
 			x := newFixtureBy(t, asking, true)
 			x.forward(5000)
@@ -63,28 +64,48 @@ func TestReturnedDeadFlowsAreReset(t *testing.T) {
 	}
 }
 
-// A packet that a target returns after the current target changed is still sent to every target that
-// has not returned it.
-func TestReturnedPacketsAskEveryoneDuringChange(t *testing.T) {
+// A packet that a target returns after the current target or the way of asking changed is sent to
+// every target that has not returned it.
+func TestReturnedPacketsAskOthersDuringChange(t *testing.T) {
 	x := newFixtureBy(t, everyone, true)
 	// The host on another network speaks for the first target.
 	link := x.links[5000]
 	x.attacker.Shell(t, "ip link set eth0 address "+net.HardwareAddr(link[:]).String())
 	flow := uint16(40000) // another for each packet: the last target that gets one knows its flow then
-	for current := uint32(5000); current <= 5002; current++ {
-		x.forward(current)
-		for step, want := range map[byte]uint64{0: 3, returning.AskStep: 2} {
-			before := x.counters()
-			flow++
-			packet := tcpSegment(netip.AddrPortFrom(client, flow), netip.AddrPortFrom(vips[0], port), tcpACK|tcpPSH)
-			packet[1] = (returning.Ask | returning.Back | step) << 2
-			x.send(x.attacker, packet)
-			await.True(t, "the last denial", func() bool { return x.counters().Denied == before.Denied+1 })
-			if asked := x.counters().Asked - before.Asked; asked != want {
-				t.Errorf("current target %d, step %d: %d targets were asked, want %d", current-4999, step, asked, want)
+	wantAsked := func(step int, want uint64, what string) {
+		t.Helper()
+		before := x.counters()
+		flow++
+		packet := tcpSegment(netip.AddrPortFrom(client, flow), netip.AddrPortFrom(vips[0], port), tcpACK|tcpPSH)
+		packet[1] = (returning.Ask | returning.Back | byte(step)*returning.AskStep) << 2
+		x.send(x.attacker, packet)
+		await.True(t, "the last denial", func() bool { return x.counters().Denied == before.Denied+1 })
+		if asked := x.counters().Asked - before.Asked; asked != want {
+			t.Errorf("%s, step %d: %d targets were asked, want %d", what, step, asked, want)
+		}
+	}
+	for asking, steps := range map[asking][4]uint64{everyone: {3, 3, 3, 2}, threeWay: {2, 1, 0, 2}, second: {2, 1, 0, 2}} {
+		x.apply(x.streams(asking), nil)
+		for current := uint32(5000); current <= 5002; current++ {
+			x.forward(current)
+			for step, want := range steps {
+				wantAsked(step, want, fmt.Sprintf("%s asked, current target %d", asking, current-4999))
 			}
 		}
 	}
+	// The first target leaves the stream for another one.
+	streams := x.streams(everyone)
+	for family := range streams {
+		web := streams[family][0]
+		streams[family] = append([]Stream{{
+			Name: "other", Size: 2, Seed: 1, FWMarks: map[uint32]plan.LinkAddress{6000: link},
+			Everyone: map[uint32]netip.Addr{6000: web.Everyone[5000]},
+		}}, web)
+		delete(web.FWMarks, 5000)
+		delete(web.Everyone, 5000)
+	}
+	x.apply(streams, nil)
+	wantAsked(3, 2, "the target has left")
 }
 
 // A packet with a code point of its client does not circulate: a pod without the tables, or of a
